@@ -26,22 +26,22 @@ use crate::{
 };
 
 /// Package that depends on Debian's newest kernel for virtual machines on arm64.
-const KERNEL: &str = "linux-image-cloud-arm64";
+const KERNEL_PACKAGE: &str = "linux-image-cloud-arm64";
 
 /// Directories and files of the kernel modules that the lab needs, with their dependencies.
-const MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"];
+const KERNEL_MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"];
 
 /// Script that is the first process of the machine.
-const INIT: &str = include_str!("arm64/init.sh");
+const INIT_SCRIPT: &str = include_str!("arm64/init.sh");
 
 /// Directory of Ambit's programs in the machine.
 const PROGRAMS: &str = "opt/ambit";
 
 /// Timeout from the machine's start until it is powered off.
-const DEADLINE: Duration = Duration::from_secs(20 * 60);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
 /// Words that lines of the machine's output must contain, in this order within a line. The demo itself checks more.
-const EXPECTED: [&[&str]; 7] = [
+const EXPECTED_OUTPUT: [&[&str]; 7] = [
     &["machine: Linux", "aarch64"],
     &["shop/frontend", "shop/orders", "HBONE (mTLS)", "allowed"],
     &["shop/frontend", "shop/ledger", "HBONE (mTLS)", "DENIED"],
@@ -70,14 +70,14 @@ pub(crate) fn run() -> Result<()> {
     );
     setup::ensure(Purpose::Arm64Machine)?;
     let programs = build(architecture)?;
-    let kernel = debian::unpacked_newest(architecture, KERNEL)?;
-    let directory = Scratch::new(shell::target_dir().join("arm64-machine"))?;
-    fill(&directory.0.join("root"), &programs, &kernel)?;
-    let initrd = pack(&directory.0)?;
+    let kernel = debian::unpack_newest(architecture, KERNEL_PACKAGE)?;
+    let directory = ScratchDirectory::new(shell::target_dir().join("arm64-machine"))?;
+    fill_initrd(&directory.0.join("root"), &programs, &kernel)?;
+    let initrd = pack_initrd(&directory.0)?;
     eprintln!("==> the demo on an emulated machine");
     let start = Instant::now();
-    let text = boot(&one(&kernel.join("boot"), "vmlinuz-")?, &initrd)?;
-    check(&text)?;
+    let text = boot(&single_file(&kernel.join("boot"), "vmlinuz-")?, &initrd)?;
+    check_output(&text)?;
     let seconds = start.elapsed().as_secs_f64();
     eprintln!("    everything went as expected on arm64: {seconds:.1} s");
     Ok(())
@@ -86,7 +86,7 @@ pub(crate) fn run() -> Result<()> {
 /// Builds unoptimised programs for an architecture and returns their directory.
 fn build(architecture: Architecture) -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["build", "--locked", "--bins"]);
-    for package in images::PACKAGES.iter().chain(&images::STATIC) {
+    for package in images::PACKAGES.iter().chain(&images::STATIC_PROGRAMS) {
         cargo.args(["--package", package]);
     }
     cross::configure(&mut cargo, architecture)?;
@@ -97,9 +97,9 @@ fn build(architecture: Architecture) -> Result<PathBuf> {
 }
 
 /// Directory that is removed on drop.
-struct Scratch(PathBuf);
+struct ScratchDirectory(PathBuf);
 
-impl Scratch {
+impl ScratchDirectory {
     /// Creates the directory, after removing the one that a killed command has left.
     fn new(path: PathBuf) -> Result<Self> {
         if path.exists() {
@@ -110,7 +110,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDirectory {
     fn drop(&mut self) {
         let _absent = fs::remove_dir_all(&self.0);
     }
@@ -118,9 +118,9 @@ impl Drop for Scratch {
 
 /// Fills the machine's file system: Ambit's programs, `nft`, Busybox, the kernel's modules, and the shared libraries
 /// that they load.
-fn fill(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
+fn fill_initrd(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     let architecture = Architecture::Arm64;
-    let nft = debian::unpacked_with_dependencies(architecture, "nftables")?;
+    let nft = debian::unpack_with_dependencies(architecture, "nftables")?;
     for part in ["bin", "sbin", "lib"] {
         let merged = root.join("usr").join(part);
         fs::create_dir_all(&merged)?;
@@ -133,21 +133,21 @@ fn fill(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     }
     copy(&cross::busybox(architecture)?, &root.join("bin"))?;
     let init = root.join("init");
-    fs::write(&init, INIT)?;
+    fs::write(&init, INIT_SCRIPT)?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
 
     let directory = root.join(PROGRAMS);
     fs::create_dir_all(&directory)?;
-    for name in ambit_images::programs().chain(["ambit-cni"]) {
-        let mut strip = Command::new(format!("{}-strip", architecture.gnu()));
+    for name in ambit_images::program_names().chain(["ambit-cni"]) {
+        let mut strip = Command::new(format!("{}-strip", architecture.gnu_triple()));
         strip.arg("-o").arg(directory.join(name));
-        succeed(strip.arg(programs.join(name)))?;
+        run_successfully(strip.arg(programs.join(name)))?;
     }
 
-    let modules = one(&kernel.join("lib/modules"), "")?;
+    let modules = single_file(&kernel.join("lib/modules"), "")?;
     let version = modules.file_name().context("a kernel without version")?;
     let copied = root.join("lib/modules").join(version);
-    for part in MODULES {
+    for part in KERNEL_MODULES {
         let to = copied.join("kernel").join(part);
         let parent = to.parent().context("a module without directory")?;
         fs::create_dir_all(parent)?;
@@ -155,23 +155,23 @@ fn fill(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     }
     let mut depmod = Command::new(ambit_images::BUSYBOX);
     depmod.arg("depmod").arg("-b").arg(root).arg(version);
-    succeed(&mut depmod)
+    run_successfully(&mut depmod)
 }
 
 /// Writes the subdirectory `root` as an initramfs archive; returns its path.
-fn pack(directory: &Path) -> Result<PathBuf> {
+fn pack_initrd(directory: &Path) -> Result<PathBuf> {
     let script = r#""$0" find . | "$0" cpio -o -H newc -F ../initrd"#;
     let mut shell = Command::new("sh");
     shell
         .args(["-c", script, ambit_images::BUSYBOX])
         .current_dir(directory.join("root"))
         .stderr(Stdio::null());
-    succeed(&mut shell)?;
+    run_successfully(&mut shell)?;
     Ok(directory.join("initrd"))
 }
 
 /// Returns the only entry of a directory whose name begins with `prefix`.
-fn one(directory: &Path, prefix: &str) -> Result<PathBuf> {
+fn single_file(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(directory);
     let entries = entries.with_context(|| format!("no {}", directory.display()))?;
     let mut found = Vec::new();
@@ -188,10 +188,10 @@ fn one(directory: &Path, prefix: &str) -> Result<PathBuf> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    succeed(Command::new("cp").arg("-a").arg(from).arg(to))
+    run_successfully(Command::new("cp").arg("-a").arg(from).arg(to))
 }
 
-fn succeed(command: &mut Command) -> Result<()> {
+fn run_successfully(command: &mut Command) -> Result<()> {
     let status = command.status();
     let status = status.with_context(|| format!("cannot start {command:?}"))?;
     ensure!(status.success(), "{command:?} failed ({status})");
@@ -199,9 +199,9 @@ fn succeed(command: &mut Command) -> Result<()> {
 }
 
 /// Running emulator, which is killed on drop.
-struct Machine(Child);
+struct VirtualMachine(Child);
 
-impl Drop for Machine {
+impl Drop for VirtualMachine {
     fn drop(&mut self) {
         // The emulator has usually ended by itself.
         let _ended = self.0.kill();
@@ -224,7 +224,7 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
         .arg(initrd)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut machine = Machine(qemu.spawn().context("cannot start qemu-system-aarch64")?);
+    let mut machine = VirtualMachine(qemu.spawn().context("cannot start qemu-system-aarch64")?);
     let console = machine.0.stdout.take().context("no console")?;
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -236,7 +236,7 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
             }
         }
     });
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + BOOT_TIMEOUT;
     let mut text = String::new();
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -247,7 +247,7 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                bail!("the machine was not powered off within {DEADLINE:?}")
+                bail!("the machine was not powered off within {BOOT_TIMEOUT:?}")
             }
         }
     }
@@ -257,8 +257,8 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
 }
 
 /// Checks the machine's output; the error lists what is missing.
-fn check(text: &str) -> Result<()> {
-    let missing = EXPECTED.iter().filter(|words| {
+fn check_output(text: &str) -> Result<()> {
+    let missing = EXPECTED_OUTPUT.iter().filter(|words| {
         let mut lines = text.lines();
         !lines.any(|line| has_in_order(line, words))
     });
@@ -286,7 +286,7 @@ fn has_in_order(line: &str, words: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    const PRINTED: &str = "\
+    const EXAMPLE_OUTPUT: &str = "\
 machine: Linux 6.1.0-56-cloud-arm64 aarch64
 shop/frontend  shop/orders     spiffe://cluster.local/ns/shop/sa/frontend  HBONE (mTLS)  allowed  shop/orders-from-frontend
 shop/frontend  shop/ledger     spiffe://cluster.local/ns/shop/sa/frontend  HBONE (mTLS)  DENIED   shop/ledger-not-from-frontend
@@ -299,7 +299,7 @@ status: 0
 
     #[test]
     fn only_a_machine_that_printed_every_expected_line_passes() {
-        check(PRINTED).unwrap();
+        check_output(EXAMPLE_OUTPUT).unwrap();
         for (line, instead, missing) in [
             ("aarch64", "x86_64", "machine: Linux … aarch64"),
             ("allowed", "DENIED", "HBONE (mTLS) … allowed"),
@@ -310,9 +310,9 @@ status: 0
             ),
             ("403", "200", "403"),
             ("status: 0", "status: 1", "status: 0"),
-            (PRINTED, "Kernel panic", "status: 0"),
+            (EXAMPLE_OUTPUT, "Kernel panic", "status: 0"),
         ] {
-            let error = check(&PRINTED.replace(line, instead)).unwrap_err();
+            let error = check_output(&EXAMPLE_OUTPUT.replace(line, instead)).unwrap_err();
             assert!(error.to_string().contains(missing), "{error}");
         }
     }

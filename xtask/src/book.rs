@@ -53,22 +53,22 @@ const PAGES: &[Page] = &[
     },
     Page {
         path: "reference/values.md",
-        render: settings::chart,
+        render: settings::render_chart_values,
     },
     Page {
         path: "reference/environment.md",
-        render: settings::environment,
+        render: settings::render_environment,
     },
 ];
 
 /// Writes the generated pages, and builds the book as HTML unless `--pages` is given.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     for page in PAGES {
-        let path = source().join(page.path);
+        let path = source_directory().join(page.path);
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
         }
-        fs::write(&path, text_of(page)?)
+        fs::write(&path, render_page(page)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if arguments.iter().any(|argument| argument == "--pages") {
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let mut mdbook = Command::new(mdbook()?);
     mdbook
         .arg("build")
-        .arg(shell::root().join("docs"))
+        .arg(shell::workspace_root().join("docs"))
         .arg("--dest-dir")
         .arg(&out);
     shell::run("the book", &mut mdbook)?;
@@ -86,18 +86,19 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Returns every violation: stale generated pages, and violations of [`structure::broken`].
-pub(crate) fn broken() -> Result<Vec<String>> {
+/// Returns every violation: stale generated pages, and violations of [`structure::find_problems`].
+pub(crate) fn find_problems() -> Result<Vec<String>> {
     let mut pages = structure::Pages::new();
-    read(&source(), &mut pages)?;
-    let mut broken = structure::broken(&pages, |path| source().join(path).exists());
-    let pointer = fs::read_to_string(shell::root().join("COMPATIBILITY.md"))?;
+    read_pages(&source_directory(), &mut pages)?;
+    let mut broken =
+        structure::find_problems(&pages, |path| source_directory().join(path).exists());
+    let pointer = fs::read_to_string(shell::workspace_root().join("COMPATIBILITY.md"))?;
     let roots = path_roots()?;
-    broken.extend(compatibility::broken(&pages, &pointer, |path| {
+    broken.extend(compatibility::find_problems(&pages, &pointer, |path| {
         roots.iter().any(|root| root.join(path).exists())
     }));
     for page in PAGES {
-        if pages.get(Path::new(page.path)) != Some(&text_of(page)?) {
+        if pages.get(Path::new(page.path)) != Some(&render_page(page)?) {
             broken.push(format!(
                 "docs/src/{} is stale: run `cargo xtask book --pages`",
                 page.path
@@ -107,34 +108,34 @@ pub(crate) fn broken() -> Result<Vec<String>> {
     Ok(broken)
 }
 
-fn text_of(page: &Page) -> Result<String> {
+fn render_page(page: &Page) -> Result<String> {
     let text = (page.render)().with_context(|| format!("cannot generate {}", page.path))?;
     Ok(format!("{GENERATED}{text}"))
 }
 
 /// Returns the directories to which paths in pages may be relative: the repository's root, and the folders of crates.
 fn path_roots() -> Result<Vec<PathBuf>> {
-    let mut roots = vec![shell::root()];
-    for folder in fs::read_dir(shell::root().join("crates"))? {
+    let mut roots = vec![shell::workspace_root()];
+    for folder in fs::read_dir(shell::workspace_root().join("crates"))? {
         roots.push(folder?.path());
     }
     Ok(roots)
 }
 
-fn source() -> PathBuf {
-    shell::root().join("docs/src")
+fn source_directory() -> PathBuf {
+    shell::workspace_root().join("docs/src")
 }
 
 /// Reads all pages below a directory.
-fn read(directory: &Path, pages: &mut structure::Pages) -> Result<()> {
+fn read_pages(directory: &Path, pages: &mut structure::Pages) -> Result<()> {
     let entries = fs::read_dir(directory);
     for entry in entries.with_context(|| format!("cannot list {}", directory.display()))? {
         let path = entry?.path();
         if path.is_dir() {
-            read(&path, pages)?;
+            read_pages(&path, pages)?;
         } else if path.extension().is_some_and(|extension| extension == "md") {
             let text = fs::read_to_string(&path)?;
-            let name = path.strip_prefix(source()).unwrap_or(&path);
+            let name = path.strip_prefix(source_directory()).unwrap_or(&path);
             pages.insert(name.to_path_buf(), text);
         }
     }

@@ -7,14 +7,14 @@ use anyhow::{Result, bail, ensure};
 use crate::{images, istio, setup, shell, test};
 
 /// Environment variable with the release of Kubernetes that test clusters run.
-const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
+const KUBERNETES_VARIABLE: &str = "AMBIT_CLUSTER_KUBERNETES";
 
 /// Releases of Kubernetes on which `cluster test` runs by default; `cargo xtask test` uses one of them.
-const RELEASES: &str = "1.32,1.33,1.34,1.35";
+const KUBERNETES_RELEASES: &str = "1.32,1.33,1.34,1.35";
 
 /// Arguments that select the tests for each release: labels, policies, probes, waypoints and more on a shared cluster;
 /// then outages and rollouts, on separate clusters.
-const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
+const TEST_TARGETS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
 /// Arguments that select the tests of primary CNIs and layouts of nodes, on separate clusters.
 const PLATFORMS: [&str; 2] = ["--test", "platforms"];
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         setup::ensure(setup::Purpose::Cilium)?;
     }
     if args.iter().any(|arg| arg == "load") && !args.iter().any(|arg| arg.ends_with(".tar")) {
-        let archives = images::for_cluster(&images::debug()?)?;
+        let archives = images::cluster_images(&images::build_debug()?)?;
         args.extend(archives.iter().map(|path| path.display().to_string()));
     }
     let status = command()?.args(&args).status()?;
@@ -50,34 +50,36 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 fn test(options: &[String]) -> Result<()> {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let releases = match options[..] {
-        [] => RELEASES,
+        [] => KUBERNETES_RELEASES,
         ["--versions", releases] => releases,
         ["--platforms"] => {
             setup::ensure(setup::Purpose::Cilium)?;
-            return test::of_crate("cluster-tests", &PLATFORMS.map(str::to_owned));
+            return test::test_crate("cluster-tests", &PLATFORMS.map(str::to_owned));
         }
         ["--istio"] => {
             istio::build()?;
-            return test::of_crate("cluster-tests", &ISTIO.map(str::to_owned));
+            return test::test_crate("cluster-tests", &ISTIO.map(str::to_owned));
         }
         _ => {
-            bail!("usage: cargo xtask cluster test [--versions {RELEASES} | --platforms | --istio]")
+            bail!(
+                "usage: cargo xtask cluster test [--versions {KUBERNETES_RELEASES} | --platforms | --istio]"
+            )
         }
     };
-    let known: Vec<_> = RELEASES.split(',').collect();
+    let known: Vec<_> = KUBERNETES_RELEASES.split(',').collect();
     for release in releases.split(',') {
         ensure!(
             known.contains(&release),
-            "--versions: there is no release {release:?} but {RELEASES}"
+            "--versions: there is no release {release:?} but {KUBERNETES_RELEASES}"
         );
     }
     test::prepare("cluster-tests")?;
     let mut failed = Vec::new();
     for release in releases.split(',') {
-        for tests in TESTS {
+        for tests in TEST_TARGETS {
             let what = format!("Kubernetes {release}: {}", tests.join(" "));
             let mut command = test::command("cluster-tests");
-            command.args(tests).env(KUBERNETES, release);
+            command.args(tests).env(KUBERNETES_VARIABLE, release);
             if let Err(error) = shell::run(&what, &mut command) {
                 failed.push(format!("{error:#}"));
             }
@@ -97,6 +99,6 @@ pub(crate) fn command() -> Result<Command> {
         .arg("--target")
         .arg(shell::target_dir())
         .arg("--sources")
-        .arg(shell::root().join("build"));
+        .arg(shell::workspace_root().join("build"));
     Ok(command)
 }

@@ -15,7 +15,7 @@ use crate::{debian, shell};
 pub(crate) fn install_target(target: &str) -> Result<()> {
     let mut rustc = Command::new("rustc");
     rustc.args(["--print", "target-libdir", "--target", target]);
-    let output = rustc.current_dir(shell::root()).output()?;
+    let output = rustc.current_dir(shell::workspace_root()).output()?;
     let directory = String::from_utf8_lossy(&output.stdout);
     if output.status.success() && Path::new(directory.trim()).is_dir() {
         return Ok(());
@@ -23,7 +23,7 @@ pub(crate) fn install_target(target: &str) -> Result<()> {
     let mut rustup = Command::new("rustup");
     rustup
         .args(["target", "add", target])
-        .current_dir(shell::root());
+        .current_dir(shell::workspace_root());
     shell::run(&format!("install the Rust target {target}"), &mut rustup)
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn configure(cargo: &mut Command, architecture: Architecture) -> Resu
     let target = architecture.rust_target();
     install_target(&target)?;
     let name = target.replace('-', "_");
-    let gnu = architecture.gnu();
+    let gnu = architecture.gnu_triple();
     cargo
         .args(["--target", &target])
         .env(
@@ -63,7 +63,7 @@ pub(crate) fn release_dir(target_dir: &Path, architecture: Architecture) -> Path
 
 /// Checks that a program starts and prints its version; in an emulator if it is for another architecture.
 pub(crate) fn check_start(program: &Path, architecture: Architecture) -> Result<()> {
-    let mut command = ambit_images::command(architecture, program);
+    let mut command = ambit_images::run_command(architecture, program);
     let output = command.arg("--version").output();
     let output = output.with_context(|| format!("cannot start {}", program.display()))?;
     ensure!(
@@ -85,7 +85,7 @@ pub(crate) fn busybox(architecture: Architecture) -> Result<PathBuf> {
     if architecture.is_native() {
         return Ok(PathBuf::from(ambit_images::BUSYBOX));
     }
-    let path = debian::unpacked(architecture, "busybox-static")?.join("bin/busybox");
+    let path = debian::unpack_package(architecture, "busybox-static")?.join("bin/busybox");
     ensure!(path.exists(), "the package has no {}", path.display());
     Ok(path)
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::shell;
 
 /// Returns the directory of a package's unpacked files. A package that was unpacked before is not downloaded again.
-pub(crate) fn unpacked(architecture: Architecture, package: &str) -> Result<PathBuf> {
+pub(crate) fn unpack_package(architecture: Architecture, package: &str) -> Result<PathBuf> {
     unpack(architecture, package, |database, archives| {
         let mut apt = database.command("apt-get");
         apt.args(["-q", "download", package]).current_dir(archives);
@@ -22,7 +22,7 @@ pub(crate) fn unpacked(architecture: Architecture, package: &str) -> Result<Path
 }
 
 /// Returns a directory with the unpacked files of a package and of all its dependencies.
-pub(crate) fn unpacked_with_dependencies(
+pub(crate) fn unpack_with_dependencies(
     architecture: Architecture,
     package: &str,
 ) -> Result<PathBuf> {
@@ -38,7 +38,7 @@ pub(crate) fn unpacked_with_dependencies(
 }
 
 /// Returns the directory with the unpacked files of a metapackage's first dependency, such as the newest kernel.
-pub(crate) fn unpacked_newest(architecture: Architecture, metapackage: &str) -> Result<PathBuf> {
+pub(crate) fn unpack_newest(architecture: Architecture, metapackage: &str) -> Result<PathBuf> {
     unpack(architecture, metapackage, |database, archives| {
         let newest = database.dependency(metapackage);
         let package = newest?
@@ -53,14 +53,14 @@ pub(crate) fn unpacked_newest(architecture: Architecture, metapackage: &str) -> 
 fn unpack(
     architecture: Architecture,
     name: &str,
-    download: impl FnOnce(&Database, &Path) -> Result<Command>,
+    download: impl FnOnce(&PackageDatabase, &Path) -> Result<Command>,
 ) -> Result<PathBuf> {
     let directory = directory(architecture).join(name);
     let contents = directory.join("contents");
     if contents.exists() {
         return Ok(contents);
     }
-    let database = Database::open(architecture)?;
+    let database = PackageDatabase::open(architecture)?;
     let (archives, unfinished) = (directory.join("archives"), directory.join("unfinished"));
     for old in [&archives, &unfinished]
         .into_iter()
@@ -97,11 +97,11 @@ fn directory(architecture: Architecture) -> PathBuf {
 
 /// Package database of another architecture. With this machine's database, apt would have to know the other
 /// architecture.
-struct Database {
+struct PackageDatabase {
     options: Vec<String>,
 }
 
-impl Database {
+impl PackageDatabase {
     /// Creates the database, with the package lists of this machine's repositories.
     fn open(architecture: Architecture) -> Result<Self> {
         let directory = directory(architecture).join("database");

@@ -8,7 +8,7 @@ pub(crate) fn run() -> Result<()> {
     setup::ensure(setup::Purpose::Demo)?;
     // Unoptimised builds take half the time.
     let mut cargo = shell::cargo(&["build", "--bins"]);
-    for package in images::PACKAGES.iter().chain(&images::STATIC) {
+    for package in images::PACKAGES.iter().chain(&images::STATIC_PROGRAMS) {
         cargo.args(["--package", package]);
     }
     shell::run("build the programs", &mut cargo)?;
@@ -17,6 +17,6 @@ pub(crate) fn run() -> Result<()> {
         "the mesh at work",
         std::process::Command::new(ambit)
             .args(["lab", "demo"])
-            .current_dir(shell::root()),
+            .current_dir(shell::workspace_root()),
     )
 }

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use ambit_images::{Architecture, Tree, hex_digest};
+use ambit_images::{Architecture, LayerTree, hex_digest};
 use anyhow::{Context, Result, bail};
 
 use crate::{
@@ -23,7 +23,7 @@ const CYCLONEDX: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 
 /// Folders of the programs below `crates`, and the names of their SBOMs, which are those of the images; the image
 /// `tools` has two programs.
-const PROGRAMS: [(&str, &str); 7] = [
+const DISTRIBUTED_PROGRAMS: [(&str, &str); 7] = [
     ("programs/agent", "agent"),
     ("programs/cli", "tools"),
     ("programs/cni", "cni"),
@@ -46,57 +46,57 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     fs::create_dir_all(&out)?;
     setup::ensure(Purpose::Images)?;
-    bills_of_materials(&out)?;
+    write_bills_of_materials(&out)?;
     for architecture in Architecture::ALL {
         if !architecture.is_native() {
             setup::ensure(Purpose::Cross(architecture))?;
         }
-        command_line(architecture, &out)?;
+        build_command_line(architecture, &out)?;
     }
-    checksums(&out)
+    write_checksums(&out)
 }
 
 /// Writes the archive of the command line for Linux on an architecture. The binary is statically linked, since
 /// distributions have different versions of the C library.
-fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
-    let mut tree = Tree::default();
+fn build_command_line(architecture: Architecture, out: &Path) -> Result<()> {
+    let mut tree = LayerTree::default();
     // Labs start the second one in their pods.
     for (package, name) in [("ambit-cli", "ambit"), ("ambit-lab-tool", "ambit-lab-tool")] {
         let program = static_binary::build(package, name, architecture)?;
         cross::check_start(&program, architecture)?;
         // Line tables are most of what the build writes.
         let stripped = program.with_file_name(format!("{name}-stripped"));
-        ambit_images::strip(architecture, &program, &stripped)?;
-        tree.copy(name, &stripped, 0o755)?;
+        ambit_images::strip_symbols(architecture, &program, &stripped)?;
+        tree.add_copy(name, &stripped, 0o755)?;
     }
     // kubectl finds its plugins by their names.
-    tree.link("kubectl-ambit", "ambit");
-    tree.copy("LICENSE", &shell::root().join("LICENSE"), 0o644)?;
+    tree.add_symlink("kubectl-ambit", "ambit");
+    tree.add_copy("LICENSE", &shell::workspace_root().join("LICENSE"), 0o644)?;
     let file = format!("ambit-{VERSION}-linux-{}.tar.gz", architecture.name());
     let path = out.join(file);
     fs::write(&path, tree.compressed()?).with_context(|| path.display().to_string())
 }
 
 /// Writes an SBOM of each program, in CycloneDX format.
-fn bills_of_materials(out: &Path) -> Result<()> {
-    let mut command = Command::new(cyclonedx()?);
+fn write_bills_of_materials(out: &Path) -> Result<()> {
+    let mut command = Command::new(install_cyclonedx()?);
     command
         .args(["cyclonedx", "--format", "json", "--spec-version", "1.5"])
         .args(["--target", &Architecture::native()?.rust_target()])
         .args(["--override-filename", "bill"])
-        .current_dir(shell::root())
+        .current_dir(shell::workspace_root())
         // The same sources give the same bytes: the time of the commit, not today's.
         .env("SOURCE_DATE_EPOCH", commit_time()?);
     // The tool writes beside the manifest of each crate of the workspace.
     let written = shell::run("bills of materials", &mut command).and_then(|()| copy_bills(out));
-    remove_bills(&shell::root())?;
+    remove_bills(&shell::workspace_root())?;
     written
 }
 
 /// Copies the programs' SBOMs, without the path of this checkout in them.
 fn copy_bills(out: &Path) -> Result<()> {
-    let root = shell::root();
-    for (folder, name) in PROGRAMS {
+    let root = shell::workspace_root();
+    for (folder, name) in DISTRIBUTED_PROGRAMS {
         let bill = root.join("crates").join(folder).join("bill.json");
         let text = fs::read_to_string(&bill)
             .with_context(|| format!("cargo-cyclonedx did not write {}", bill.display()))?;
@@ -110,7 +110,7 @@ fn copy_bills(out: &Path) -> Result<()> {
 fn commit_time() -> Result<String> {
     let mut git = Command::new("git");
     git.args(["log", "-1", "--format=%ct"])
-        .current_dir(shell::root());
+        .current_dir(shell::workspace_root());
     let output = git.output().context("git log")?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -133,7 +133,7 @@ fn remove_bills(root: &Path) -> Result<()> {
 }
 
 /// Installs the generator of SBOMs into the target directory, and returns its path.
-fn cyclonedx() -> Result<PathBuf> {
+fn install_cyclonedx() -> Result<PathBuf> {
     let (name, version) = CYCLONEDX;
     let root = shell::target_dir()
         .join("tools")
@@ -148,7 +148,7 @@ fn cyclonedx() -> Result<PathBuf> {
 }
 
 /// Writes the checksums of all files of the release, as `sha256sum` prints and checks them.
-fn checksums(out: &Path) -> Result<()> {
+fn write_checksums(out: &Path) -> Result<()> {
     let mut names = Vec::new();
     for entry in fs::read_dir(out)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());

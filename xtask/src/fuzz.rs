@@ -10,13 +10,16 @@ use anyhow::{Context, Result, ensure};
 use crate::shell;
 
 /// Compiler wrapper that instruments the workspace's crates for coverage.
-const INSTRUMENTED: &str = "fuzz/instrumented-rustc";
+const INSTRUMENTED_RUSTC: &str = "fuzz/instrumented-rustc";
 
 /// Returns a command that builds all fuzz targets. Libraries are shared with the tests' build, which has mostly the
 /// same features.
 pub(crate) fn build() -> Command {
     let mut cargo = shell::cargo(&["build", "--package", "ambit-fuzz", "--bins"]);
-    cargo.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(INSTRUMENTED));
+    cargo.env(
+        "RUSTC_WORKSPACE_WRAPPER",
+        shell::workspace_root().join(INSTRUMENTED_RUSTC),
+    );
     cargo
 }
 
@@ -27,7 +30,7 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
         .parse()
         .context("fuzz takes a number of seconds")?;
     shell::run("build the fuzz targets", &mut build())?;
-    for (name, mut command) in runs(seconds)? {
+    for (name, mut command) in fuzz_commands(seconds)? {
         let output = command
             .output()
             .with_context(|| format!("cannot start the fuzz target {name}"))?;
@@ -49,8 +52,8 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
 /// # Errors
 ///
 /// Fails if the targets or their corpora cannot be read.
-pub(crate) fn runs(seconds: u32) -> Result<Vec<(String, Command)>> {
-    let fuzz = shell::root().join("fuzz");
+pub(crate) fn fuzz_commands(seconds: u32) -> Result<Vec<(String, Command)>> {
+    let fuzz = shell::workspace_root().join("fuzz");
     let target_dir = shell::target_dir();
     let scratch = target_dir.join("fuzz");
     let mut runs = Vec::new();

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use ambit_images::{Architecture, Binaries, Naming};
+use ambit_images::{Architecture, Binaries, ImageNaming};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
@@ -25,7 +25,7 @@ pub(crate) const PACKAGES: [&str; 5] = [
 ];
 
 /// Packages with statically linked programs: the node proxy and the CNI plugin.
-pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
+pub(crate) const STATIC_PROGRAMS: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 
 /// Options of `cargo xtask images`.
 struct Options {
@@ -36,11 +36,11 @@ struct Options {
     hub: String,
     tag: String,
     push: bool,
-    load: Option<Load>,
+    load: Option<LoadTarget>,
 }
 
 /// Destination into which images are loaded without a registry.
-enum Load {
+enum LoadTarget {
     /// Cluster of `kind`, by name.
     Kind(Option<String>),
     /// Cluster of `k3d`, by name.
@@ -51,7 +51,7 @@ enum Load {
     Containerd,
 }
 
-impl Load {
+impl LoadTarget {
     fn parse(text: &str) -> Result<Self> {
         let (tool, name) = match text.split_once('=') {
             Some((tool, name)) => (tool, Some(name.to_owned())),
@@ -100,9 +100,9 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             setup::ensure(Purpose::Cross(architecture))?;
         }
         let directory = if options.release {
-            release(architecture)?
+            build_release(architecture)?
         } else {
-            debug()?
+            build_debug()?
         };
         built.push((architecture, directory));
     }
@@ -151,7 +151,7 @@ fn parse(args: &[String]) -> Result<Options> {
                 options.hub.clone_from(value()?);
                 options.push = true;
             }
-            "--load" => options.load = Some(Load::parse(value()?)?),
+            "--load" => options.load = Some(LoadTarget::parse(value()?)?),
             other => bail!(
                 "unknown argument {other}; there are --release, --arch, --out, --hub, --tag, --push and --load"
             ),
@@ -178,8 +178,8 @@ fn architectures(list: &str) -> Result<Vec<Architecture>> {
 
 /// Writes the chart as an OCI archive; its default values name the images.
 fn chart(options: &Options) -> Result<PathBuf> {
-    let directory = shell::root().join("charts/ambit");
-    let naming = Naming {
+    let directory = shell::workspace_root().join("charts/ambit");
+    let naming = ImageNaming {
         hub: &options.hub,
         tag: &options.tag,
     };
@@ -193,16 +193,16 @@ fn push(archives: &[PathBuf]) -> Result<()> {
 }
 
 /// Writes images of built programs, with the names that clusters for tests and development use.
-pub(crate) fn for_cluster(programs: &Path) -> Result<Vec<PathBuf>> {
-    in_cluster(programs, "cluster/ambit")
+pub(crate) fn cluster_images(programs: &Path) -> Result<Vec<PathBuf>> {
+    write_cluster_images(programs, "cluster/ambit")
 }
 
 /// Writes images of the measured programs, with the names that the benchmarks' cluster uses.
-pub(crate) fn for_benchmarks(programs: &Path) -> Result<Vec<PathBuf>> {
-    in_cluster(programs, "cluster/ambit-release")
+pub(crate) fn benchmark_images(programs: &Path) -> Result<Vec<PathBuf>> {
+    write_cluster_images(programs, "cluster/ambit-release")
 }
 
-fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
+fn write_cluster_images(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
     let out = shell::target_dir().join(out);
     let built = [(Architecture::native()?, binaries.to_path_buf())];
     write(&built, &out, "ambit", "dev")
@@ -210,7 +210,7 @@ fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
 
 /// Builds release binaries for images in a separate target directory, checks that they start, and returns their
 /// directory.
-fn release(architecture: Architecture) -> Result<PathBuf> {
+fn build_release(architecture: Architecture) -> Result<PathBuf> {
     let target = static_binary::target_dir();
     let mut cargo = shell::cargo(&["build", "--locked", "--release", "--bins"]);
     cargo.arg("--target-dir").arg(&target);
@@ -222,14 +222,14 @@ fn release(architecture: Architecture) -> Result<PathBuf> {
     shell::run(&what, &mut cargo)?;
     static_binary::build("ambit-node-proxy", "ambit-node-proxy", architecture)?;
     let directory = cross::release_dir(&target, architecture);
-    for name in ambit_images::programs() {
+    for name in ambit_images::program_names() {
         cross::check_start(&directory.join(name), architecture)?;
     }
     Ok(directory)
 }
 
 /// Builds unoptimised programs, which takes less time than a release build, and returns their directory.
-pub(crate) fn debug() -> Result<PathBuf> {
+pub(crate) fn build_debug() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["build", "--bins"]);
     shell::run("build the binaries", &mut cargo)?;
     Ok(shell::target_dir().join("debug"))
@@ -258,7 +258,8 @@ fn write(
             busybox,
         })
         .collect();
-    ambit_images::write(&binaries, &Naming { hub, tag }, out).context("cannot write the images")
+    ambit_images::write_images(&binaries, &ImageNaming { hub, tag }, out)
+        .context("cannot write the images")
 }
 
 #[cfg(test)]
@@ -266,7 +267,7 @@ mod tests {
     use super::*;
 
     fn command(load: &str) -> String {
-        let command = Load::parse(load).unwrap().command(Path::new("a.tar"));
+        let command = LoadTarget::parse(load).unwrap().command(Path::new("a.tar"));
         command.join(" ".as_ref()).into_string().unwrap()
     }
 
@@ -282,7 +283,7 @@ mod tests {
             assert_eq!(command(load), words);
         }
         for wrong in ["docker", "containerd=x", ""] {
-            assert!(Load::parse(wrong).is_err(), "{wrong}");
+            assert!(LoadTarget::parse(wrong).is_err(), "{wrong}");
         }
     }
 

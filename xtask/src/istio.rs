@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use ambit_images::{Architecture, write_of_files};
+use ambit_images::{Architecture, write_file_image};
 use anyhow::{Context as _, Result};
 
 use crate::shell;
@@ -44,7 +44,7 @@ pub(crate) fn build() -> Result<()> {
     ])
     .arg(&out)
     .args(PACKAGES)
-    .current_dir(shell::root().join("build/istio"))
+    .current_dir(shell::workspace_root().join("build/istio"))
     .env("CGO_ENABLED", "0");
     shell::run("build Istio's programs", &mut go)?;
     let pilot = [(
@@ -52,7 +52,7 @@ pub(crate) fn build() -> Result<()> {
         out.join("pilot-discovery"),
     )];
     let user = "1337:1337";
-    write_of_files(
+    write_file_image(
         "docker.io/istio/pilot:dev",
         &pilot,
         &[],
@@ -69,14 +69,14 @@ pub(crate) fn build() -> Result<()> {
     ];
     // Extensions are loaded by their paths, which the architecture is part of.
     let modules = Path::new("/usr/lib")
-        .join(Architecture::native()?.gnu())
+        .join(Architecture::native()?.gnu_triple())
         .join("xtables");
     for module in fs::read_dir(&modules).with_context(|| format!("no {}", modules.display()))? {
         let module = module?.path();
         agent.push((module.display().to_string(), module));
     }
     let links = IPTABLES.map(|name| (format!("/usr/bin/{name}"), "xtables-nft-multi"));
-    write_of_files(
+    write_file_image(
         "docker.io/istio/install-cni:dev",
         &agent,
         &links,

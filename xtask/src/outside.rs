@@ -14,36 +14,36 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{cross, shell};
 
 /// Compilation target of Wasm plugins in Rust, which is installed only when tests need it.
-const WASM: &str = "wasm32-wasip1";
+const WASM_TARGET: &str = "wasm32-wasip1";
 
 /// Builds all programs and plugins of this module.
 pub(crate) fn build() -> Result<()> {
-    collector()?;
-    go("authorizer", "ext-authz-provider", &[])?;
-    go("ratelimit", "rate-limit-service", &[])?;
-    go("registry", "oci-registry", &[])?;
-    go("distribution", "oci-distribution", &[])?;
-    go("prometheus", "prometheus-queries", &[])?;
-    go("envoy-admin", "envoy-admin-decoder", &[])?;
-    cross::install_target(WASM)?;
-    rust_plugin()?;
-    published_plugins()?;
+    build_collector()?;
+    build_go_plugin("authorizer", "ext-authz-provider", &[])?;
+    build_go_plugin("ratelimit", "rate-limit-service", &[])?;
+    build_go_plugin("registry", "oci-registry", &[])?;
+    build_go_plugin("distribution", "oci-distribution", &[])?;
+    build_go_plugin("prometheus", "prometheus-queries", &[])?;
+    build_go_plugin("envoy-admin", "envoy-admin-decoder", &[])?;
+    cross::install_target(WASM_TARGET)?;
+    build_rust_plugin()?;
+    build_published_plugins()?;
     let wasm = ["-buildmode=c-shared", "-ldflags=-s -w"];
-    go("plugins/go", "plugin-go.wasm", &wasm).map(drop)
+    build_go_plugin("plugins/go", "plugin-go.wasm", &wasm).map(drop)
 }
 
 /// Builds actionlint, the linter of GitHub workflows, and returns its path.
-pub(crate) fn actionlint() -> Result<PathBuf> {
-    go("actionlint", "actionlint", &[])
+pub(crate) fn build_actionlint() -> Result<PathBuf> {
+    build_go_plugin("actionlint", "actionlint", &[])
 }
 
 /// Builds the OTLP receiver and returns its path.
-pub(crate) fn collector() -> Result<PathBuf> {
-    go("collector", "otlp-collector", &[])
+pub(crate) fn build_collector() -> Result<PathBuf> {
+    build_go_plugin("collector", "otlp-collector", &[])
 }
 
 /// Builds SPIRE, which takes minutes the first time.
-pub(crate) fn spire() -> Result<()> {
+pub(crate) fn build_spire() -> Result<()> {
     let program = shell::target_dir().join("debug/spire");
     // Its data store is a C library.
     let mut go = go_build("spire", &program);
@@ -51,7 +51,7 @@ pub(crate) fn spire() -> Result<()> {
 }
 
 /// Builds a Go program, or with the flags `wasm` a WebAssembly module, into the directory of the workspace's programs.
-fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
+fn build_go_plugin(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     let program = shell::target_dir().join("debug").join(name);
     let mut go = go_build(source, &program);
     go.args(wasm).arg(".").env("CGO_ENABLED", "0");
@@ -67,24 +67,24 @@ fn go_build(source: &str, program: &Path) -> Command {
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
         .arg(program)
-        .current_dir(shell::root().join("build").join(source));
+        .current_dir(shell::workspace_root().join("build").join(source));
     go
 }
 
 /// Builds the Wasm plugin that is written in Rust.
-fn rust_plugin() -> Result<()> {
-    let manifest = shell::root().join("build/plugins/rust/Cargo.toml");
-    wasm("plugin-rust.wasm", &manifest, &["--lib"], "-D warnings")?;
-    beside("test_plugin.wasm", "plugin-rust.wasm")
+fn build_rust_plugin() -> Result<()> {
+    let manifest = shell::workspace_root().join("build/plugins/rust/Cargo.toml");
+    build_wasm("plugin-rust.wasm", &manifest, &["--lib"], "-D warnings")?;
+    copy_beside("test_plugin.wasm", "plugin-rust.wasm")
 }
 
 /// Builds the example filters of the published SDK crate, unchanged.
-fn published_plugins() -> Result<()> {
+fn build_published_plugins() -> Result<()> {
     let names = ["http_headers", "http_body", "http_config"];
     let examples: Vec<&str> = names.iter().flat_map(|name| ["--example", name]).collect();
     // The published crate predates this lint.
     let lints = "-A unexpected_cfgs";
-    wasm(
+    build_wasm(
         "published filters",
         &published_manifest()?,
         &examples,
@@ -92,7 +92,7 @@ fn published_plugins() -> Result<()> {
     )?;
     for name in names {
         let to = format!("published-{}.wasm", name.replace('_', "-"));
-        beside(&format!("examples/{name}.wasm"), &to)?;
+        copy_beside(&format!("examples/{name}.wasm"), &to)?;
     }
     Ok(())
 }
@@ -100,7 +100,7 @@ fn published_plugins() -> Result<()> {
 /// Returns the manifest path of the SDK crate that `build/plugins/published` depends on.
 fn published_manifest() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["metadata", "--locked", "--format-version=1"]);
-    let manifest = shell::root().join("build/plugins/published/Cargo.toml");
+    let manifest = shell::workspace_root().join("build/plugins/published/Cargo.toml");
     let output = cargo.arg("--manifest-path").arg(manifest).output()?;
     ensure!(
         output.status.success(),
@@ -123,25 +123,28 @@ fn published_manifest() -> Result<PathBuf> {
 }
 
 /// Builds WebAssembly modules of a crate outside the workspace.
-fn wasm(what: &str, manifest: &Path, which: &[&str], flags: &str) -> Result<()> {
-    let mut cargo = shell::cargo(&["build", "--locked", "--release", "--target", WASM]);
+fn build_wasm(what: &str, manifest: &Path, which: &[&str], flags: &str) -> Result<()> {
+    let mut cargo = shell::cargo(&["build", "--locked", "--release", "--target", WASM_TARGET]);
     cargo
         .args(which)
         .arg("--manifest-path")
         .arg(manifest)
         .arg("--target-dir")
-        .arg(plugins())
+        .arg(plugins_directory())
         .env("RUSTFLAGS", flags);
     shell::run(&format!("build {what}"), &mut cargo)
 }
 
-fn plugins() -> PathBuf {
+fn plugins_directory() -> PathBuf {
     shell::target_dir().join("plugins")
 }
 
 /// Copies a WebAssembly module to the directory of the workspace's programs.
-fn beside(built: &str, name: &str) -> Result<()> {
-    let built = plugins().join(WASM).join("release").join(built);
+fn copy_beside(built: &str, name: &str) -> Result<()> {
+    let built = plugins_directory()
+        .join(WASM_TARGET)
+        .join("release")
+        .join(built);
     let beside = shell::target_dir().join("debug").join(name);
     fs::copy(&built, &beside).with_context(|| format!("cannot copy {}", built.display()))?;
     Ok(())

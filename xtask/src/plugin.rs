@@ -16,7 +16,7 @@ pub(crate) fn build_native() -> Result<PathBuf> {
 /// Builds the CNI plugin for an architecture, checks that it is statically linked and starts, and returns its path.
 pub(crate) fn build(architecture: Architecture) -> Result<PathBuf> {
     let path = static_binary::build("ambit-cni", "ambit-cni", architecture)?;
-    let mut plugin = ambit_images::command(architecture, &path);
+    let mut plugin = ambit_images::run_command(architecture, &path);
     let version = plugin.env("CNI_COMMAND", "VERSION").output()?;
     ensure!(version.status.success(), "{} does not run", path.display());
     Ok(path)

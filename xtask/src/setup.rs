@@ -8,184 +8,184 @@ use anyhow::{Result, bail};
 use crate::shell;
 
 /// Paths of a tool's program or file, and the Debian package that contains it.
-struct Need {
+struct RequiredPackage {
     paths: &'static [&'static str],
     package: &'static str,
 }
 
 /// Tools for builds: aws-lc and libFuzzer are written in C and C++.
-const BUILD: &[Need] = &[
-    Need {
+const BUILD_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/cc"],
         package: "gcc",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/c++"],
         package: "g++",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/cmake"],
         package: "cmake",
     },
 ];
 
 /// Tools that the lab runs.
-const LAB: &[Need] = &[
-    Need {
+const LAB_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/sbin/nft", "/sbin/nft"],
         package: "nftables",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip"],
         package: "iproute2",
     },
 ];
 
 /// Tools for tests of redirection by iptables rules.
-const IPTABLES: &[Need] = &[Need {
+const IPTABLES_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/sbin/iptables-nft-restore"],
     package: "iptables",
 }];
 
 /// Third-party primary CNI plugins for tests.
-const PLUGINS: &[Need] = &[Need {
+const CNI_PLUGIN_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/lib/cni/bridge"],
     package: "containernetworking-plugins",
 }];
 
 /// Tools for tests on nodes with wrong clocks.
-const CLOCKS: &[Need] = &[Need {
+const FAKETIME_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/bin/faketime"],
     package: "faketime",
 }];
 
 /// Go toolchain, which builds third-party programs such as Helm and Kubernetes.
-const GO: &[Need] = &[Need {
+const GO_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/bin/go", "/usr/local/go/bin/go", "/usr/local/bin/go"],
     package: "golang-go",
 }];
 
-/// Tools that run a Kubernetes cluster, besides [`GO`], [`PLUGINS`] and [`IPTABLES`].
-const CLUSTER: &[Need] = &[
-    Need {
+/// Tools that run a Kubernetes cluster, besides [`GO_PACKAGES`], [`CNI_PLUGIN_PACKAGES`] and [`IPTABLES_PACKAGES`].
+const CLUSTER_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/containerd"],
         package: "containerd",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/sbin/runc"],
         package: "runc",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/sbin/conntrack"],
         package: "conntrack",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/sbin/ipset", "/sbin/ipset"],
         package: "ipset",
     },
-    Need {
+    RequiredPackage {
         paths: &["/bin/busybox"],
         package: "busybox-static",
     },
 ];
 
 /// Compiler that Cilium's agent calls on the nodes of a cluster.
-const CLANG: &[Need] = &[Need {
+const CLANG_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/lib/llvm-19/bin/clang"],
     package: "clang-19",
 }];
 
 /// Tools for building container images.
-const IMAGES: &[Need] = &[
-    Need {
+const IMAGE_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/strip"],
         package: "binutils",
     },
-    Need {
+    RequiredPackage {
         paths: &[ambit_images::BUSYBOX],
         package: "busybox-static",
     },
 ];
 
 /// Debian's cross compilers and emulators for arm64 programs.
-const ARM64: &[Need] = &[
-    Need {
+const ARM64_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/aarch64-linux-gnu-gcc"],
         package: "gcc-aarch64-linux-gnu",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/aarch64-linux-gnu/include/stdio.h"],
         package: "libc6-dev-arm64-cross",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/qemu-aarch64-static"],
         package: "qemu-user-static",
     },
 ];
-const AMD64: &[Need] = &[
-    Need {
+const AMD64_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/x86_64-linux-gnu-gcc"],
         package: "gcc-x86-64-linux-gnu",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/x86_64-linux-gnu/include/stdio.h"],
         package: "libc6-dev-amd64-cross",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/qemu-x86_64-static"],
         package: "qemu-user-static",
     },
 ];
 
-/// Emulator of arm64 machines, besides [`ARM64`].
-const ARM64_MACHINE: &[Need] = &[Need {
+/// Emulator of arm64 machines, besides [`ARM64_PACKAGES`].
+const ARM64_EMULATOR_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/bin/qemu-system-aarch64"],
     package: "qemu-system-arm",
 }];
 
 /// The web server nginx, as a third-party server and proxy for tests.
-const NGINX: &[Need] = &[Need {
+const NGINX_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/sbin/nginx"],
     package: "nginx-light",
 }];
 
 /// Tools that build the dashboard's bundle.
-const NODE: &[Need] = &[
-    Need {
+const NODE_JS_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/node", "/usr/local/bin/node"],
         package: "nodejs",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/npm", "/usr/local/bin/npm"],
         package: "npm",
     },
 ];
 
-/// Browser for tests of the dashboard's page, besides [`NODE`].
-const BROWSER: &[Need] = &[Need {
+/// Browser for tests of the dashboard's page, besides [`NODE_JS_PACKAGES`].
+const BROWSER_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &["/usr/bin/chromium"],
     package: "chromium",
 }];
 
-/// Tools for benchmarks, besides [`NGINX`].
-const BENCH: &[Need] = &[
-    Need {
+/// Tools for benchmarks, besides [`NGINX_PACKAGES`].
+const BENCH_PACKAGES: &[RequiredPackage] = &[
+    RequiredPackage {
         paths: &["/usr/bin/iperf3"],
         package: "iperf3",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/wrk"],
         package: "wrk",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/h2load"],
         package: "nghttp2-client",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/python3", "/usr/local/bin/python3"],
         package: "python3-pip",
     },
-    Need {
+    RequiredPackage {
         paths: &["/usr/bin/tcpdump", "/usr/sbin/tcpdump"],
         package: "tcpdump",
     },
@@ -193,9 +193,9 @@ const BENCH: &[Need] = &[
 
 /// Requirements of the tests of one crate, besides the requirements of builds.
 #[derive(Clone, Copy)]
-pub(crate) struct Tests {
+pub(crate) struct TestRequirements {
     /// Debian packages that the tests need.
-    needs: &'static [&'static [Need]],
+    needs: &'static [&'static [RequiredPackage]],
     /// Whether the tests need root, to create network namespaces on this machine or run a container runtime.
     pub(crate) root: bool,
     /// Whether the tests run programs of other crates.
@@ -204,22 +204,45 @@ pub(crate) struct Tests {
     pub(crate) outside: bool,
 }
 
-impl Tests {
+impl TestRequirements {
     /// Returns the requirements of the crate `name`, which is without `ambit-`.
-    pub(crate) fn of(name: &str) -> Self {
-        let (needs, root, binaries): (&[&[Need]], bool, bool) = match name {
-            "agent" | "netlab" | "node-proxy" | "waypoint" => (&[LAB], true, false),
-            "sys" => (&[LAB, IPTABLES], true, false),
-            "cni" => (&[LAB, PLUGINS], true, false),
+    pub(crate) fn for_crate(name: &str) -> Self {
+        let (needs, root, binaries): (&[&[RequiredPackage]], bool, bool) = match name {
+            "agent" | "netlab" | "node-proxy" | "waypoint" => (&[LAB_PACKAGES], true, false),
+            "sys" => (&[LAB_PACKAGES, IPTABLES_PACKAGES], true, false),
+            "cni" => (&[LAB_PACKAGES, CNI_PLUGIN_PACKAGES], true, false),
             // Without root, the lab runs in a user namespace.
-            "cli" => (&[LAB, PLUGINS, CLOCKS], false, true),
+            "cli" => (
+                &[LAB_PACKAGES, CNI_PLUGIN_PACKAGES, FAKETIME_PACKAGES],
+                false,
+                true,
+            ),
             "system-tests" => (
-                &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, NODE, BROWSER],
+                &[
+                    LAB_PACKAGES,
+                    IPTABLES_PACKAGES,
+                    CNI_PLUGIN_PACKAGES,
+                    FAKETIME_PACKAGES,
+                    NGINX_PACKAGES,
+                    GO_PACKAGES,
+                    NODE_JS_PACKAGES,
+                    BROWSER_PACKAGES,
+                ],
                 true,
                 true,
             ),
-            "install" => (&[GO], false, false),
-            "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
+            "install" => (&[GO_PACKAGES], false, false),
+            "cluster-tests" => (
+                &[
+                    LAB_PACKAGES,
+                    IPTABLES_PACKAGES,
+                    CNI_PLUGIN_PACKAGES,
+                    GO_PACKAGES,
+                    CLUSTER_PACKAGES,
+                ],
+                true,
+                true,
+            ),
             _ => (&[], false, false),
         };
         Self {
@@ -234,7 +257,15 @@ impl Tests {
     pub(crate) fn all() -> Self {
         Self {
             needs: &[
-                LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, NODE, BROWSER, CLUSTER,
+                LAB_PACKAGES,
+                IPTABLES_PACKAGES,
+                CNI_PLUGIN_PACKAGES,
+                FAKETIME_PACKAGES,
+                NGINX_PACKAGES,
+                GO_PACKAGES,
+                NODE_JS_PACKAGES,
+                BROWSER_PACKAGES,
+                CLUSTER_PACKAGES,
             ],
             root: true,
             binaries: true,
@@ -252,7 +283,7 @@ impl Tests {
                  by `cargo xtask test CRATE`"
             );
         }
-        install(&[&[BUILD], self.needs].concat())
+        install(&[&[BUILD_PACKAGES], self.needs].concat())
     }
 }
 
@@ -276,21 +307,39 @@ pub(crate) enum Purpose {
 /// Installs missing tools for `purpose`, or lists them if it cannot.
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
-        Purpose::Demo => &[BUILD, LAB],
-        Purpose::Images => &[BUILD, IMAGES],
-        Purpose::Cross(Architecture::Amd64) => &[BUILD, AMD64],
-        Purpose::Cross(Architecture::Arm64) => &[BUILD, ARM64],
-        Purpose::Arm64Machine => &[BUILD, IMAGES, ARM64, ARM64_MACHINE],
-        Purpose::Web => &[NODE],
-        Purpose::Spire => &[BUILD, GO],
-        Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
-        Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
-        Purpose::Cilium => &[CLANG],
+        Purpose::Demo => &[BUILD_PACKAGES, LAB_PACKAGES],
+        Purpose::Images => &[BUILD_PACKAGES, IMAGE_PACKAGES],
+        Purpose::Cross(Architecture::Amd64) => &[BUILD_PACKAGES, AMD64_PACKAGES],
+        Purpose::Cross(Architecture::Arm64) => &[BUILD_PACKAGES, ARM64_PACKAGES],
+        Purpose::Arm64Machine => &[
+            BUILD_PACKAGES,
+            IMAGE_PACKAGES,
+            ARM64_PACKAGES,
+            ARM64_EMULATOR_PACKAGES,
+        ],
+        Purpose::Web => &[NODE_JS_PACKAGES],
+        Purpose::Spire => &[BUILD_PACKAGES, GO_PACKAGES],
+        Purpose::Bench => &[
+            BUILD_PACKAGES,
+            LAB_PACKAGES,
+            NGINX_PACKAGES,
+            BENCH_PACKAGES,
+            GO_PACKAGES,
+        ],
+        Purpose::Cluster => &[
+            BUILD_PACKAGES,
+            LAB_PACKAGES,
+            IPTABLES_PACKAGES,
+            CNI_PLUGIN_PACKAGES,
+            GO_PACKAGES,
+            CLUSTER_PACKAGES,
+        ],
+        Purpose::Cilium => &[CLANG_PACKAGES],
     })
 }
 
 /// Returns the Debian packages of tools that are not installed on this machine.
-fn missing(groups: &[&[Need]]) -> Vec<&'static str> {
+fn missing_packages(groups: &[&[RequiredPackage]]) -> Vec<&'static str> {
     groups
         .iter()
         .flat_map(|group| group.iter())
@@ -299,7 +348,7 @@ fn missing(groups: &[&[Need]]) -> Vec<&'static str> {
         .collect()
 }
 
-fn demand(missing: &[&str]) -> Result<()> {
+fn require_all(missing: &[&str]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -310,13 +359,13 @@ fn demand(missing: &[&str]) -> Result<()> {
     )
 }
 
-fn install(groups: &[&[Need]]) -> Result<()> {
-    let missing = missing(groups);
+fn install(groups: &[&[RequiredPackage]]) -> Result<()> {
+    let missing = missing_packages(groups);
     if missing.is_empty() {
         return Ok(());
     }
     if !Path::new("/usr/bin/apt-get").exists() || !is_root() {
-        return demand(&missing);
+        return require_all(&missing);
     }
     shell::run(
         "apt-get update",
@@ -347,7 +396,11 @@ mod tests {
     #[test]
     fn crates_require_only_the_tools_of_their_tests() {
         let packages = |name: &str| -> Vec<&str> {
-            let needs = Tests::of(name).needs.iter().copied().flatten();
+            let needs = TestRequirements::for_crate(name)
+                .needs
+                .iter()
+                .copied()
+                .flatten();
             needs.map(|need| need.package).collect()
         };
         assert_eq!(packages("model"), [""; 0]);
@@ -358,7 +411,7 @@ mod tests {
 
     #[test]
     fn crates_that_make_namespaces_in_tests_are_known_to_need_root() {
-        let folders = fs::read_dir(shell::root().join("crates")).unwrap();
+        let folders = fs::read_dir(shell::workspace_root().join("crates")).unwrap();
         let crates = folders.flat_map(|folder| fs::read_dir(folder.unwrap().path()).unwrap());
         for entry in crates {
             let path = entry.unwrap().path();
@@ -366,7 +419,7 @@ mod tests {
             let of_tests = manifest.split("[dev-dependencies]").nth(1);
             if of_tests.is_some_and(|rest| rest.contains("ambit-netlab")) {
                 let name = path.file_name().unwrap().to_str().unwrap();
-                assert!(Tests::of(name).root, "{name}");
+                assert!(TestRequirements::for_crate(name).root, "{name}");
             }
         }
     }

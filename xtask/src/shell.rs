@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 /// Returns the path of the workspace's root.
-pub(crate) fn root() -> PathBuf {
+pub(crate) fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .map_or_else(PathBuf::new, Path::to_path_buf)
@@ -18,7 +18,7 @@ pub(crate) fn root() -> PathBuf {
 /// Returns a command that runs `cargo`, of the toolchain that built this program, in the workspace's root.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
-    command.args(args).current_dir(root());
+    command.args(args).current_dir(workspace_root());
     command
 }
 
@@ -38,12 +38,12 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.arg("-n19").arg(command.get_program());
-    inherit(command, &mut nice);
+    copy_environment(command, &mut nice);
     nice
 }
 
 /// Adds the arguments, the directory and the environment of a command to another one.
-pub(crate) fn inherit(from: &Command, to: &mut Command) {
+pub(crate) fn copy_environment(from: &Command, to: &mut Command) {
     to.args(from.get_args());
     if let Some(directory) = from.get_current_dir() {
         to.current_dir(directory);
@@ -58,5 +58,6 @@ pub(crate) fn inherit(from: &Command, to: &mut Command) {
 
 /// Returns cargo's target directory.
 pub(crate) fn target_dir() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace_root().join("target"), PathBuf::from)
 }

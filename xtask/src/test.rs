@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::{fuzz, images, outside, proto, setup, shell, tidy, web};
 use lane::{Lane, Priority};
-use suite::Kind;
+use suite::SuiteKind;
 
 /// Duration in seconds of each fuzz target's run, besides running its corpus.
 const FUZZ_SECONDS: u32 = 5;
@@ -19,9 +19,9 @@ const FUZZ_SECONDS: u32 = 5;
 /// test`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if let Some((name, rest)) = arguments.split_first() {
-        return of_crate(name, rest);
+        return test_crate(name, rest);
     }
-    setup::Tests::all().ensure()?;
+    setup::TestRequirements::all().ensure()?;
     tidy::run()?;
     shell::run(
         "formatting",
@@ -31,33 +31,36 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     web::build(true)?;
     let suites = suite::build()?;
     outside::build()?;
-    let mut workflows = Command::new(outside::actionlint()?);
-    workflows.current_dir(shell::root());
-    images::for_cluster(&shell::target_dir().join("debug"))?;
+    let mut workflows = Command::new(outside::build_actionlint()?);
+    workflows.current_dir(shell::workspace_root());
+    images::cluster_images(&shell::target_dir().join("debug"))?;
     let (clusters, others): (Vec<_>, Vec<_>) = suites
         .into_iter()
-        .partition(|suite| suite.kind == Kind::Cluster);
+        .partition(|suite| suite.kind == SuiteKind::Cluster);
     let (labs, units): (Vec<_>, Vec<_>) = others
         .into_iter()
-        .partition(|suite| suite.kind == Kind::Lab);
+        .partition(|suite| suite.kind == SuiteKind::Lab);
     // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute, which have a lower
     // priority. Lints come last, since cargo locks the target directory that they share with the fuzz targets' build.
-    let mut fuzzing = Lane::suites("fuzz", Priority::Low, Vec::new())
+    let mut fuzzing = Lane::suite_lane("fuzz", Priority::Low, Vec::new())
         .command("build the fuzz targets", fuzz::build());
-    for (name, command) in fuzz::runs(FUZZ_SECONDS)? {
+    for (name, command) in fuzz::fuzz_commands(FUZZ_SECONDS)? {
         fuzzing = fuzzing.command(&format!("fuzz {name}"), command);
     }
     lane::run(vec![
-        Lane::suites("clusters", Priority::Normal, clusters).at_once(2),
-        Lane::suites("labs", Priority::Normal, labs),
-        Lane::suites("units", Priority::Low, units)
-            .command("lints", lints())
+        Lane::suite_lane("clusters", Priority::Normal, clusters).max_parallel(2),
+        Lane::suite_lane("labs", Priority::Normal, labs),
+        Lane::suite_lane("units", Priority::Low, units)
+            .command("lints", clippy_command())
             .command("lints of workflows", workflows)
             .command(
                 "the book",
                 shell::cargo(&["run", "--quiet", "--package", "xtask", "--", "book"]),
             )
-            .command("the programs without features of tests", programs_alone())
+            .command(
+                "the programs without features of tests",
+                check_programs_separately(),
+            )
             .command(
                 "examples in documentation",
                 shell::cargo(&["test", "--doc", "--quiet"]),
@@ -69,7 +72,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 }
 
 /// Runs the tests of the crate `name`; `rest` goes to `cargo test`.
-pub(crate) fn of_crate(name: &str, rest: &[String]) -> Result<()> {
+pub(crate) fn test_crate(name: &str, rest: &[String]) -> Result<()> {
     let name = name.trim_start_matches("ambit-");
     prepare(name)?;
     let mut command = command(name);
@@ -78,17 +81,17 @@ pub(crate) fn of_crate(name: &str, rest: &[String]) -> Result<()> {
 
 /// Installs tools and builds programs that the tests of the crate `name` (without `ambit-`) need.
 pub(crate) fn prepare(name: &str) -> Result<()> {
-    let tests = setup::Tests::of(name);
+    let tests = setup::TestRequirements::for_crate(name);
     tests.ensure()?;
     if tests.binaries {
-        images::debug()?;
+        images::build_debug()?;
     }
     if tests.outside {
         outside::build()?;
         web::install()?;
     }
     if name == "cluster-tests" {
-        images::for_cluster(&shell::target_dir().join("debug"))?;
+        images::cluster_images(&shell::target_dir().join("debug"))?;
     }
     Ok(())
 }
@@ -97,7 +100,7 @@ pub(crate) fn prepare(name: &str) -> Result<()> {
 pub(crate) fn spire() -> Result<()> {
     setup::ensure(setup::Purpose::Spire)?;
     prepare("node-proxy")?;
-    outside::spire()?;
+    outside::build_spire()?;
     let mut tests = command("node-proxy");
     tests.args(["--features", "spire", "--test", "mesh", "--", "spire::"]);
     shell::run("tests with SPIRE", &mut tests)
@@ -114,17 +117,17 @@ pub(crate) fn check() -> Result<()> {
         "formatting",
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
-    shell::run("lints", &mut lints())
+    shell::run("lints", &mut clippy_command())
 }
 
 /// Returns a command that checks that the programs compile with their shipped features, since builds for tests enable
 /// more features.
-fn programs_alone() -> Command {
+fn check_programs_separately() -> Command {
     shell::cargo(&["check", "--bins", "--quiet"])
 }
 
-fn lints() -> Command {
-    // Tests with SPIRE are compiled here alone, unless [`spire`] runs them.
+fn clippy_command() -> Command {
+    // Tests with SPIRE are compiled here alone, unless [`build_spire`] runs them.
     let features = "--features=ambit-node-proxy/spire";
     shell::cargo(&["clippy", "--all-targets", features, "--", "-D", "warnings"])
 }

@@ -25,24 +25,27 @@ mod workspace;
 /// Checks all rules. The error lists every violation, one per line.
 pub(crate) fn run() -> Result<()> {
     let workspace = workspace::read()?;
-    let mut broken = layers::broken(&workspace);
-    broken.extend(trees::broken(&workspace));
-    broken.extend(deny::broken(&workspace)?);
-    broken.extend(images::broken()?);
-    broken.extend(recipes::broken()?);
-    broken.extend(book::broken()?);
-    let manifest = fs::read_to_string(shell::root().join("Cargo.toml"))?;
-    broken.extend(unused::of_workspace(&manifest, &workspace)?);
-    for package in workspace.ours() {
-        let sources = source::of(package)?;
-        broken.extend(sources.iter().flat_map(files::broken));
-        broken.extend(modules::broken(&sources));
-        broken.extend(cycles::broken(package, &sources));
-        broken.extend(language::broken(&sources));
-        broken.extend(unused::broken(package, &sources));
-        broken.extend(claims::broken(package, &sources));
+    let mut broken = layers::find_violations(&workspace);
+    broken.extend(trees::find_violations(&workspace));
+    broken.extend(deny::find_violations(&workspace)?);
+    broken.extend(images::find_violations()?);
+    broken.extend(recipes::find_violations()?);
+    broken.extend(book::find_problems()?);
+    let manifest = fs::read_to_string(shell::workspace_root().join("Cargo.toml"))?;
+    broken.extend(unused::find_unused_in_workspace(&manifest, &workspace)?);
+    for package in workspace.workspace_members() {
+        let sources = source::read_package(package)?;
+        broken.extend(sources.iter().flat_map(files::find_violations));
+        broken.extend(modules::find_violations(&sources));
+        broken.extend(cycles::find_violations(package, &sources));
+        broken.extend(language::find_violations(&sources));
+        broken.extend(unused::find_violations(package, &sources));
+        broken.extend(claims::find_violations(package, &sources));
     }
     ensure!(broken.is_empty(), "tidy found:\n  {}", broken.join("\n  "));
-    eprintln!("==> tidy: {} crates in order", workspace.ours().count());
+    eprintln!(
+        "==> tidy: {} crates in order",
+        workspace.workspace_members().count()
+    );
     Ok(())
 }

@@ -19,7 +19,7 @@ const MAX_BUNDLE: u64 = 600 * 1024;
 pub(crate) fn build(check: bool) -> Result<()> {
     setup::ensure(setup::Purpose::Web)?;
     install()?;
-    let checked_in = shell::root().join("crates/programs/cli/src/dashboard/bundle");
+    let checked_in = shell::workspace_root().join("crates/programs/cli/src/dashboard/bundle");
     let scratch = shell::target_dir().join("web");
     let out = if check { &scratch } else { &checked_in };
     if check {
@@ -78,7 +78,7 @@ fn node(script: &str) -> Command {
 }
 
 fn directory() -> PathBuf {
-    shell::root().join("web")
+    shell::workspace_root().join("web")
 }
 
 fn remove(directory: &Path) -> Result<()> {

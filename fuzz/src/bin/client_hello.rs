@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 fn read(data: &[u8], length: usize) -> Result<Option<FirstMessage>, ()> {
     let mut reader = HelloReader::default();
     for piece in data.chunks(length) {
-        if let Some(message) = reader.take(piece).map_err(drop)? {
+        if let Some(message) = reader.push(piece).map_err(drop)? {
             return Ok(Some(message));
         }
     }

@@ -3,24 +3,26 @@
 
 use std::net::Ipv4Addr;
 
-use ambit_dns::{Found, Question, Transport, Unanswerable, encode};
+use ambit_dns::{DnsQuery, QueryRejection, ResolvedName, Transport, encode_response};
 use hickory_proto::op::{Message, ResponseCode};
 use libfuzzer_sys::fuzz_target;
 use rand::{SeedableRng, rngs::SmallRng};
 
 fuzz_target!(|data: &[u8]| {
-    let question = match Question::parse(data) {
+    let question = match DnsQuery::parse(data) {
         Ok(question) => question,
-        Err(Unanswerable::Refused(refusal, _)) => {
+        Err(QueryRejection::ErrorResponse(refusal, _)) => {
             Message::from_vec(&refusal).expect("a refusal is a message");
             return;
         }
-        Err(Unanswerable::Noise) => return,
+        Err(QueryRejection::Ignored) => return,
     };
-    let refusal = question.refusal(ResponseCode::ServFail);
+    let refusal = question.error_response(ResponseCode::ServFail);
     Message::from_vec(&refusal).expect("a refusal is a message");
-    let Some(host) = question.host() else { return };
-    let found = Found {
+    let Some(host) = question.host_name() else {
+        return;
+    };
+    let found = ResolvedName {
         host: "host".into(),
         // Simulates a search list that added the last label.
         alias: host.rsplit_once('.').map(|(alias, _)| alias.to_owned()),
@@ -28,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut rng = SmallRng::seed_from_u64(1);
     for transport in [Transport::Udp, Transport::Tcp] {
-        let answer = encode(&question, &found, transport, &mut rng);
+        let answer = encode_response(&question, &found, transport, &mut rng);
         let answer = Message::from_vec(&answer).expect("an answer is a message");
         assert_eq!(answer.queries.len(), 1);
     }

@@ -3,8 +3,8 @@
 
 use ambit_l7::{
     authz::{Connection, Policies, Request, Scope},
-    path::{normalize, readings},
-    route::{Choice, RouteRequest, RouteTable},
+    path::{normalize, path_readings},
+    route::{RouteDecision, RouteRequest, RouteTable},
 };
 use ambit_model::{
     HttpAction, HttpOperation, HttpPathMatch, HttpPolicy, HttpRoute, HttpRouteMatch, HttpRouteRule,
@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let again = normalize(normal.as_str(), mode).expect("what is normal is accepted");
     assert_eq!(again.as_str(), normal.as_str());
-    assert!(!again.is_changed());
+    assert!(!again.was_changed());
     assert_eq!(
         normal.query(),
         target.split_once('?').map(|(_, query)| query)
@@ -59,7 +59,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let admin = StringMatch::Exact("/admin".into());
-    if path == "/admin" || readings(path).iter().any(|one| one == "/admin") {
+    if path == "/admin" || path_readings(path).iter().any(|one| one == "/admin") {
         assert!(!is_allowed(HttpAction::Deny, admin, path), "{path}");
     }
 });
@@ -120,7 +120,7 @@ fn routes(path_match: HttpPathMatch, path: &str) -> bool {
         headers: &HeaderMap::new(),
     };
     matches!(
-        RouteTable::new(&[route], 80, None).choose(&request),
-        Choice::Rule(..)
+        RouteTable::new(&[route], 80, None).select_rule(&request),
+        RouteDecision::Rule(..)
     )
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use ambit_observation::{Expression, Format, Observation};
+use ambit_observation::{Expression, LogFormat, RequestObservation};
 use http::HeaderMap;
 use libfuzzer_sys::fuzz_target;
 
@@ -14,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
     let mut headers = HeaderMap::new();
     headers.insert("x-a", http::HeaderValue::from_static("b"));
     let address = ([10, 0, 0, 1], 80).into();
-    let observation = Observation {
+    let observation = RequestObservation {
         started: SystemTime::UNIX_EPOCH,
         duration: Duration::from_millis(3),
         method: Some("GET"),
@@ -47,17 +47,17 @@ fuzz_target!(|data: &[u8]| {
     };
     if let Ok(expression) = Expression::new(text) {
         expression.matches(&observation);
-        expression.text(&observation);
+        expression.evaluate_text(&observation);
     }
-    if let Ok(format) = Format::text(text) {
+    if let Ok(format) = LogFormat::parse_text(text) {
         let mut line = String::new();
-        format.write(&observation, &mut line);
+        format.write_line(&observation, &mut line);
     }
     if let Ok(object) = serde_json::from_str(text)
-        && let Ok(format) = Format::json(&object)
+        && let Ok(format) = LogFormat::from_json(&object)
     {
         let mut line = String::new();
-        format.write(&observation, &mut line);
+        format.write_line(&observation, &mut line);
         serde_json::from_str::<serde_json::Value>(&line).expect("lines are JSON");
     }
 });

@@ -1,7 +1,7 @@
 //! Trace contexts in all supported request headers: a propagated context parses to the same values.
 #![no_main]
 
-use ambit_observation::trace::{Incoming, SpanId, TraceId};
+use ambit_observation::trace::{IncomingTraceContext, SpanId, TraceId};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use libfuzzer_sys::fuzz_target;
 
@@ -27,10 +27,10 @@ fuzz_target!(|data: &[u8]| {
             headers.append(HeaderName::from_static(name), value);
         }
     }
-    let incoming = Incoming::of(&headers);
+    let incoming = IncomingTraceContext::from_headers(&headers);
     let (trace, span) = (TraceId::new(5), SpanId::new(7));
-    incoming.pass_on(&mut headers, trace, span, true);
-    let read = Incoming::of(&headers);
+    incoming.propagate(&mut headers, trace, span, true);
+    let read = IncomingTraceContext::from_headers(&headers);
     assert_eq!(
         (read.parent, read.sampled),
         (Some((trace, span)), Some(true))

@@ -4,15 +4,15 @@
 use std::sync::{Arc, LazyLock};
 
 use ambit_wasm::{
-    Direction, Engine, Facts, Head, Metrics, Module, Settings, Shared, Value, Vm, read_pairs,
-    write_pairs,
+    Direction, Engine, HeaderSection, Metrics, Module, PropertySource, PropertyValue, Settings,
+    SharedState, Vm, read_pairs, write_pairs,
 };
 use libfuzzer_sys::fuzz_target;
 
 struct NoFacts;
 
-impl Facts for NoFacts {
-    fn property(&self, _: &[&str]) -> Option<Value> {
+impl PropertySource for NoFacts {
+    fn property(&self, _: &[&str]) -> Option<PropertyValue> {
         None
     }
 }
@@ -42,15 +42,15 @@ fuzz_target!(|data: &[u8]| {
     let vm = Vm::start(
         module,
         Arc::new(settings),
-        Shared::default(),
+        SharedState::default(),
         Metrics::default(),
     );
     let Ok(mut vm) = vm else { return };
-    let Ok(id) = vm.open(Arc::new(NoFacts)) else {
+    let Ok(id) = vm.create_stream_context(Arc::new(NoFacts)) else {
         return;
     };
-    let _outcome = vm.headers(Direction::Request, id, Head::default(), false);
-    let _outcome = vm.body(Direction::Request, id, data, true);
+    let _outcome = vm.on_headers(Direction::Request, id, HeaderSection::default(), false);
+    let _outcome = vm.on_body(Direction::Request, id, data, true);
     let _effects = vm.take_effects();
-    let _closed = vm.close(id);
+    let _closed = vm.end_stream(id);
 });

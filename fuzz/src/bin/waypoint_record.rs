@@ -14,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let all = WaypointRecordType::ALL;
     let of = all[usize::from(*first) % all.len()];
-    let named = PolicyKey::of_record("ns/name").to_string();
+    let named = PolicyKey::from_resource_name("ns/name").to_string();
     match records::decode(of, RESOURCE, bytes) {
         // Encoding and decoding returns the same record.
         Ok(read) => {

@@ -4,7 +4,7 @@
 
 use std::time::SystemTime;
 
-use ambit_jwt::{Authentications, Claims, KeySet, RequestParts, Values};
+use ambit_jwt::{Claims, ComparableValues, KeySet, RequestAuthentications, RequestParts};
 use ambit_model::{Authentication, JwtKeys, JwtRule, PolicyKey};
 use http::{HeaderMap, HeaderValue, Method, header};
 use libfuzzer_sys::fuzz_target;
@@ -17,12 +17,18 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     match first % 3 {
-        0 => drop(KeySet::read(rest)),
+        0 => drop(KeySet::parse_jwks(rest)),
         1 => {
-            if let Ok(claims) = Claims::read(rest, &["roles".into()]) {
+            if let Ok(claims) = Claims::parse(rest, &["roles".into()]) {
                 let _principal = claims.principal();
-                claims.any(&["roles".into()], Values::Any, |text| text.len() == 1);
-                claims.any(&["a".into(), "b".into()], Values::Texts, str::is_empty);
+                claims.any_value_matches(&["roles".into()], ComparableValues::AllScalars, |text| {
+                    text.len() == 1
+                });
+                claims.any_value_matches(
+                    &["a".into(), "b".into()],
+                    ComparableValues::StringsOnly,
+                    str::is_empty,
+                );
             }
         }
         _ => request(rest),
@@ -30,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn request(text: &[u8]) {
-    let mut all = Authentications::default();
+    let mut all = RequestAuthentications::default();
     let rule = |issuer: &str| JwtRule {
         issuer: issuer.into(),
         keys: JwtKeys::Known(KEYS.into()),
@@ -40,7 +46,7 @@ fn request(text: &[u8]) {
         ..JwtRule::default()
     };
     all.insert(Authentication {
-        key: PolicyKey::of_record("ns/a"),
+        key: PolicyKey::from_resource_name("ns/a"),
         for_gateway: true,
         rules: vec![rule("joe"), rule("jane")],
         ..Authentication::default()

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use super::{
-    comparison::{Interval, MAX_PAIRS, Outcome},
+    comparison::{ComparisonOutcome, Interval, MAX_PAIRS},
     programs,
 };
 use crate::shell;
@@ -22,7 +22,7 @@ const MIN_PAIRS: usize = 4;
 
 /// Result of one benchmark in a run, as `ambit-bench` writes it.
 #[derive(Deserialize)]
-struct Figure {
+struct Measurement {
     what: String,
     unit: String,
     /// Measured value; `None` if it is not finite.
@@ -32,21 +32,21 @@ struct Figure {
 
 /// Values of one benchmark in all pairs of runs.
 #[derive(Default)]
-struct Compared {
+struct ComparedMeasurement {
     unit: String,
-    then: Vec<f64>,
-    now: Vec<f64>,
+    base_values: Vec<f64>,
+    current_values: Vec<f64>,
     ratios: Vec<f64>,
 }
 
 /// Builds the programs of another revision in a separate worktree, beside this tree's, and returns their directory. The
 /// benchmark itself is this tree's, so that both are measured alike.
-pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
-    let commit = commit(revision)?;
+pub(super) fn programs_of_revision(revision: &str, now: &Path) -> Result<PathBuf> {
+    let commit = resolve_commit(revision)?;
     let directory = std::path::absolute(shell::target_dir())?.join("bench-against");
     let (source, target) = (directory.join("source"), directory.join("target"));
     let mut git = Command::new("git");
-    git.current_dir(shell::root());
+    git.current_dir(shell::workspace_root());
     if source.exists() {
         git.arg("-C").arg(&source).args(["checkout", "--quiet"]);
     } else {
@@ -74,11 +74,11 @@ pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
 }
 
 /// Resolves a revision in this tree: in the worktree, `HEAD` is another one.
-fn commit(revision: &str) -> Result<String> {
+fn resolve_commit(revision: &str) -> Result<String> {
     let mut git = Command::new("git");
     git.args(["rev-parse", "--verify", "--end-of-options"])
         .arg(format!("{revision}^{{commit}}"))
-        .current_dir(shell::root());
+        .current_dir(shell::workspace_root());
     let output = git.output().context("cannot start git")?;
     ensure!(output.status.success(), "there is no revision {revision}");
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
@@ -97,7 +97,7 @@ pub(super) fn compare(bench: &Command, now: &Path, then: &Path) -> Result<()> {
             let of_then = measure(bench, then)?;
             (measure(bench, now)?, of_then)
         };
-        left_out.extend(add(&mut figures, of_now, of_then)?);
+        left_out.extend(add_pair(&mut figures, of_now, of_then)?);
         if pair + 1 >= MIN_PAIRS && !figures.values().any(is_undecided) {
             break;
         }
@@ -105,27 +105,27 @@ pub(super) fn compare(bench: &Command, now: &Path, then: &Path) -> Result<()> {
     print(&figures, &left_out);
     let worse: Vec<&str> = figures
         .iter()
-        .filter(|(_, figure)| outcome(figure) == Some(Outcome::Worse))
+        .filter(|(_, figure)| comparison_outcome(figure) == Some(ComparisonOutcome::Worse))
         .map(|(what, _)| what.as_str())
         .collect();
     ensure!(worse.is_empty(), "worse than before: {}", worse.join("; "));
     Ok(())
 }
 
-fn measure(bench: &Command, programs: &Path) -> Result<Vec<Figure>> {
+fn measure(bench: &Command, programs: &Path) -> Result<Vec<Measurement>> {
     let file = programs.join("figures.json");
     let mut command = Command::new(programs.join("ambit-bench"));
-    shell::inherit(bench, &mut command);
+    shell::copy_environment(bench, &mut command);
     command
         .env("AMBIT_BENCH_ROUNDS", "1")
         .env("AMBIT_BENCH_FIGURES", &file)
-        .current_dir(shell::root());
+        .current_dir(shell::workspace_root());
     shell::run(
         &format!("benchmark of {}", programs.display()),
         &mut command,
     )?;
     let read = File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let figures: Vec<Figure> = serde_json::from_reader(read)
+    let figures: Vec<Measurement> = serde_json::from_reader(read)
         .with_context(|| format!("{} has no figures", file.display()))?;
     ensure!(
         !figures.is_empty(),
@@ -139,13 +139,13 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Figure>> {
 ///
 /// # Errors
 /// When this tree's run lacks a figure of the other revision's.
-fn add(
-    figures: &mut BTreeMap<String, Compared>,
-    now: Vec<Figure>,
-    then: Vec<Figure>,
+fn add_pair(
+    figures: &mut BTreeMap<String, ComparedMeasurement>,
+    now: Vec<Measurement>,
+    then: Vec<Measurement>,
 ) -> Result<Vec<String>> {
     let mut left_out = Vec::new();
-    let mut then: BTreeMap<String, Figure> = then
+    let mut then: BTreeMap<String, Measurement> = then
         .into_iter()
         .map(|figure| (figure.what.clone(), figure))
         .collect();
@@ -160,8 +160,8 @@ fn add(
         };
         let compared = figures.entry(of_now.what).or_default();
         compared.unit = of_now.unit;
-        compared.now.extend(of_now.value);
-        compared.then.extend(of_then.value);
+        compared.current_values.extend(of_now.value);
+        compared.base_values.extend(of_then.value);
         compared.ratios.push(score_now / score_then);
     }
     let missing: Vec<String> = then.into_keys().collect();
@@ -173,12 +173,12 @@ fn add(
     Ok(left_out)
 }
 
-fn outcome(figure: &Compared) -> Option<Outcome> {
-    Interval::of(&figure.ratios).map(Interval::outcome)
+fn comparison_outcome(figure: &ComparedMeasurement) -> Option<ComparisonOutcome> {
+    Interval::confidence_interval(&figure.ratios).map(Interval::outcome)
 }
 
-fn is_undecided(figure: &Compared) -> bool {
-    outcome(figure) == Some(Outcome::Undecided)
+fn is_undecided(figure: &ComparedMeasurement) -> bool {
+    comparison_outcome(figure) == Some(ComparisonOutcome::Undecided)
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -189,22 +189,22 @@ fn median(values: &[f64]) -> f64 {
 
 /// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
-fn print(figures: &BTreeMap<String, Compared>, left_out: &BTreeSet<String>) {
+fn print(figures: &BTreeMap<String, ComparedMeasurement>, left_out: &BTreeSet<String>) {
     println!(
         "\n{:<52} {:>10} {:>10} {:<8} {:>7} {:>15} {:>3}",
         "", "then", "now", "unit", "ratio", "95 %", "n"
     );
     for (what, figure) in figures {
-        let (then, now) = (median(&figure.then), median(&figure.now));
-        let (ratio, interval, outcome) = match Interval::of(&figure.ratios) {
+        let (then, now) = (median(&figure.base_values), median(&figure.current_values));
+        let (ratio, interval, outcome) = match Interval::confidence_interval(&figure.ratios) {
             Some(interval) => (
                 format!("{:.3}", interval.middle),
                 format!("{:.3} to {:.3}", interval.low, interval.high),
                 match interval.outcome() {
-                    Outcome::Better => "better",
-                    Outcome::Equal => "equal",
-                    Outcome::Worse => "WORSE",
-                    Outcome::Undecided => "undecided",
+                    ComparisonOutcome::Better => "better",
+                    ComparisonOutcome::Equal => "equal",
+                    ComparisonOutcome::Worse => "WORSE",
+                    ComparisonOutcome::Undecided => "undecided",
                 },
             ),
             None => ("-".to_owned(), "-".to_owned(), ""),
@@ -223,8 +223,8 @@ fn print(figures: &BTreeMap<String, Compared>, left_out: &BTreeSet<String>) {
 mod tests {
     use super::*;
 
-    fn figure(what: &str, score: Option<f64>) -> Figure {
-        Figure {
+    fn figure(what: &str, score: Option<f64>) -> Measurement {
+        Measurement {
             what: what.to_owned(),
             unit: "us".to_owned(),
             value: score,
@@ -241,18 +241,18 @@ mod tests {
             figure("c", Some(1.0)),
         ];
         let then = vec![figure("b", Some(1.0)), figure("a", Some(1.0))];
-        assert_eq!(add(&mut figures, now, then).unwrap(), ["b", "c"]);
+        assert_eq!(add_pair(&mut figures, now, then).unwrap(), ["b", "c"]);
         assert_eq!(figures.keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(figures["a"].ratios, [2.0]);
-        let vanished = add(&mut figures, Vec::new(), vec![figure("a", Some(1.0))]);
+        let vanished = add_pair(&mut figures, Vec::new(), vec![figure("a", Some(1.0))]);
         assert!(vanished.is_err());
     }
 
     #[test]
     fn figures_that_differ_by_chance_are_measured_on() {
-        let compared = |ratios: &[f64]| Compared {
+        let compared = |ratios: &[f64]| ComparedMeasurement {
             ratios: ratios.to_vec(),
-            ..Compared::default()
+            ..ComparedMeasurement::default()
         };
         assert!(is_undecided(&compared(&[0.7, 1.2, 0.9, 1.1])));
         assert!(!is_undecided(&compared(&[1.0, 1.01, 0.99, 1.0])));

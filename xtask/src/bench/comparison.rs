@@ -1,7 +1,7 @@
 //! Compares the results of two revisions from pairs of runs, by the confidence interval of their ratio.
 
 /// Smallest relative difference that is reported as better or worse.
-const MARGIN: f64 = 0.05;
+const EQUIVALENCE_MARGIN: f64 = 0.05;
 
 /// Quantiles of Student's t-distribution for two-sided intervals of 95 %, for 1, 2, … degrees of freedom.
 const STUDENT_T: [f64; 15] = [
@@ -14,7 +14,7 @@ pub(super) const MAX_PAIRS: usize = STUDENT_T.len() + 1;
 
 /// Outcome of a comparison of two revisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum ComparisonOutcome {
     /// The result is better by more than the margin.
     Better,
     /// The results differ by less than the margin.
@@ -36,7 +36,7 @@ pub(super) struct Interval {
 impl Interval {
     /// Computes the interval of the geometric mean of ratios, one for each pair of runs. `None` for fewer than two
     /// pairs, more than [`MAX_PAIRS`], or a ratio that is not positive.
-    pub(super) fn of(ratios: &[f64]) -> Option<Self> {
+    pub(super) fn confidence_interval(ratios: &[f64]) -> Option<Self> {
         let freedom = ratios.len().checked_sub(1)?;
         let quantile = STUDENT_T.get(freedom.checked_sub(1)?)?;
         if ratios
@@ -57,16 +57,16 @@ impl Interval {
         })
     }
 
-    pub(super) fn outcome(self) -> Outcome {
-        let (worse, better) = (1.0 - MARGIN, 1.0 + MARGIN);
+    pub(super) fn outcome(self) -> ComparisonOutcome {
+        let (worse, better) = (1.0 - EQUIVALENCE_MARGIN, 1.0 + EQUIVALENCE_MARGIN);
         if self.high < worse {
-            Outcome::Worse
+            ComparisonOutcome::Worse
         } else if self.low > better {
-            Outcome::Better
+            ComparisonOutcome::Better
         } else if self.low >= worse && self.high <= better {
-            Outcome::Equal
+            ComparisonOutcome::Equal
         } else {
-            Outcome::Undecided
+            ComparisonOutcome::Undecided
         }
     }
 }
@@ -75,24 +75,39 @@ impl Interval {
 mod tests {
     use super::*;
 
-    fn outcome(ratios: &[f64]) -> Option<Outcome> {
-        Interval::of(ratios).map(Interval::outcome)
+    fn outcome(ratios: &[f64]) -> Option<ComparisonOutcome> {
+        Interval::confidence_interval(ratios).map(Interval::outcome)
     }
 
     #[test]
     fn outcomes_need_an_interval_beside_the_margin() {
-        assert_eq!(outcome(&[0.80, 0.82, 0.78, 0.81]), Some(Outcome::Worse));
-        assert_eq!(outcome(&[1.30, 1.25, 1.28, 1.31]), Some(Outcome::Better));
-        assert_eq!(outcome(&[1.01, 0.99, 1.00, 1.00]), Some(Outcome::Equal));
+        assert_eq!(
+            outcome(&[0.80, 0.82, 0.78, 0.81]),
+            Some(ComparisonOutcome::Worse)
+        );
+        assert_eq!(
+            outcome(&[1.30, 1.25, 1.28, 1.31]),
+            Some(ComparisonOutcome::Better)
+        );
+        assert_eq!(
+            outcome(&[1.01, 0.99, 1.00, 1.00]),
+            Some(ComparisonOutcome::Equal)
+        );
         // As far from 1 in the mean, but scattered; and close to the margin.
-        assert_eq!(outcome(&[0.60, 1.00, 0.75, 0.90]), Some(Outcome::Undecided));
-        assert_eq!(outcome(&[0.95, 0.94, 0.96, 0.95]), Some(Outcome::Undecided));
+        assert_eq!(
+            outcome(&[0.60, 1.00, 0.75, 0.90]),
+            Some(ComparisonOutcome::Undecided)
+        );
+        assert_eq!(
+            outcome(&[0.95, 0.94, 0.96, 0.95]),
+            Some(ComparisonOutcome::Undecided)
+        );
     }
 
     #[test]
     fn interval_is_that_of_students_t() {
         // Logarithms 0 and ln 2: mean ln 2 / 2, standard error ln 2 / 2, times 12.706.
-        let interval = Interval::of(&[1.0, 2.0]).unwrap();
+        let interval = Interval::confidence_interval(&[1.0, 2.0]).unwrap();
         let half = 12.706 * 2.0_f64.ln() / 2.0;
         assert!((interval.middle - 2.0_f64.sqrt()).abs() < 1e-9);
         assert!((interval.high / interval.middle - half.exp()).abs() < 1e-6 * half.exp());
@@ -100,11 +115,11 @@ mod tests {
 
     #[test]
     fn few_or_unusable_ratios_have_no_interval() {
-        assert_eq!(Interval::of(&[]), None);
-        assert_eq!(Interval::of(&[1.0]), None);
-        assert_eq!(Interval::of(&[1.0, 0.0]), None);
-        assert_eq!(Interval::of(&[1.0, f64::INFINITY]), None);
-        assert_eq!(Interval::of(&[1.0; MAX_PAIRS + 1]), None);
-        assert!(Interval::of(&[1.0; MAX_PAIRS]).is_some());
+        assert_eq!(Interval::confidence_interval(&[]), None);
+        assert_eq!(Interval::confidence_interval(&[1.0]), None);
+        assert_eq!(Interval::confidence_interval(&[1.0, 0.0]), None);
+        assert_eq!(Interval::confidence_interval(&[1.0, f64::INFINITY]), None);
+        assert_eq!(Interval::confidence_interval(&[1.0; MAX_PAIRS + 1]), None);
+        assert!(Interval::confidence_interval(&[1.0; MAX_PAIRS]).is_some());
     }
 }

@@ -9,37 +9,37 @@ use crate::shell;
 
 /// Parses a Rust file, whose path is relative to the workspace's root.
 pub(super) fn parse(path: &str) -> Result<syn::File> {
-    let text = fs::read_to_string(shell::root().join(path))
+    let text = fs::read_to_string(shell::workspace_root().join(path))
         .with_context(|| format!("cannot read {path}"))?;
     syn::parse_file(&text).with_context(|| format!("cannot parse {path}"))
 }
 
 /// Returns the text of an item's doc comment on one line.
-pub(super) fn doc(attributes: &[Attribute]) -> String {
+pub(super) fn doc_text(attributes: &[Attribute]) -> String {
     let lines = attributes.iter().filter_map(|attribute| {
         let named = attribute.meta.require_name_value().ok()?;
         let is_doc = named.path.is_ident("doc");
-        literal(&named.value).filter(|_| is_doc)
+        string_literal(&named.value).filter(|_| is_doc)
     });
     let lines: Vec<_> = lines.map(|line| line.trim().to_owned()).collect();
     lines.join(" ").trim().to_owned()
 }
 
 /// Returns a doc comment without its links to items, which have no target in the book.
-pub(super) fn unlinked(doc: &str) -> String {
+pub(super) fn without_links(doc: &str) -> String {
     doc.replace("[`", "`").replace("`]", "`")
 }
 
 /// Returns the text of a string literal, also of one that is converted to an owned string.
-pub(super) fn literal(expression: &Expr) -> Option<String> {
+pub(super) fn string_literal(expression: &Expr) -> Option<String> {
     match expression {
         Expr::Lit(literal) => match &literal.lit {
             Lit::Str(text) => Some(text.value()),
             _ => None,
         },
-        Expr::MethodCall(call) if call.method == "to_owned" => literal(&call.receiver),
-        Expr::Reference(reference) => literal(&reference.expr),
-        Expr::Paren(inner) => literal(&inner.expr),
+        Expr::MethodCall(call) if call.method == "to_owned" => string_literal(&call.receiver),
+        Expr::Reference(reference) => string_literal(&reference.expr),
+        Expr::Paren(inner) => string_literal(&inner.expr),
         _ => None,
     }
 }
@@ -57,12 +57,12 @@ pub(super) fn constants(file: &syn::File) -> Vec<Constant> {
     let mut found = Vec::new();
     for item in &file.items {
         if let Item::Const(item) = item
-            && let Some(value) = literal(&item.expr)
+            && let Some(value) = string_literal(&item.expr)
         {
             found.push(Constant {
                 name: item.ident.to_string(),
                 value,
-                doc: doc(&item.attrs),
+                doc: doc_text(&item.attrs),
             });
         }
     }
@@ -86,21 +86,21 @@ pub(super) fn variants(file: &syn::File, name: &str) -> Vec<(String, String)> {
             && item.ident == name
         {
             let all = item.variants.iter();
-            found.extend(all.map(|one| (one.ident.to_string(), doc(&one.attrs))));
+            found.extend(all.map(|one| (one.ident.to_string(), doc_text(&one.attrs))));
         }
     }
     found
 }
 
 /// Returns the text with a capital first letter.
-pub(super) fn sentence(text: &str) -> String {
+pub(super) fn first_sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string());
     first.unwrap_or_default() + letters.as_str()
 }
 
 /// Formats a Markdown table. Bars in cells are escaped.
-pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn markdown_table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     let mut text = line(heading.iter().map(|cell| (*cell).to_owned()).collect());
     text.push_str(&format!("|{}\n", "---|".repeat(heading.len())));
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn bars_end_no_cell() {
-        let text = table(&["a", "b"], &[vec!["x|y".to_owned(), "z".to_owned()]]);
+        let text = markdown_table(&["a", "b"], &[vec!["x|y".to_owned(), "z".to_owned()]]);
         assert_eq!(text, "| a | b |\n|---|---|\n| x\\|y | z |\n");
     }
 }

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use super::code::{constants, parse, table};
+use super::code::{constants, markdown_table, parse};
 
 /// Files with constants that name labels or annotations.
-const FILES: &[&str] = &[
+const LABEL_FILES: &[&str] = &[
     "crates/control-plane/k8s-api/src/labels.rs",
     "crates/control-plane/k8s-api/src/enablement.rs",
     "crates/control-plane/waypoint-objects/src/objects.rs",
@@ -18,7 +18,7 @@ const FILES: &[&str] = &[
 /// Returns the tables of the labels page.
 pub(super) fn render() -> Result<String> {
     let mut rows = Vec::new();
-    for path in FILES {
+    for path in LABEL_FILES {
         for one in constants(&parse(path)?) {
             let is_key = one.value.contains(".io/") && !one.value.contains('=');
             let is_named = ["abel", "nnotation"]
@@ -39,7 +39,7 @@ pub(super) fn render() -> Result<String> {
         "# Labels and annotations\n\n\
          Keys that the mesh reads or writes. Values that cannot be read are reported by `ambit problems`.\n\n\
          ## Of Istio, the Gateway API and Kubernetes\n\n{}\n## Of Ambit\n\n{}",
-        table(&heading, &others),
-        table(&heading, &ours)
+        markdown_table(&heading, &others),
+        markdown_table(&heading, &ours)
     ))
 }

@@ -9,19 +9,21 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::code::{constants, doc, literal, parse, sentence, table, variants};
+use super::code::{
+    constants, doc_text, first_sentence, markdown_table, parse, string_literal, variants,
+};
 
 /// File with the fields of a node proxy's access log.
-const CONNECTIONS: &str = "crates/dataplane/telemetry/src/access_log.rs";
+const CONNECTION_LOG_FILE: &str = "crates/dataplane/telemetry/src/access_log.rs";
 /// File with the formats of a waypoint's access log.
-const FORMATS: &str = "crates/dataplane/observation/src/format.rs";
+const FORMATS_FILE: &str = "crates/dataplane/observation/src/format.rs";
 /// File with the response flags of requests.
-const FLAGS: &str = "crates/dataplane/telemetry/src/http/flags.rs";
+const FLAGS_FILE: &str = "crates/dataplane/telemetry/src/http/flags.rs";
 /// File with the response flags of connections.
-const REASONS: &str = "crates/protocol/model/src/reason.rs";
+const REASONS_FILE: &str = "crates/protocol/model/src/reason.rs";
 
 /// Meanings of access log fields that are not fields of a structure.
-const MEASURED: &[(&str, &str)] = &[
+const MEASURED_FIELDS: &[(&str, &str)] = &[
     ("bytes_sent", "Bytes that the pod's side sent."),
     ("bytes_recv", "Bytes that the pod's side received."),
     ("duration", "Time from the first packet to the end."),
@@ -46,15 +48,15 @@ pub(super) fn render() -> Result<String> {
          `%RESPONSE_FLAGS%`, and the label `response_flags` of request metrics.\n\n{}\n\
          ## Flags of connections\n\n\
          The label `response_flags` of TCP metrics.\n\n{}",
-        fields()?,
-        requests()?,
-        flags()?,
-        reasons()?
+        connection_fields()?,
+        request_fields()?,
+        response_flags()?,
+        failure_reasons()?
     ))
 }
 
-fn fields() -> Result<String> {
-    let file = parse(CONNECTIONS)?;
+fn connection_fields() -> Result<String> {
+    let file = parse(CONNECTION_LOG_FILE)?;
     let mut docs: BTreeMap<String, String> = BTreeMap::new();
     for item in &file.items {
         if let Item::Struct(item) = item
@@ -62,18 +64,18 @@ fn fields() -> Result<String> {
         {
             for field in &item.fields {
                 let name = field.ident.as_ref().map(ToString::to_string);
-                docs.insert(name.unwrap_or_default(), doc(&field.attrs));
+                docs.insert(name.unwrap_or_default(), doc_text(&field.attrs));
             }
         }
     }
-    let mut events = Events::default();
+    let mut events = LogEventFields::default();
     events.visit_file(&file);
     let longest = events.0.into_iter().max_by_key(Vec::len);
     let rows = longest
         .unwrap_or_default()
         .into_iter()
         .map(|(name, source)| {
-            let measured = MEASURED.iter().find(|(field, _)| *field == name);
+            let measured = MEASURED_FIELDS.iter().find(|(field, _)| *field == name);
             let meaning = measured.map(|(_, text)| (*text).to_owned());
             let meaning = meaning.or_else(|| docs.get(&source).cloned());
             let meaning =
@@ -81,15 +83,15 @@ fn fields() -> Result<String> {
             Ok(vec![format!("`{name}`"), meaning])
         });
     let rows = rows.collect::<Result<Vec<_>>>()?;
-    ensure!(rows.len() > 10, "{CONNECTIONS} has no fields");
-    Ok(table(&["field", "meaning"], &rows))
+    ensure!(rows.len() > 10, "{CONNECTION_LOG_FILE} has no fields");
+    Ok(markdown_table(&["field", "meaning"], &rows))
 }
 
 /// Fields of each call of `tracing::event!`, each with the structure's field whose value it logs.
 #[derive(Default)]
-struct Events(Vec<Vec<(String, String)>>);
+struct LogEventFields(Vec<Vec<(String, String)>>);
 
-impl<'ast> Visit<'ast> for Events {
+impl<'ast> Visit<'ast> for LogEventFields {
     fn visit_macro(&mut self, one: &'ast Macro) {
         if one.path.to_token_stream().to_string() == "tracing :: event" {
             self.0.push(event_fields(&one.tokens.to_string()));
@@ -123,10 +125,10 @@ fn event_fields(tokens: &str) -> Vec<(String, String)> {
     fields.collect()
 }
 
-fn requests() -> Result<String> {
-    let constants = constants(&parse(FORMATS)?);
+fn request_fields() -> Result<String> {
+    let constants = constants(&parse(FORMATS_FILE)?);
     let json = constants.iter().find(|one| one.name == "ISTIO_JSON");
-    let json = json.with_context(|| format!("{FORMATS} has no ISTIO_JSON"))?;
+    let json = json.with_context(|| format!("{FORMATS_FILE} has no ISTIO_JSON"))?;
     // Parsed line by line: the order of the fields is that of the text.
     let pairs = json.value.split(['{', '}', ',', '\n']).filter_map(|pair| {
         let (key, value) = pair.trim().split_once("\":\"")?;
@@ -136,33 +138,36 @@ fn requests() -> Result<String> {
             format!("`{operator}`"),
         ])
     });
-    Ok(table(&["JSON field", "value"], &pairs.collect::<Vec<_>>()))
+    Ok(markdown_table(
+        &["JSON field", "value"],
+        &pairs.collect::<Vec<_>>(),
+    ))
 }
 
-fn flags() -> Result<String> {
-    let rows = variants(&parse(FLAGS)?, "ResponseFlag").into_iter();
+fn response_flags() -> Result<String> {
+    let rows = variants(&parse(FLAGS_FILE)?, "ResponseFlag").into_iter();
     let rows = rows.map(|(name, doc)| {
         let (flag, meaning) = doc
             .split_once(": ")
-            .with_context(|| format!("{FLAGS}: {name} does not begin with its flag"))?;
-        Ok(vec![flag.to_owned(), sentence(meaning)])
+            .with_context(|| format!("{FLAGS_FILE}: {name} does not begin with its flag"))?;
+        Ok(vec![flag.to_owned(), first_sentence(meaning)])
     });
-    Ok(table(
+    Ok(markdown_table(
         &["flag", "meaning"],
         &rows.collect::<Result<Vec<_>>>()?,
     ))
 }
 
-fn reasons() -> Result<String> {
-    let file = parse(REASONS)?;
-    let mut texts = Texts::default();
+fn failure_reasons() -> Result<String> {
+    let file = parse(REASONS_FILE)?;
+    let mut texts = ReasonTexts::default();
     texts.visit_file(&file);
     let rows = variants(&file, "Reason").into_iter().map(|(name, doc)| {
         let text = texts.0.get(&name);
-        let text = text.with_context(|| format!("{REASONS}: {name} has no text"))?;
+        let text = text.with_context(|| format!("{REASONS_FILE}: {name} has no text"))?;
         Ok(vec![format!("`{text}`"), doc])
     });
-    Ok(table(
+    Ok(markdown_table(
         &["flag", "meaning"],
         &rows.collect::<Result<Vec<_>>>()?,
     ))
@@ -170,11 +175,11 @@ fn reasons() -> Result<String> {
 
 /// Texts of enum variants, from match arms such as `Self::Variant => "text"`.
 #[derive(Default)]
-struct Texts(BTreeMap<String, String>);
+struct ReasonTexts(BTreeMap<String, String>);
 
-impl<'ast> Visit<'ast> for Texts {
+impl<'ast> Visit<'ast> for ReasonTexts {
     fn visit_arm(&mut self, arm: &'ast Arm) {
-        if let (Pat::Path(path), Some(text)) = (&arm.pat, literal(&arm.body))
+        if let (Pat::Path(path), Some(text)) = (&arm.pat, string_literal(&arm.body))
             && let Some(variant) = path.path.segments.last()
         {
             self.0.insert(variant.ident.to_string(), text);

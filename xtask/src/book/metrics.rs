@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-use super::code::{parse, table};
-use families::Family;
+use super::code::{markdown_table, parse};
+use families::MetricFamily;
 use labels::LabelSets;
 
 /// Files with metric families, and the programs that serve them.
-const FILES: &[(&str, &str)] = &[
+const METRIC_FILES: &[(&str, &str)] = &[
     (
         "crates/dataplane/telemetry/src/traffic.rs",
         "node proxy, waypoint",
@@ -67,10 +67,10 @@ const LABEL_FILES: &[&str] = &[
 ];
 
 /// Label sets of the traffic metrics, and the files of the families that have these labels.
-const TRAFFIC: &[(&str, &str, &str)] = &[
+const TRAFFIC_LABELS: &[(&str, &str, &str)] = &[
     (
         "TCP",
-        "Flagged",
+        "LabelsWithReason",
         "crates/dataplane/telemetry/src/traffic.rs",
     ),
     (
@@ -90,30 +90,30 @@ pub(super) fn render() -> Result<String> {
          Names as a scrape has them. Node proxies and waypoints serve them on port 15020, the control plane and agents on \
          15014, at `/metrics` and `/stats/prometheus`.\n"
         .to_owned();
-    let programs: BTreeSet<_> = FILES.iter().map(|(_, programs)| *programs).collect();
+    let programs: BTreeSet<_> = METRIC_FILES.iter().map(|(_, programs)| *programs).collect();
     for programs in programs {
         let mut rows = Vec::new();
-        for (path, _) in FILES.iter().filter(|(_, of)| *of == programs) {
+        for (path, _) in METRIC_FILES.iter().filter(|(_, of)| *of == programs) {
             let file = parse(path)?;
-            let families = families::of(&file, &sets)?;
+            let families = families::find_families(&file, &sets)?;
             ensure!(!families.is_empty(), "{path} has no metrics");
-            rows.extend(families.iter().map(|family| row(family, path)));
+            rows.extend(families.iter().map(|family| family_row(family, path)));
         }
         rows.sort();
-        let heading = title(programs);
-        let table = table(&["metric", "type", "labels", "meaning"], &rows);
+        let heading = programs_title(programs);
+        let table = markdown_table(&["metric", "type", "labels", "meaning"], &rows);
         text.push_str(&format!("\n## {heading}\n\n{table}"));
     }
     text.push_str("\n## Labels of traffic\n");
-    for (protocol, set, _) in TRAFFIC {
-        let labels = sets.of(set);
+    for (protocol, set, _) in TRAFFIC_LABELS {
+        let labels = sets.labels_of_set(set);
         ensure!(!labels.is_empty(), "{set} has no labels");
-        text.push_str(&format!("\n{protocol}: {}\n", quoted(&labels)));
+        text.push_str(&format!("\n{protocol}: {}\n", quote_labels(&labels)));
     }
     Ok(text)
 }
 
-fn title(programs: &str) -> String {
+fn programs_title(programs: &str) -> String {
     match programs {
         "all" => "All programs".to_owned(),
         "node proxy, waypoint" => "Node proxies and waypoints".to_owned(),
@@ -124,19 +124,19 @@ fn title(programs: &str) -> String {
     }
 }
 
-fn row(family: &Family, path: &str) -> Vec<String> {
-    let of_traffic = TRAFFIC.iter().find(|(_, _, file)| *file == path);
+fn family_row(family: &MetricFamily, path: &str) -> Vec<String> {
+    let of_traffic = TRAFFIC_LABELS.iter().find(|(_, _, file)| *file == path);
     let labels = match of_traffic {
         Some((protocol, ..)) if family.name.starts_with("istio_") => {
             format!("[traffic, {protocol}](#labels-of-traffic)")
         }
-        _ => quoted(&family.labels),
+        _ => quote_labels(&family.labels),
     };
-    let name = format!("`{}`", family.exposed());
+    let name = format!("`{}`", family.exposed_name());
     vec![name, family.kind.to_owned(), labels, family.help.clone()]
 }
 
-fn quoted(labels: &[String]) -> String {
+fn quote_labels(labels: &[String]) -> String {
     let quoted: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
     quoted.join(", ")
 }

@@ -5,18 +5,18 @@ mod values;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::code::table;
+use super::code::markdown_table;
 use crate::shell;
 
 /// File with the chart's values.
-const VALUES: &str = "charts/ambit/values.yaml";
+const VALUES_FILE: &str = "charts/ambit/values.yaml";
 
 /// Returns the page of the chart's values.
-pub(super) fn chart() -> Result<String> {
-    let text = std::fs::read_to_string(shell::root().join(VALUES))
-        .with_context(|| format!("cannot read {VALUES}"))?;
-    let values = values::read(&text);
-    ensure!(values.len() > 50, "{VALUES} has no values");
+pub(super) fn render_chart_values() -> Result<String> {
+    let text = std::fs::read_to_string(shell::workspace_root().join(VALUES_FILE))
+        .with_context(|| format!("cannot read {VALUES_FILE}"))?;
+    let values = values::parse_chart_values(&text);
+    ensure!(values.len() > 50, "{VALUES_FILE} has no values");
     let mut page = "# Values of the chart\n\n\
          For `ambit install` and `ambit upgrade` (`--set`, `-f`) and for Helm. An empty string means the default of \
          `global.platform`.\n"
@@ -45,13 +45,13 @@ pub(super) fn chart() -> Result<String> {
 
 fn push(page: &mut String, section: &str, rows: &mut Vec<Vec<String>>) {
     if !rows.is_empty() {
-        let table = table(&["value", "default", "meaning"], rows);
+        let table = markdown_table(&["value", "default", "meaning"], rows);
         page.push_str(&format!("\n## {section}\n\n{table}"));
         rows.clear();
     }
 }
 
 /// Returns the page of environment variables.
-pub(super) fn environment() -> Result<String> {
+pub(super) fn render_environment() -> Result<String> {
     environment::render()
 }

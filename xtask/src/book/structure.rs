@@ -7,9 +7,9 @@ use std::{
 };
 
 /// Page that lists all others.
-const SUMMARY: &str = "SUMMARY.md";
+const SUMMARY_FILE: &str = "SUMMARY.md";
 /// Comments of which one must precede a block of commands.
-const MARKS: &[&str] = &[
+const DOCUMENT_MARKS: &[&str] = &[
     "<!-- run: lab -->",
     "<!-- run: cluster -->",
     "<!-- run: istio",
@@ -20,23 +20,28 @@ const MARKS: &[&str] = &[
 pub(super) type Pages = BTreeMap<PathBuf, String>;
 
 /// Returns every violation. `exists` returns whether a file exists, whose path is relative to `docs/src`.
-pub(super) fn broken(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<String> {
+pub(super) fn find_problems(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut broken = Vec::new();
-    let summary = pages.get(Path::new(SUMMARY)).map_or("", String::as_str);
+    let summary = pages
+        .get(Path::new(SUMMARY_FILE))
+        .map_or("", String::as_str);
     let listed: BTreeSet<_> = links(summary).into_iter().map(PathBuf::from).collect();
-    for path in pages.keys().filter(|path| *path != Path::new(SUMMARY)) {
+    for path in pages.keys().filter(|path| *path != Path::new(SUMMARY_FILE)) {
         if !listed.contains(path) {
-            broken.push(format!("docs/src/{}: not in {SUMMARY}", path.display()));
+            broken.push(format!(
+                "docs/src/{}: not in {SUMMARY_FILE}",
+                path.display()
+            ));
         }
     }
     for (path, text) in pages {
         let at = |what: String| format!("docs/src/{}: {what}", path.display());
         for link in links(text) {
-            if let Some(problem) = problem_of(link, path, pages, &exists) {
+            if let Some(problem) = check_link(link, path, pages, &exists) {
                 broken.push(at(problem));
             }
         }
-        broken.extend(unmarked(text).map(|line| {
+        broken.extend(unmarked_code_blocks(text).map(|line| {
             at(format!(
                 "line {line}: commands without `<!-- run: … -->` or `<!-- not run: REASON -->`"
             ))
@@ -45,7 +50,7 @@ pub(super) fn broken(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<Strin
     broken
 }
 
-fn problem_of(
+fn check_link(
     link: &str,
     from: &Path,
     pages: &Pages,
@@ -57,18 +62,18 @@ fn problem_of(
     let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
     let path = match target {
         "" => from.to_path_buf(),
-        target => normal(&from.parent()?.join(target)),
+        target => normalize_path(&from.parent()?.join(target)),
     };
     let Some(page) = pages.get(&path) else {
         return (!exists(&path)).then(|| format!("the link {link} has no such file"));
     };
     let is_heading =
-        anchor.is_empty() || headings(page).any(|heading| anchor_of(heading) == anchor);
+        anchor.is_empty() || headings(page).any(|heading| heading_anchor(heading) == anchor);
     (!is_heading).then(|| format!("the link {link} has no such heading"))
 }
 
 /// Resolves `..` in a path, without following symbolic links.
-fn normal(path: &Path) -> PathBuf {
+fn normalize_path(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
         if part != Component::ParentDir || !normal.pop() {
@@ -94,7 +99,7 @@ fn headings(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the anchor of a heading, as mdBook and code hosts generate it.
-fn anchor_of(heading: &str) -> String {
+fn heading_anchor(heading: &str) -> String {
     let letters = heading.to_lowercase();
     let letters = letters.chars().filter_map(|one| match one {
         ' ' => Some('-'),
@@ -126,11 +131,11 @@ pub(super) fn links(text: &str) -> Vec<&str> {
 }
 
 /// Returns the line numbers of blocks of commands without a preceding comment.
-fn unmarked(text: &str) -> impl Iterator<Item = usize> {
+fn unmarked_code_blocks(text: &str) -> impl Iterator<Item = usize> {
     let before = std::iter::once("").chain(text.lines());
     let blocks = before.zip(text.lines()).enumerate();
     blocks.filter_map(|(index, (before, line))| {
-        let is_marked = MARKS.iter().any(|mark| before.starts_with(mark));
+        let is_marked = DOCUMENT_MARKS.iter().any(|mark| before.starts_with(mark));
         (line.starts_with("```console") && !is_marked).then_some(index + 1)
     })
 }
@@ -139,41 +144,46 @@ fn unmarked(text: &str) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
-    fn found(page: &str) -> Vec<String> {
+    fn found_problems(page: &str) -> Vec<String> {
         let pages = [
-            (SUMMARY, "- [A](a.md)\n- [B](b/c.md)"),
+            (SUMMARY_FILE, "- [A](a.md)\n- [B](b/c.md)"),
             ("a.md", page),
             ("b/c.md", "# The `C`, in short\n[back](../a.md)"),
         ];
         let pages = pages.map(|(path, text)| (PathBuf::from(path), text.to_owned()));
-        broken(&pages.into(), |path| path == Path::new("images/a.svg"))
+        find_problems(&pages.into(), |path| path == Path::new("images/a.svg"))
     }
 
     #[test]
     fn links_resolve_to_pages_headings_and_files() {
         let fine = "[c](b/c.md#the-c-in-short) ![a](images/a.svg) [x](https://example.com) `[no](link)`\n```\n[no](link)\n```";
-        assert_eq!(found(fine), [""; 0]);
+        assert_eq!(found_problems(fine), [""; 0]);
         for (page, expected) in [
             ("[c](c.md)", "c.md has no such file"),
             ("[c](b/c.md#c)", "has no such heading"),
             ("[`c`](images/b.svg)", "images/b.svg has no such file"),
         ] {
-            assert!(found(page)[0].contains(expected), "{page}");
+            assert!(found_problems(page)[0].contains(expected), "{page}");
         }
     }
 
     #[test]
     fn every_page_is_in_the_summary() {
         let page = (PathBuf::from("lost.md"), String::new());
-        let lost = broken(&[page].into(), |_| true);
+        let lost = find_problems(&[page].into(), |_| true);
         assert_eq!(lost, ["docs/src/lost.md: not in SUMMARY.md"]);
     }
 
     #[test]
     fn commands_name_their_runner() {
         for mark in ["<!-- run: lab -->", "<!-- not run: needs a registry -->"] {
-            assert_eq!(found(&format!("{mark}\n```console\n$ a\n```")), [""; 0]);
+            assert_eq!(
+                found_problems(&format!("{mark}\n```console\n$ a\n```")),
+                [""; 0]
+            );
         }
-        assert!(found("\n```console\n$ a\n```")[0].contains("a.md: line 2: commands without"));
+        assert!(
+            found_problems("\n```console\n$ a\n```")[0].contains("a.md: line 2: commands without")
+        );
     }
 }

@@ -39,7 +39,7 @@ struct Step {
 
 impl Lane {
     /// Builds a lane that runs these suites.
-    pub(super) fn suites(name: &'static str, priority: Priority, suites: Vec<Suite>) -> Self {
+    pub(super) fn suite_lane(name: &'static str, priority: Priority, suites: Vec<Suite>) -> Self {
         let step = |suite: Suite| Step {
             command: suite.command(),
             name: suite.name,
@@ -54,7 +54,7 @@ impl Lane {
     }
 
     /// Sets the maximum number of concurrent steps.
-    pub(super) fn at_once(mut self, steps: usize) -> Self {
+    pub(super) fn max_parallel(mut self, steps: usize) -> Self {
         self.at_once = steps;
         self
     }
@@ -183,8 +183,8 @@ mod tests {
                 at(other)
             ))
         };
-        let lane = Lane::suites("test", Priority::Normal, Vec::new())
-            .at_once(2)
+        let lane = Lane::suite_lane("test", Priority::Normal, Vec::new())
+            .max_parallel(2)
             .command("first", meet("a", "b"))
             .command("second", meet("b", "a"));
         assert!(run(vec![lane]).is_ok());
@@ -194,7 +194,7 @@ mod tests {
     fn a_failed_step_is_named_and_later_steps_run() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ran");
-        let lane = Lane::suites("test", Priority::Low, Vec::new())
+        let lane = Lane::suite_lane("test", Priority::Low, Vec::new())
             .command("first", shell_step("exit 3"))
             .command("second", shell_step(&format!("touch {}", file.display())));
         let error = run(vec![lane]).err().map(|error| error.to_string());

@@ -13,14 +13,14 @@ use serde::Deserialize;
 use crate::{setup, shell};
 
 /// Suites that take minutes and build third-party programs, so that only `cargo xtask cluster test` runs them.
-const APART: [&str; 2] = ["cluster-tests::istio", "cluster-tests::platforms"];
+const SEPARATE_SUITES: [&str; 2] = ["cluster-tests::istio", "cluster-tests::platforms"];
 
 /// Test program that cargo has built.
 #[derive(Debug)]
 pub(super) struct Suite {
     /// Crate and target, for instance `system-tests::attacks`.
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: SuiteKind,
     program: PathBuf,
     /// Directory of the crate, in which cargo starts test programs.
     directory: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct Suite {
 
 /// Resource that dominates the duration of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SuiteKind {
     /// A real Kubernetes cluster, for which the suite mostly waits.
     Cluster,
     /// Network namespaces, links and programs of other crates, for which the suite mostly waits.
@@ -37,10 +37,10 @@ pub(super) enum Kind {
     Unit,
 }
 
-impl Kind {
+impl SuiteKind {
     /// Returns the kind of the suites of a crate, whose name is without `ambit-`.
     fn of(package: &str) -> Self {
-        let tests = setup::Tests::of(package);
+        let tests = setup::TestRequirements::for_crate(package);
         match package {
             "cluster-tests" => Self::Cluster,
             _ if tests.root || tests.binaries => Self::Lab,
@@ -71,7 +71,7 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the programs and the test programs of all crates, and returns all suites except [`APART`]. It is one
+/// Builds the programs and the test programs of all crates, and returns all suites except [`SEPARATE_SUITES`]. It is one
 /// invocation of cargo: two would unify features differently and build most libraries twice.
 ///
 /// # Errors
@@ -98,7 +98,7 @@ pub(super) fn build() -> Result<Vec<Suite>> {
         let message = serde_json::from_str(&line)
             .with_context(|| format!("cargo wrote a line that is not understood: {line}"))?;
         let suite = Suite::from_message(message);
-        suites.extend(suite.filter(|suite| !APART.contains(&suite.name.as_str())));
+        suites.extend(suite.filter(|suite| !SEPARATE_SUITES.contains(&suite.name.as_str())));
     }
     let status = child.wait()?;
     ensure!(status.success(), "building the tests failed ({status})");
@@ -127,7 +127,7 @@ impl Suite {
         };
         Some(Self {
             name: format!("{folder}::{part}"),
-            kind: Kind::of(folder),
+            kind: SuiteKind::of(folder),
             program: message.executable?,
             directory,
         })
@@ -160,7 +160,7 @@ mod tests {
         let line = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/crates/development/system-tests/Cargo.toml","target":{"kind":["test"],"name":"attacks"},"profile":{"test":true},"executable":"/w/target/debug/deps/attacks-1"}"#;
         let found = suite(line).unwrap();
         assert_eq!(found.name, "system-tests::attacks");
-        assert_eq!(found.kind, Kind::Lab);
+        assert_eq!(found.kind, SuiteKind::Lab);
         let no_test = line.replace("\"test\":true", "\"test\":false");
         assert!(suite(&no_test).is_none());
         assert!(suite(r#"{"reason":"build-finished","success":true}"#).is_none());
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn suites_are_classified_by_their_resource() {
-        assert_eq!(Kind::of("cluster-tests"), Kind::Cluster);
-        assert_eq!(Kind::of("cni"), Kind::Lab);
-        assert_eq!(Kind::of("l7"), Kind::Unit);
+        assert_eq!(SuiteKind::of("cluster-tests"), SuiteKind::Cluster);
+        assert_eq!(SuiteKind::of("cni"), SuiteKind::Lab);
+        assert_eq!(SuiteKind::of("l7"), SuiteKind::Unit);
     }
 }

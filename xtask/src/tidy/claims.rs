@@ -2,14 +2,14 @@
 
 use super::{
     layers::{self, DEVELOPMENT},
-    paths::{Code, Named, named},
+    paths::{CodeScope, NamedPath, named_paths},
     source::Source,
     workspace::Package,
 };
 
 /// Crates that may name protobuf messages, with the reason, besides `wire`, which contains them: the ends of gRPC
 /// streams, which pass messages on unchanged.
-const MESSAGES: &[(&str, &str)] = &[
+const MESSAGE_USERS: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
     ("ambit-xds", "the client's end of delta xDS"),
     ("ambit-certificates", "the client's end of the CSR API"),
@@ -34,7 +34,7 @@ const GENERATED: &[&str] = &[
 const PROTOBUF: &[&str] = &["prost", "prost_types", "tonic_prost"];
 
 /// Crates that may use netlink, with the reason.
-const NETLINK: &[(&str, &str)] = &[
+const NETLINK_USERS: &[(&str, &str)] = &[
     ("ambit-sys", "the kernel's side of everything"),
     (
         "ambit-netlab",
@@ -44,20 +44,20 @@ const NETLINK: &[(&str, &str)] = &[
 
 /// Crates that may spawn tokio tasks, with the reason. `rt` names and counts tasks, and ends the program if a vital one
 /// fails.
-const TASKS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
+const TASK_USERS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
 
-pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
+pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<String> {
     // Code of development crates is not shipped.
     if layers::folder(package).is_none_or(|folder| folder == DEVELOPMENT) {
         return Vec::new();
     }
     let mut broken = Vec::new();
     for source in sources.iter().filter(|source| !source.is_test()) {
-        for path in named(&source.syntax, Code::Shipped) {
+        for path in named_paths(&source.syntax, CodeScope::Shipped) {
             let what = [
-                (is_message(&path), MESSAGES, "names protobuf messages"),
-                (is_netlink(&path), NETLINK, "speaks netlink"),
-                (is_task(&path), TASKS, "starts tasks"),
+                (is_message(&path), MESSAGE_USERS, "names protobuf messages"),
+                (is_netlink(&path), NETLINK_USERS, "speaks netlink"),
+                (is_task(&path), TASK_USERS, "starts tasks"),
             ];
             for (does, allowed, what) in what {
                 if does && !allowed.iter().any(|(name, _)| *name == package.name) {
@@ -75,7 +75,7 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
     broken
 }
 
-fn is_message(path: &Named) -> bool {
+fn is_message(path: &NamedPath) -> bool {
     match path.segments.as_slice() {
         [first, second, ..] if first == "ambit_wire" => GENERATED.contains(&second.as_str()),
         [first, ..] => PROTOBUF.contains(&first.as_str()),
@@ -83,14 +83,14 @@ fn is_message(path: &Named) -> bool {
     }
 }
 
-fn is_netlink(path: &Named) -> bool {
+fn is_netlink(path: &NamedPath) -> bool {
     let first = path.segments.first().map(String::as_str);
     let last = path.segments.last().map(String::as_str);
     first.is_some_and(|name| name.starts_with("netlink_") || name.starts_with("rtnetlink"))
         || last.is_some_and(|name| name.starts_with("AF_NETLINK") || name == "NETLINK")
 }
 
-fn is_task(path: &Named) -> bool {
+fn is_task(path: &NamedPath) -> bool {
     let names: Vec<_> = path.segments.iter().map(String::as_str).collect();
     matches!(
         names.as_slice(),
@@ -107,16 +107,16 @@ fn is_task(path: &Named) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::source::made_up, *};
+    use super::{super::source::test_source, *};
     use crate::shell;
 
-    fn found(name: &str, text: &str) -> usize {
+    fn found_violations(name: &str, text: &str) -> usize {
         let package = Package {
             name: name.to_owned(),
-            dir: shell::root().join("crates/programs/made-up"),
+            dir: shell::workspace_root().join("crates/programs/made-up"),
             ..Package::default()
         };
-        broken(&package, &[made_up("lib.rs", text)]).len()
+        find_violations(&package, &[test_source("lib.rs", text)]).len()
     }
 
     #[test]
@@ -136,7 +136,10 @@ mod tests {
             ("use tokio::task::JoinSet;", "ambit-rt"),
         ] {
             assert_eq!(
-                (found("made-up", text), found(owner, text)),
+                (
+                    found_violations("made-up", text),
+                    found_violations(owner, text)
+                ),
                 (1, 0),
                 "{text}"
             );
@@ -146,7 +149,7 @@ mod tests {
             "fn f() { ambit_rt::spawn(\"a\", async {}); }",
             "#[cfg(test)] mod tests { fn g() { tokio::spawn(async {}); } }",
         ] {
-            assert_eq!(found("made-up", fine), 0, "{fine}");
+            assert_eq!(found_violations("made-up", fine), 0, "{fine}");
         }
     }
 }

@@ -17,8 +17,8 @@ use std::{
 use syn::Item;
 
 use super::{
-    modules::{Module, Path, modules},
-    paths::{Code, Named, first_names, named},
+    modules::{Module, ModulePath, modules},
+    paths::{CodeScope, NamedPath, first_names, named_paths},
     source::{Source, attributes, is_for_tests},
     workspace::Package,
 };
@@ -27,14 +27,14 @@ use super::{
 const MAX_RE_EXPORTS: usize = 8;
 
 /// Returns the import cycles of a package's modules.
-pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
+pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<String> {
     let modules = modules(sources);
     let Cycles { sets, edges } = cycles(&modules);
     sets.iter()
         .map(|cycle| {
             let members: Vec<_> = cycle.iter().map(|path| path.join("::")).collect();
             let members = members.join(", ");
-            let edges = described(&edges, cycle);
+            let edges = describe_cycle(&edges, cycle);
             format!("{}: modules in a cycle: {members}{edges}", package.name)
         })
         .collect()
@@ -42,15 +42,15 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
 
 /// Sets of modules that import each other, directly or indirectly, with all imports.
 struct Cycles {
-    sets: Vec<BTreeSet<Path>>,
+    sets: Vec<BTreeSet<ModulePath>>,
     edges: Edges,
 }
 
 /// Imports between modules: for each pair, the paths in the file of the first that refer to the second.
-type Edges = BTreeMap<Path, BTreeMap<Path, BTreeSet<String>>>;
+type Edges = BTreeMap<ModulePath, BTreeMap<ModulePath, BTreeSet<String>>>;
 
 /// Describes the imports within a cycle as lines, each with one of the importing paths.
-fn described(edges: &Edges, cycle: &BTreeSet<Path>) -> String {
+fn describe_cycle(edges: &Edges, cycle: &BTreeSet<ModulePath>) -> String {
     let mut lines = String::new();
     for from in cycle {
         let imported = edges.get(from).into_iter().flatten();
@@ -68,8 +68,8 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
     let mut edges = Edges::new();
     for scope in scopes.values() {
         let from = &scope.module.path[..];
-        let add = |edges: &mut Edges, to: &[String], by: &Named| {
-            if let Some((from, to)) = of_one_level(from, to) {
+        let add = |edges: &mut Edges, to: &[String], by: &NamedPath| {
+            if let Some((from, to)) = siblings_of_paths(from, to) {
                 let paths = edges.entry(from).or_default().entry(to).or_default();
                 paths.insert(by.segments.join("::"));
             }
@@ -99,7 +99,7 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
 struct Scope<'a> {
     module: &'a Module<'a>,
     /// Paths in shipped code.
-    paths: Vec<Named>,
+    paths: Vec<NamedPath>,
     /// First segments of paths outside of `use`.
     first_names: BTreeSet<String>,
     /// Names of the items that the file defines.
@@ -109,15 +109,15 @@ struct Scope<'a> {
 type Scopes<'a> = BTreeMap<&'a [String], Scope<'a>>;
 
 fn scopes<'a>(modules: &'a [Module<'a>]) -> Scopes<'a> {
-    let tests: Vec<Path> = modules.iter().flat_map(Module::tests).collect();
+    let tests: Vec<ModulePath> = modules.iter().flat_map(Module::tests).collect();
     let is_shipped = |module: &&Module<'_>| {
-        let is_below = |tests: &Path| module.path.starts_with(tests);
+        let is_below = |tests: &ModulePath| module.path.starts_with(tests);
         !module.source.is_test() && !tests.iter().any(is_below)
     };
     let scope = |module: &'a Module<'a>| Scope {
         module,
-        paths: named(&module.source.syntax, Code::Shipped),
-        first_names: first_names(&module.source.syntax, Code::Shipped),
+        paths: named_paths(&module.source.syntax, CodeScope::Shipped),
+        first_names: first_names(&module.source.syntax, CodeScope::Shipped),
         items: items(&module.source.syntax.items),
     };
     let shipped = modules.iter().filter(is_shipped);
@@ -128,7 +128,7 @@ fn scopes<'a>(modules: &'a [Module<'a>]) -> Scopes<'a> {
 
 impl Scope<'_> {
     /// Returns whether a path re-exports an item from a module below, which the file itself does not use.
-    fn re_exports(&self, path: &Named, scopes: &Scopes<'_>) -> bool {
+    fn re_exports(&self, path: &NamedPath, scopes: &Scopes<'_>) -> bool {
         let Some(import) = path.import.as_ref().filter(|import| import.is_public) else {
             return false;
         };
@@ -138,7 +138,7 @@ impl Scope<'_> {
     }
 
     /// Returns the imports of a name, including those of all names of a module (`*`).
-    fn imports(&self, name: &str) -> impl Iterator<Item = &Named> {
+    fn imports(&self, name: &str) -> impl Iterator<Item = &NamedPath> {
         self.paths.iter().filter(move |path| {
             let import = path.import.as_ref();
             path.inline == 0 && import.is_some_and(|import| import.name == name)
@@ -149,7 +149,7 @@ impl Scope<'_> {
 /// Returns the module to which the beginning of a path resolves, and the rest of the path.
 fn module<'s, 'p>(
     scope: &'s Scope<'_>,
-    path: &'p Named,
+    path: &'p NamedPath,
     scopes: &'s Scopes<'s>,
 ) -> Option<(&'s Scope<'s>, &'p [String])> {
     let (first, rest) = path.segments.split_first()?;
@@ -190,7 +190,7 @@ fn module<'s, 'p>(
 /// Returns the module that defines the item of a path; `None` if another crate does.
 fn definition<'s>(
     scope: &'s Scope<'_>,
-    path: &Named,
+    path: &NamedPath,
     scopes: &'s Scopes<'s>,
     re_exports: usize,
 ) -> Option<&'s [String]> {
@@ -236,7 +236,7 @@ fn items(items: &[Item]) -> BTreeSet<String> {
 
 /// Returns the ancestors of two modules that are siblings; for a module and one that it contains, the latter's ancestor
 /// and the former's own file. `None` for a path within one module.
-fn of_one_level(from: &[String], to: &[String]) -> Option<(Path, Path)> {
+fn siblings_of_paths(from: &[String], to: &[String]) -> Option<(ModulePath, ModulePath)> {
     let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     let node = |path: &[String]| match path.get(..=common) {
         Some(node) => node.to_vec(),
@@ -246,8 +246,8 @@ fn of_one_level(from: &[String], to: &[String]) -> Option<(Path, Path)> {
     (from != to).then_some((from, to))
 }
 
-fn strongly_connected(edges: &Edges) -> Vec<BTreeSet<Path>> {
-    let reach = |start: &Path| {
+fn strongly_connected(edges: &Edges) -> Vec<BTreeSet<ModulePath>> {
+    let reach = |start: &ModulePath| {
         let mut seen = BTreeSet::new();
         let mut open = vec![start];
         while let Some(next) = open.pop() {
@@ -259,12 +259,13 @@ fn strongly_connected(edges: &Edges) -> Vec<BTreeSet<Path>> {
         }
         seen
     };
-    let reached: BTreeMap<&Path, BTreeSet<Path>> =
+    let reached: BTreeMap<&ModulePath, BTreeSet<ModulePath>> =
         edges.keys().map(|path| (path, reach(path))).collect();
     let mut cycles = BTreeSet::new();
     for (path, theirs) in &reached {
-        let back = |other: &&Path| reached.get(other).is_some_and(|seen| seen.contains(*path));
-        let cycle: BTreeSet<Path> = theirs.iter().filter(back).cloned().collect();
+        let back =
+            |other: &&ModulePath| reached.get(other).is_some_and(|seen| seen.contains(*path));
+        let cycle: BTreeSet<ModulePath> = theirs.iter().filter(back).cloned().collect();
         if cycle.len() > 1 {
             cycles.insert(cycle);
         }
@@ -274,18 +275,18 @@ fn strongly_connected(edges: &Edges) -> Vec<BTreeSet<Path>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::source::made_up, *};
+    use super::{super::source::test_source, *};
 
-    fn found(files: &[(&str, &str)]) -> Vec<String> {
+    fn found_violations(files: &[(&str, &str)]) -> Vec<String> {
         let sources: Vec<_> = files
             .iter()
-            .map(|(path, text)| made_up(path, text))
+            .map(|(path, text)| test_source(path, text))
             .collect();
         let package = Package {
             name: "made-up".to_owned(),
             ..Package::default()
         };
-        let broken = broken(&package, &sources);
+        let broken = find_violations(&package, &sources);
         let summary = |text: String| text.lines().next().unwrap_or_default().to_owned();
         broken.into_iter().map(summary).collect()
     }
@@ -300,7 +301,10 @@ mod tests {
             ("b.rs", "mod c; pub struct B;"),
             ("b/c.rs", "fn c() -> crate::a::A { todo!() }"),
         ];
-        assert_eq!(found(&cycle), ["made-up: modules in a cycle: a, b"]);
+        assert_eq!(
+            found_violations(&cycle),
+            ["made-up: modules in a cycle: a, b"]
+        );
         let by_re_export = [
             (
                 "lib.rs",
@@ -309,7 +313,10 @@ mod tests {
             ("a.rs", "use crate::B; pub struct A;"),
             ("b.rs", "use crate::A; pub struct B;"),
         ];
-        assert_eq!(found(&by_re_export), ["made-up: modules in a cycle: a, b"]);
+        assert_eq!(
+            found_violations(&by_re_export),
+            ["made-up: modules in a cycle: a, b"]
+        );
     }
 
     #[test]
@@ -328,13 +335,17 @@ mod tests {
             "mod d; pub use d::D; pub struct A(D);",
             "mod d; pub struct A; fn f() -> d::D { todo!() }",
         ] {
-            assert_eq!(found(&parent(text)), cycle, "{text}");
+            assert_eq!(found_violations(&parent(text)), cycle, "{text}");
         }
         for text in [
             "mod d; pub use d::D; pub struct A;",
             "mod d; use d::D; pub use std::sync::Arc as A;",
         ] {
-            assert_eq!(found(&parent(text)), Vec::<String>::new(), "{text}");
+            assert_eq!(
+                found_violations(&parent(text)),
+                Vec::<String>::new(),
+                "{text}"
+            );
         }
     }
 
@@ -353,6 +364,6 @@ mod tests {
             ),
             ("b/tests.rs", "use crate::b::*;"),
         ];
-        assert_eq!(found(&tree), Vec::<String>::new());
+        assert_eq!(found_violations(&tree), Vec::<String>::new());
     }
 }

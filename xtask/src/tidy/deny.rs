@@ -16,7 +16,7 @@ use crate::shell;
 /// Part of cargo-deny's format that is read here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Deny {
+struct DenyPolicy {
     graph: Graph,
     licenses: Licenses,
     bans: Bans,
@@ -59,14 +59,17 @@ struct Sources {
     allow_registry: Vec<String>,
 }
 
-pub(super) fn broken(workspace: &Workspace) -> Result<Vec<String>> {
-    let path = shell::root().join("deny.toml");
+pub(super) fn find_violations(workspace: &Workspace) -> Result<Vec<String>> {
+    let path = shell::workspace_root().join("deny.toml");
     let deny = parse(&fs::read_to_string(&path)?).with_context(|| path.display().to_string())?;
-    let mut broken = judge(&deny, workspace);
+    let mut broken = check_policy(&deny, workspace);
     for banned in &deny.bans.deny {
         broken.extend(is_built(banned)?);
     }
-    broken.extend(duplicates(&deny.bans.skip, &built(&deny.graph.targets)?));
+    broken.extend(duplicates(
+        &deny.bans.skip,
+        &built_versions(&deny.graph.targets)?,
+    ));
     Ok(broken)
 }
 
@@ -74,7 +77,7 @@ pub(super) fn broken(workspace: &Workspace) -> Result<Vec<String>> {
 type Versions = BTreeMap<String, BTreeSet<String>>;
 
 /// Lists the versions of crates that are built for any of the targets, by `cargo tree`.
-fn built(targets: &[String]) -> Result<Versions> {
+fn built_versions(targets: &[String]) -> Result<Versions> {
     let mut args = vec!["tree", "--workspace", "--prefix", "none"];
     args.extend(["--edges", "normal,build,dev", "--format", "{p}"]);
     for target in targets {
@@ -134,16 +137,19 @@ fn duplicates(skip: &[Banned], built: &Versions) -> Vec<String> {
     broken
 }
 
-fn parse(text: &str) -> Result<Deny> {
+fn parse(text: &str) -> Result<DenyPolicy> {
     Ok(toml::from_str(text)?)
 }
 
-fn judge(deny: &Deny, workspace: &Workspace) -> Vec<String> {
+fn check_policy(deny: &DenyPolicy, workspace: &Workspace) -> Vec<String> {
     let mut broken = Vec::new();
     let packages: BTreeMap<_, _> = workspace.packages.iter().collect();
-    for package in packages.into_values().filter(|package| !package.is_ours()) {
+    for package in packages
+        .into_values()
+        .filter(|package| !package.is_workspace_member())
+    {
         let name = format!("{} {}", package.name, package.version);
-        if let Some(problem) = licence(deny, package) {
+        if let Some(problem) = check_license(deny, package) {
             broken.push(format!("{name}: {problem}"));
         }
         let from = package.source.as_deref().unwrap_or_default();
@@ -163,7 +169,7 @@ fn judge(deny: &Deny, workspace: &Workspace) -> Vec<String> {
 }
 
 /// Returns the violation in a package's licence, if there is one.
-fn licence(deny: &Deny, package: &Package) -> Option<String> {
+fn check_license(deny: &DenyPolicy, package: &Package) -> Option<String> {
     let Some(text) = &package.licence else {
         return Some("its manifest names no licence".to_owned());
     };
@@ -214,7 +220,7 @@ mod tests {
         }])
     }
 
-    fn deny() -> Deny {
+    fn deny() -> DenyPolicy {
         parse(&format!(
             "[licenses]\nallow = [\"MIT\", \"Apache-2.0 WITH LLVM-exception\"]\n\
              [bans]\ndeny = [{{ crate = \"ring\", reason = \"TLS is aws-lc's\" }}]\n\
@@ -236,7 +242,7 @@ mod tests {
             (Some("whatever"), false),
             (None, false),
         ] {
-            let broken = judge(&deny(), &package(licence, &from));
+            let broken = check_policy(&deny(), &package(licence, &from));
             assert_eq!(broken.is_empty(), fine, "{licence:?} {broken:?}");
         }
     }
@@ -248,7 +254,7 @@ mod tests {
             ("registry+https://example.com/index".to_owned(), false),
             ("git+https://example.com/thing#abc".to_owned(), false),
         ] {
-            let broken = judge(&deny(), &package(Some("MIT"), &source));
+            let broken = check_policy(&deny(), &package(Some("MIT"), &source));
             assert_eq!(broken.is_empty(), fine, "{source} {broken:?}");
         }
     }
@@ -289,7 +295,7 @@ mod tests {
 
     #[test]
     fn every_ban_of_the_workspace_has_its_reason() {
-        let text = fs::read_to_string(shell::root().join("deny.toml")).unwrap();
+        let text = fs::read_to_string(shell::workspace_root().join("deny.toml")).unwrap();
         assert!(parse(&text).unwrap().bans.deny.len() >= 4);
     }
 }

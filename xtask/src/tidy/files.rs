@@ -6,7 +6,7 @@ const MAX_FILE_LINES: usize = 700;
 const MAX_MAIN_LINES: usize = 60;
 const HEADER_FROM_LINES: usize = 100;
 
-pub(super) fn broken(source: &Source) -> Vec<String> {
+pub(super) fn find_violations(source: &Source) -> Vec<String> {
     if source.generated {
         return Vec::new();
     }
@@ -69,7 +69,7 @@ pub(super) fn broken(source: &Source) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::source::made_up, *};
+    use super::{super::source::test_source, *};
 
     #[test]
     fn each_rule_finds_its_violation() {
@@ -96,13 +96,16 @@ mod tests {
             ),
             ("a.rs", ["// TO", "DO: later"].concat(), "a.rs:1: TODO"),
         ] {
-            let broken = broken(&made_up(path, &text));
+            let broken = find_violations(&test_source(path, &text));
             assert!(
                 broken.iter().any(|problem| problem.contains(expected)),
                 "{expected} {broken:?}"
             );
         }
         let fine = "#![forbid(unsafe_code)]\nfn f() {}";
-        assert_eq!(broken(&made_up("lib.rs", fine)), Vec::<String>::new());
+        assert_eq!(
+            find_violations(&test_source("lib.rs", fine)),
+            Vec::<String>::new()
+        );
     }
 }

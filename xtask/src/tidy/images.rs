@@ -7,15 +7,15 @@ use anyhow::{Context as _, Result};
 use crate::shell;
 
 /// Cargo commands that resolve dependencies.
-const RESOLVING: [&str; 5] = ["build", "rustc", "install", "run", "test"];
+const RESOLVING_COMMANDS: [&str; 5] = ["build", "rustc", "install", "run", "test"];
 
-pub(super) fn broken() -> Result<Vec<String>> {
-    let path = shell::root().join("build/Dockerfile");
+pub(super) fn find_violations() -> Result<Vec<String>> {
+    let path = shell::workspace_root().join("build/Dockerfile");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    Ok(judge(&text))
+    Ok(check_dockerfile(&text))
 }
 
-fn judge(text: &str) -> Vec<String> {
+fn check_dockerfile(text: &str) -> Vec<String> {
     // A line that ends with a backslash continues on the next one.
     let text = text.replace("\\\n", " ");
     let lines = text.lines().map(str::trim);
@@ -37,7 +37,7 @@ fn judge(text: &str) -> Vec<String> {
             let command = command.strip_prefix("RUN ").unwrap_or(command);
             let words: Vec<_> = command.split_whitespace().collect();
             if let ["cargo", what, rest @ ..] = words.as_slice()
-                && RESOLVING.contains(what)
+                && RESOLVING_COMMANDS.contains(what)
                 && !rest.contains(&"--locked")
             {
                 broken.push(format!("build/Dockerfile: `cargo {what}` without --locked"));
@@ -74,7 +74,12 @@ mod tests {
             ("RUN true && cargo install x && cargo rustc --locked", 1),
             ("# FROM rust:1", 0),
         ] {
-            assert_eq!(judge(text).len(), problems, "{text}: {:?}", judge(text));
+            assert_eq!(
+                check_dockerfile(text).len(),
+                problems,
+                "{text}: {:?}",
+                check_dockerfile(text)
+            );
         }
     }
 }

@@ -10,9 +10,9 @@ const PRONOUNS: &[&str] = &[
 /// Headings in doc comments, whose text begins on a line of its own: on theirs, it would be part of the heading.
 const HEADINGS: &[&str] = &["# Errors ", "# Panics "];
 /// Minimum number of words of a doc comment.
-const MIN_WORDS: usize = 3;
+const MIN_DOC_WORDS: usize = 3;
 /// Maximum length of a test's name, in characters.
-const MAX_TEST_NAME: usize = 70;
+const MAX_TEST_NAME_CHARS: usize = 70;
 /// Words that names of files, items and tests must not contain, since the field has other terms for them.
 const PRIVATE_WORDS: &[&str] = &[
     "asked", "led", "leads", "leftover", "said", "says", "stood", "tellable", "telling", "told",
@@ -23,15 +23,15 @@ const DECLARATIONS: &[&str] = &[
     "fn ", "struct ", "enum ", "trait ", "mod ", "const ", "static ", "type ",
 ];
 
-pub(super) fn broken(sources: &[Source]) -> Vec<String> {
+pub(super) fn find_violations(sources: &[Source]) -> Vec<String> {
     let mut findings = Vec::new();
     for source in sources.iter().filter(|source| !source.generated) {
-        find(source, &mut findings);
+        check_source(source, &mut findings);
     }
     findings
 }
 
-fn find(source: &Source, findings: &mut Vec<String>) {
+fn check_source(source: &Source, findings: &mut Vec<String>) {
     let path = source.path.display();
     let (mut doc, mut is_test) = (None::<(usize, String)>, false);
     if let Some(word) = private_word(source.name().trim_end_matches(".rs")) {
@@ -53,18 +53,18 @@ fn find(source: &Source, findings: &mut Vec<String>) {
             continue;
         }
         if let Some((at, doc)) = doc.take()
-            && let Some(why) = unclear(&doc)
+            && let Some(why) = doc_problem(&doc)
         {
             findings.push(format!("{path}:{at}: the doc comment {why}"));
         }
         is_test |= line.starts_with("#[") && line.contains("test");
-        let Some(name) = declared(line) else {
+        let Some(name) = declared_name(line) else {
             continue;
         };
-        if is_test && name.chars().count() > MAX_TEST_NAME {
+        if is_test && name.chars().count() > MAX_TEST_NAME_CHARS {
             let at = index + 1;
             findings.push(format!(
-                "{path}:{at}: the test {name} has more than {MAX_TEST_NAME} characters"
+                "{path}:{at}: the test {name} has more than {MAX_TEST_NAME_CHARS} characters"
             ));
         }
         if let Some(word) = private_word(name) {
@@ -75,11 +75,11 @@ fn find(source: &Source, findings: &mut Vec<String>) {
 }
 
 /// Returns the reason why a doc comment cannot be understood alone, if there is one.
-fn unclear(doc: &str) -> Option<String> {
+fn doc_problem(doc: &str) -> Option<String> {
     let words: Vec<&str> = doc.split_whitespace().collect();
     let first = words.first()?;
-    if words.len() < MIN_WORDS {
-        return Some(format!("has fewer than {MIN_WORDS} words"));
+    if words.len() < MIN_DOC_WORDS {
+        return Some(format!("has fewer than {MIN_DOC_WORDS} words"));
     }
     PRONOUNS
         .contains(first)
@@ -87,7 +87,7 @@ fn unclear(doc: &str) -> Option<String> {
 }
 
 /// Returns the name that a line of code declares.
-fn declared(line: &str) -> Option<&str> {
+fn declared_name(line: &str) -> Option<&str> {
     if line.starts_with("//") {
         return None;
     }
@@ -117,7 +117,7 @@ mod tests {
 
     fn findings(path: &str, text: &str) -> Vec<String> {
         let source = Source::new(Path::new(path), None, text.to_owned()).unwrap();
-        broken(&[source])
+        find_violations(&[source])
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_test_has_a_short_name() {
-        let name = "a".repeat(MAX_TEST_NAME);
+        let name = "a".repeat(MAX_TEST_NAME_CHARS);
         let of = |name: &str, attribute: &str| {
             let text = format!("{attribute}\nfn {name}() {{}}\n");
             findings("a.rs", &text)

@@ -6,7 +6,7 @@ use super::workspace::{Package, Workspace};
 use crate::shell;
 
 /// Folders of `crates/`, lowest layer first: a crate may depend on crates of lower folders and of its own folder.
-const FOLDERS: &[&str] = &[
+const LAYER_FOLDERS: &[&str] = &[
     "protocol",
     "runtime",
     "node",
@@ -24,24 +24,24 @@ const PROGRAMS: &str = "programs";
 pub(super) const DEVELOPMENT: &str = "development";
 
 /// Packages outside of the layers: they may depend on any crate, and no crate depends on them.
-const OUTSIDE: [&str; 2] = ["ambit-fuzz", "xtask"];
+const PACKAGES_OUTSIDE_LAYERS: [&str; 2] = ["ambit-fuzz", "xtask"];
 
-pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
+pub(super) fn find_violations(workspace: &Workspace) -> Vec<String> {
     let mut broken = Vec::new();
     for package in workspace
-        .ours()
-        .filter(|package| !OUTSIDE.contains(&&*package.name))
+        .workspace_members()
+        .filter(|package| !PACKAGES_OUTSIDE_LAYERS.contains(&&*package.name))
     {
         let name = &package.name;
-        let Some((own, own_folder)) = rank(package) else {
+        let Some((own, own_folder)) = layer_rank(package) else {
             broken.push(format!(
                 "{name} is in none of the folders of crates/ that xtask/src/tidy/layers.rs lists"
             ));
             continue;
         };
-        let used = workspace.named(&package.normal);
-        for dependency in used.filter(|dependency| dependency.is_ours()) {
-            let allowed = rank(dependency)
+        let used = workspace.packages_by_id(&package.normal);
+        for dependency in used.filter(|dependency| dependency.is_workspace_member()) {
+            let allowed = layer_rank(dependency)
                 .is_some_and(|(theirs, _)| theirs < own || theirs == own && own_folder != PROGRAMS);
             if !allowed {
                 broken.push(format!(
@@ -56,13 +56,13 @@ pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
 
 /// Returns the folder of a crate below `crates/`; `None` for packages outside of it.
 pub(super) fn folder(package: &Package) -> Option<&'static str> {
-    Some(rank(package)?.1)
+    Some(layer_rank(package)?.1)
 }
 
-fn rank(package: &Package) -> Option<(usize, &'static str)> {
-    let path = package.dir.strip_prefix(shell::root()).ok()?;
+fn layer_rank(package: &Package) -> Option<(usize, &'static str)> {
+    let path = package.dir.strip_prefix(shell::workspace_root()).ok()?;
     let parent = path.strip_prefix("crates").ok()?.parent()?;
-    let mut folders = FOLDERS.iter().enumerate();
+    let mut folders = LAYER_FOLDERS.iter().enumerate();
     let (rank, folder) = folders.find(|(_, folder)| parent == Path::new(folder))?;
     Some((rank, folder))
 }
@@ -75,7 +75,7 @@ mod tests {
         let name = path.rsplit('/').next().unwrap_or_default();
         Package {
             name: name.to_owned(),
-            dir: shell::root().join(path),
+            dir: shell::workspace_root().join(path),
             normal: uses.iter().map(ToString::to_string).collect(),
             ..Package::default()
         }
@@ -88,7 +88,7 @@ mod tests {
             package("crates/protocol/wire", &["model"]),
             package("crates/programs/agent", &["wire"]),
         ]);
-        assert_eq!(broken(&workspace), Vec::<String>::new());
+        assert_eq!(find_violations(&workspace), Vec::<String>::new());
         let workspace = Workspace::of([
             package("crates/protocol/model", &["agent"]),
             package("crates/programs/agent", &["cli"]),
@@ -96,7 +96,7 @@ mod tests {
             package("crates/development/testkit", &[]),
             package("crates/elsewhere", &[]),
         ]);
-        let broken = broken(&workspace);
+        let broken = find_violations(&workspace);
         assert_eq!(broken.len(), 4, "{broken:?}");
     }
 }

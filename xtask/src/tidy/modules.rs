@@ -7,23 +7,23 @@ use syn::Item;
 use super::source::{Source, is_for_tests};
 
 /// Path of a module below the crate's root.
-pub(super) type Path = Vec<String>;
+pub(super) type ModulePath = Vec<String>;
 
 /// Returns the files that no `mod` declares, which are neither built nor tested.
-pub(super) fn broken(sources: &[Source]) -> Vec<String> {
-    orphans(&modules(sources), sources)
+pub(super) fn find_violations(sources: &[Source]) -> Vec<String> {
+    orphan_files(&modules(sources), sources)
 }
 
 pub(super) struct Module<'a> {
     pub(super) source: &'a Source,
-    pub(super) path: Path,
+    pub(super) path: ModulePath,
     /// Submodules in files of their own, and whether each is for tests only.
     pub(super) children: BTreeMap<String, bool>,
 }
 
 impl Module<'_> {
     /// Returns the paths of the submodules that are for tests only.
-    pub(super) fn tests(&self) -> impl Iterator<Item = Path> {
+    pub(super) fn tests(&self) -> impl Iterator<Item = ModulePath> {
         let tests = self.children.iter().filter(|(_, for_tests)| **for_tests);
         tests.map(|(name, _)| [&self.path[..], std::slice::from_ref(name)].concat())
     }
@@ -42,7 +42,7 @@ pub(super) fn modules(sources: &[Source]) -> Vec<Module<'_>> {
         };
         let parts = in_src.with_extension("");
         let parts = parts.iter().map(|part| part.to_string_lossy().into_owned());
-        let mut path: Path = parts.collect();
+        let mut path: ModulePath = parts.collect();
         let only_wires = has_lib && path == ["main"];
         if only_wires || path.first().is_some_and(|first| first == "bin") {
             continue;
@@ -51,7 +51,7 @@ pub(super) fn modules(sources: &[Source]) -> Vec<Module<'_>> {
             path.clear();
         }
         let mut children = BTreeMap::new();
-        declared(&source.syntax.items, false, &mut children);
+        collect_declared_modules(&source.syntax.items, false, &mut children);
         modules.push(Module {
             source,
             path,
@@ -62,19 +62,19 @@ pub(super) fn modules(sources: &[Source]) -> Vec<Module<'_>> {
 }
 
 /// Collects the submodules that are in separate files, and whether each is for tests only.
-fn declared(items: &[Item], in_tests: bool, children: &mut BTreeMap<String, bool>) {
+fn collect_declared_modules(items: &[Item], in_tests: bool, children: &mut BTreeMap<String, bool>) {
     for item in items {
         if let Item::Mod(item) = item {
             let for_tests = in_tests || is_for_tests(&item.attrs);
             match &item.content {
-                Some((_, items)) => declared(items, for_tests, children),
+                Some((_, items)) => collect_declared_modules(items, for_tests, children),
                 None => drop(children.insert(item.ident.to_string(), for_tests)),
             }
         }
     }
 }
 
-fn orphans(modules: &[Module<'_>], sources: &[Source]) -> Vec<String> {
+fn orphan_files(modules: &[Module<'_>], sources: &[Source]) -> Vec<String> {
     let is_declared = |module: &Module<'_>| {
         let Some((name, parent)) = module.path.split_last() else {
             return true;
@@ -94,14 +94,14 @@ fn orphans(modules: &[Module<'_>], sources: &[Source]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::source::made_up, *};
+    use super::{super::source::test_source, *};
 
     #[test]
     fn a_file_that_no_module_declares_is_found() {
         let files = [("lib.rs", "mod a;"), ("a.rs", ""), ("a/tests.rs", "")];
-        let files = files.map(|(path, text)| made_up(path, text));
+        let files = files.map(|(path, text)| test_source(path, text));
         assert_eq!(
-            broken(&files),
+            find_violations(&files),
             ["crates/x/y/src/a/tests.rs: no module declares it"]
         );
     }

@@ -12,7 +12,7 @@ use super::source::{attributes, is_for_tests};
 
 /// Path that occurs in a file's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Named {
+pub(super) struct NamedPath {
     pub(super) segments: Vec<String>,
     /// Depth of the inline module in the file that contains the path.
     pub(super) inline: usize,
@@ -31,7 +31,7 @@ pub(super) struct Import {
 
 /// Part of the code that is searched for paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Code {
+pub(super) enum CodeScope {
     /// All code of a file.
     All,
     /// Code outside of tests.
@@ -39,20 +39,20 @@ pub(super) enum Code {
 }
 
 /// Returns all paths with more than one segment, and all paths in `use`.
-pub(super) fn named(file: &File, code: Code) -> Vec<Named> {
-    let mut paths = found(file, code).named;
+pub(super) fn named_paths(file: &File, code: CodeScope) -> Vec<NamedPath> {
+    let mut paths = collect_paths(file, code).named;
     paths.sort();
     paths.dedup();
     paths
 }
 
 /// Returns the first segments of paths outside of `use`.
-pub(super) fn first_names(file: &File, code: Code) -> BTreeSet<String> {
-    found(file, code).first_names
+pub(super) fn first_names(file: &File, code: CodeScope) -> BTreeSet<String> {
+    collect_paths(file, code).first_names
 }
 
-fn found(file: &File, code: Code) -> Paths {
-    let mut paths = Paths {
+fn collect_paths(file: &File, code: CodeScope) -> PathCollector {
+    let mut paths = PathCollector {
         code,
         inline: 0,
         named: Vec::new(),
@@ -62,18 +62,18 @@ fn found(file: &File, code: Code) -> Paths {
     paths
 }
 
-struct Paths {
-    code: Code,
+struct PathCollector {
+    code: CodeScope,
     inline: usize,
-    named: Vec<Named>,
+    named: Vec<NamedPath>,
     first_names: BTreeSet<String>,
 }
 
-impl Paths {
+impl PathCollector {
     fn add(&mut self, segments: Vec<String>) {
         self.first_names.extend(segments.first().cloned());
         if segments.len() > 1 {
-            self.named.push(Named {
+            self.named.push(NamedPath {
                 segments,
                 inline: self.inline,
                 import: None,
@@ -82,7 +82,7 @@ impl Paths {
     }
 
     fn add_import(&mut self, segments: Vec<String>, name: String, is_public: bool) {
-        self.named.push(Named {
+        self.named.push(NamedPath {
             segments,
             inline: self.inline,
             import: Some(Import { name, is_public }),
@@ -165,9 +165,9 @@ impl Paths {
     }
 }
 
-impl<'ast> Visit<'ast> for Paths {
+impl<'ast> Visit<'ast> for PathCollector {
     fn visit_item(&mut self, item: &'ast Item) {
-        if self.code == Code::All || !is_for_tests(attributes(item)) {
+        if self.code == CodeScope::All || !is_for_tests(attributes(item)) {
             visit::visit_item(self, item);
         }
     }
@@ -210,8 +210,8 @@ impl<'ast> Visit<'ast> for Paths {
 mod tests {
     use super::*;
 
-    fn of(text: &str, code: Code) -> Vec<String> {
-        let found = named(&syn::parse_file(text).unwrap(), code);
+    fn of(text: &str, code: CodeScope) -> Vec<String> {
+        let found = named_paths(&syn::parse_file(text).unwrap(), code);
         found.iter().map(|path| path.segments.join("::")).collect()
     }
 
@@ -224,13 +224,13 @@ mod tests {
         let expected = [
             "a::b", "a::b::c", "a::d", "f::G", "h::i", "j::K", "l::m", "n::o", "r::s",
         ];
-        assert_eq!(of(text, Code::All), expected);
+        assert_eq!(of(text, CodeScope::All), expected);
     }
 
     #[test]
     fn code_of_tests_may_be_left_out() {
         let text = "fn f() { a::b() } #[cfg(test)] mod tests { use super::*; fn g() { c::d() } }";
-        assert_eq!(of(text, Code::Shipped), ["a::b"]);
-        assert_eq!(of(text, Code::All), ["a::b", "c::d", "super"]);
+        assert_eq!(of(text, CodeScope::Shipped), ["a::b"]);
+        assert_eq!(of(text, CodeScope::All), ["a::b", "c::d", "super"]);
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use crate::shell;
 
 /// File extensions by which names are recognised as files.
-const ENDINGS: [&str; 5] = [".rs", ".proto", ".yaml", ".md", ".toml"];
+const SOURCE_EXTENSIONS: [&str; 5] = [".rs", ".proto", ".yaml", ".md", ".toml"];
 
 /// Recipe in ARCHITECTURE.md for an addition, and an existing example of it.
 struct Recipe {
@@ -45,17 +45,17 @@ const RECIPES: &[Recipe] = &[
 ];
 
 /// Returns every violation. A file that cannot be read is an error.
-pub(super) fn broken() -> Result<Vec<String>> {
-    let root = shell::root();
+pub(super) fn find_violations() -> Result<Vec<String>> {
+    let root = shell::workspace_root();
     let mut files = Vec::new();
     for part in ["crates", "charts", "xtask", "fuzz", "build", "examples"] {
-        list(&root, &root.join(part), &mut files)?;
+        list_files(&root, &root.join(part), &mut files)?;
     }
     let document = root.join("ARCHITECTURE.md");
     let text = fs::read_to_string(&document).context("cannot read ARCHITECTURE.md")?;
     let mut broken = missing(&text, &files);
     for recipe in RECIPES {
-        broken.extend(forgotten(recipe, &text, &files, |path| {
+        broken.extend(forgotten_files(recipe, &text, &files, |path| {
             fs::read_to_string(root.join(path)).unwrap_or_default()
         }));
     }
@@ -63,13 +63,13 @@ pub(super) fn broken() -> Result<Vec<String>> {
 }
 
 /// Adds the paths of all files below a directory, relative to the root.
-fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
+fn list_files(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
     let entries = fs::read_dir(directory);
     for entry in entries.with_context(|| format!("cannot list {}", directory.display()))? {
         let path = entry?.path();
         if path.is_dir() {
             if path.file_name().is_none_or(|name| name != "target") {
-                list(root, &path, files)?;
+                list_files(root, &path, files)?;
             }
         } else if let Ok(path) = path.strip_prefix(root) {
             files.push(path.to_string_lossy().into_owned());
@@ -78,16 +78,16 @@ fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths in backticks that contain a folder and end with one of [`ENDINGS`].
+/// Returns the paths in backticks that contain a folder and end with one of [`SOURCE_EXTENSIONS`].
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|one| {
-        let is_file = ENDINGS.iter().any(|ending| one.ends_with(ending));
+        let is_file = SOURCE_EXTENSIONS.iter().any(|ending| one.ends_with(ending));
         one.contains('/') && is_file && !one.contains([' ', '*', '$', '<', '{', '\n'])
     })
 }
 
-fn is_at(file: &str, path: &str) -> bool {
+fn matches_path(file: &str, path: &str) -> bool {
     let before = file.strip_suffix(path);
     before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
@@ -95,13 +95,13 @@ fn is_at(file: &str, path: &str) -> bool {
 /// Returns the paths in a text that do not exist.
 fn missing(text: &str, files: &[String]) -> Vec<String> {
     let named = paths(text).filter(|path| !path.contains("NAME"));
-    let gone = named.filter(|path| !files.iter().any(|file| is_at(file, path)));
+    let gone = named.filter(|path| !files.iter().any(|file| matches_path(file, path)));
     gone.map(|path| format!("ARCHITECTURE.md names {path}, which is no file"))
         .collect()
 }
 
 /// Returns the differences between the files of a recipe's example and the files that the recipe names.
-fn forgotten(
+fn forgotten_files(
     recipe: &Recipe,
     text: &str,
     files: &[String],
@@ -124,7 +124,7 @@ fn forgotten(
         // The name of a file includes the folder of its submodules.
         named.iter().any(|path| {
             let folder = path.strip_suffix(".rs").unwrap_or(path);
-            is_at(file, path) || format!("/{file}").contains(&format!("/{folder}/"))
+            matches_path(file, path) || format!("/{file}").contains(&format!("/{folder}/"))
         })
     };
     let shipped: Vec<_> = files.iter().filter(|file| is_shipped(file)).collect();
@@ -139,7 +139,7 @@ fn forgotten(
         ));
     }
     for path in &named {
-        let mut found = files.iter().filter(|file| is_at(file, path));
+        let mut found = files.iter().filter(|file| matches_path(file, path));
         if !found.any(is_marked) {
             broken.push(format!(
                 "{title:?} of ARCHITECTURE.md names {path}, which {} does not need",
@@ -180,7 +180,7 @@ mod tests {
             "b/src/far.rs",
         ];
         let files = files.map(|file| format!("crates/{file}"));
-        forgotten(&RECIPE, &text, &files, |file| match file {
+        forgotten_files(&RECIPE, &text, &files, |file| match file {
             "crates/b/src/far.rs" => "fn far() {}".to_owned(),
             _ => "use Knob;".to_owned(),
         })

@@ -24,13 +24,13 @@ pub(super) struct Source {
 }
 
 /// Reads every Rust file of a package.
-pub(super) fn of(package: &Package) -> Result<Vec<Source>> {
+pub(super) fn read_package(package: &Package) -> Result<Vec<Source>> {
     let mut paths = Vec::new();
     walk(&package.dir, &mut paths)?;
     let src = package.dir.join("src");
     let mut sources = Vec::new();
     for path in paths {
-        let shown = path.strip_prefix(shell::root()).unwrap_or(&path);
+        let shown = path.strip_prefix(shell::workspace_root()).unwrap_or(&path);
         let text = fs::read_to_string(&path)?;
         sources.push(
             Source::new(shown, path.strip_prefix(&src).ok(), text)
@@ -121,7 +121,7 @@ fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 
 /// Builds a source file from a text, for tests of the rules.
 #[cfg(test)]
-pub(super) fn made_up(in_src: &str, text: &str) -> Source {
+pub(super) fn test_source(in_src: &str, text: &str) -> Source {
     let path = Path::new("crates/x/y/src").join(in_src);
     Source::new(&path, Some(Path::new(in_src)), text.to_owned()).unwrap()
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use super::workspace::{Package, Workspace};
 
 /// Crates that do IO, which the dependency tree of a pure crate must not contain.
-const IO: &[&str] = &["tokio", "prost", "rustix", "socket2"];
+const IO_PACKAGES: &[&str] = &["tokio", "prost", "rustix", "socket2"];
 
-pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
+pub(super) fn find_violations(workspace: &Workspace) -> Vec<String> {
     let mut broken = Vec::new();
-    for root in workspace.ours() {
-        let tree = tree(workspace, root);
-        let io = IO.iter().filter(|_| root.rules.pure);
+    for root in workspace.workspace_members() {
+        let tree = dependency_tree(workspace, root);
+        let io = IO_PACKAGES.iter().filter(|_| root.rules.pure);
         let io = io.map(|name| (*name, "a pure crate does no IO"));
         let never = root.rules.never.iter();
         let never = never.map(|(name, why)| (name.as_str(), why.as_str()));
@@ -25,13 +25,13 @@ pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
 }
 
 /// Returns the names of a package and of all its dependencies.
-fn tree<'a>(workspace: &'a Workspace, root: &'a Package) -> BTreeSet<&'a str> {
+fn dependency_tree<'a>(workspace: &'a Workspace, root: &'a Package) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::new();
     let mut open = vec![root];
     while let Some(package) = open.pop() {
         // Two versions of one package may have different dependencies.
         if seen.insert((package.name.as_str(), package.version.as_str())) {
-            open.extend(workspace.named(&package.normal));
+            open.extend(workspace.packages_by_id(&package.normal));
         }
     }
     seen.into_iter().map(|(name, _)| name).collect()
@@ -39,10 +39,10 @@ fn tree<'a>(workspace: &'a Workspace, root: &'a Package) -> BTreeSet<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::workspace::Rules;
+    use super::super::workspace::TidyRules;
     use super::*;
 
-    fn package(name: &str, uses: &[&str], rules: Rules) -> Package {
+    fn package(name: &str, uses: &[&str], rules: TidyRules) -> Package {
         Package {
             name: name.to_owned(),
             normal: uses.iter().map(ToString::to_string).collect(),
@@ -53,23 +53,23 @@ mod tests {
 
     #[test]
     fn forbidden_transitive_dependencies_are_found() {
-        let pure = Rules {
+        let pure = TidyRules {
             pure: true,
-            ..Rules::default()
+            ..TidyRules::default()
         };
-        let never = Rules {
+        let never = TidyRules {
             never: [("kube".to_owned(), "why".to_owned())].into(),
-            ..Rules::default()
+            ..TidyRules::default()
         };
         let workspace = Workspace::of([
             package("model", &["between"], pure),
             package("proxy", &["between"], never),
-            package("between", &["tokio", "kube"], Rules::default()),
-            package("tokio", &[], Rules::default()),
-            package("kube", &[], Rules::default()),
+            package("between", &["tokio", "kube"], TidyRules::default()),
+            package("tokio", &[], TidyRules::default()),
+            package("kube", &[], TidyRules::default()),
         ]);
         assert_eq!(
-            broken(&workspace),
+            find_violations(&workspace),
             [
                 "model reaches tokio: a pure crate does no IO",
                 "proxy reaches kube: why"

@@ -6,17 +6,20 @@ use anyhow::Result;
 use serde::Deserialize;
 
 use super::{
-    paths::{Code, named},
+    paths::{CodeScope, named_paths},
     source::Source,
     workspace::{Package, Workspace},
 };
 
-pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
+pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<String> {
     let in_src = sources.iter().filter(|source| source.in_src.is_some());
-    let shipped = roots(in_src.filter(|source| !source.is_test()), Code::Shipped);
+    let shipped = roots(
+        in_src.filter(|source| !source.is_test()),
+        CodeScope::Shipped,
+    );
     let build = sources.iter().filter(|source| source.name() == "build.rs");
-    let build = roots(build, Code::All);
-    let all = roots(sources.iter(), Code::All);
+    let build = roots(build, CodeScope::All);
+    let all = roots(sources.iter(), CodeScope::All);
     let mut broken = Vec::new();
     for dependency in &package.declared {
         let (used, table) = match dependency.kind.as_deref() {
@@ -47,10 +50,13 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
 }
 
 /// Returns the dependencies in the workspace's manifest that no member declares.
-pub(super) fn of_workspace(manifest: &str, workspace: &Workspace) -> Result<Vec<String>> {
+pub(super) fn find_unused_in_workspace(
+    manifest: &str,
+    workspace: &Workspace,
+) -> Result<Vec<String>> {
     let manifest: Manifest = toml::from_str(manifest)?;
     let taken: BTreeSet<_> = workspace
-        .ours()
+        .workspace_members()
         .flat_map(|package| &package.declared)
         .map(|declared| declared.name.as_str())
         .collect();
@@ -71,8 +77,8 @@ struct Tables {
 }
 
 /// Returns the first segments of all paths in the sources.
-fn roots<'a>(sources: impl Iterator<Item = &'a Source>, code: Code) -> BTreeSet<String> {
-    let paths = sources.flat_map(|source| named(&source.syntax, code));
+fn roots<'a>(sources: impl Iterator<Item = &'a Source>, code: CodeScope) -> BTreeSet<String> {
+    let paths = sources.flat_map(|source| named_paths(&source.syntax, code));
     paths
         .filter_map(|path| path.segments.into_iter().next())
         .collect()
@@ -81,27 +87,27 @@ fn roots<'a>(sources: impl Iterator<Item = &'a Source>, code: Code) -> BTreeSet<
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{source::made_up, workspace::Declared},
+        super::{source::test_source, workspace::DeclaredDependency},
         *,
     };
 
     #[test]
     fn unused_workspace_dependencies_are_found() {
         let taker = Package {
-            declared: vec![Declared {
+            declared: vec![DeclaredDependency {
                 name: "taken".to_owned(),
-                ..Declared::default()
+                ..DeclaredDependency::default()
             }],
             ..Package::default()
         };
         let manifest = "[workspace.dependencies]\ntaken = \"1\"\nleft = { version = \"2\" }";
-        let broken = of_workspace(manifest, &Workspace::of([taker])).unwrap();
+        let broken = find_unused_in_workspace(manifest, &Workspace::of([taker])).unwrap();
         assert_eq!(broken, ["Cargo.toml: no crate of the workspace uses left"]);
     }
 
     #[test]
     fn unused_dependencies_are_found() {
-        let dependency = |name: &str, kind: Option<&str>| Declared {
+        let dependency = |name: &str, kind: Option<&str>| DeclaredDependency {
             name: name.to_owned(),
             kind: kind.map(ToOwned::to_owned),
             called: Some(name.replace('-', "_")),
@@ -119,7 +125,7 @@ mod tests {
         };
         let text = "use rt_tools as rt; fn f(bytes: u8) -> u8 { bytes }\n\
             #[cfg(test)] mod tests { fn g() { tempfile::tempdir(); proptest::proptest! {} } }";
-        let broken = broken(&package, &[made_up("lib.rs", text)]);
+        let broken = find_violations(&package, &[test_source("lib.rs", text)]);
         assert_eq!(
             broken,
             [

@@ -25,15 +25,15 @@ pub(super) struct Package {
     /// Registry or repository from which the package comes; `None` for workspace members.
     pub(super) source: Option<String>,
     /// Dependencies that the manifest declares.
-    pub(super) declared: Vec<Declared>,
+    pub(super) declared: Vec<DeclaredDependency>,
     /// IDs of the package's dependencies, without those of its tests and build scripts.
     pub(super) normal: Vec<String>,
-    pub(super) rules: Rules,
+    pub(super) rules: TidyRules,
 }
 
 /// Dependency that a manifest declares.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub(super) struct Declared {
+pub(super) struct DeclaredDependency {
     pub(super) name: String,
     /// Kind of the dependency: `None` for a normal one, `dev` or `build`.
     pub(super) kind: Option<String>,
@@ -45,7 +45,7 @@ pub(super) struct Declared {
 /// Rules of a package: `[package.metadata.tidy]` of its manifest.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Rules {
+pub(super) struct TidyRules {
     /// Whether the crate is pure, that is, does no IO.
     pub(super) pure: bool,
     /// Packages that the dependency tree must not contain, each with the reason.
@@ -54,19 +54,24 @@ pub(super) struct Rules {
 
 impl Package {
     /// Returns whether the package is a member of the workspace.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(super) fn is_workspace_member(&self) -> bool {
         self.source.is_none()
     }
 }
 
 impl Workspace {
     /// Returns the members of the workspace.
-    pub(super) fn ours(&self) -> impl Iterator<Item = &Package> {
-        self.packages.values().filter(|package| package.is_ours())
+    pub(super) fn workspace_members(&self) -> impl Iterator<Item = &Package> {
+        self.packages
+            .values()
+            .filter(|package| package.is_workspace_member())
     }
 
     /// Returns the packages with these IDs.
-    pub(super) fn named<'a>(&'a self, ids: &'a [String]) -> impl Iterator<Item = &'a Package> {
+    pub(super) fn packages_by_id<'a>(
+        &'a self,
+        ids: &'a [String],
+    ) -> impl Iterator<Item = &'a Package> {
         ids.iter().filter_map(|id| self.packages.get(id))
     }
 }
@@ -85,7 +90,7 @@ struct MetadataPackage {
     manifest_path: PathBuf,
     license: Option<String>,
     source: Option<String>,
-    dependencies: Vec<Declared>,
+    dependencies: Vec<DeclaredDependency>,
     metadata: Option<Own>,
 }
 
@@ -156,7 +161,7 @@ pub(super) fn read() -> Result<Workspace> {
         let rules = match ours {
             true => serde_json::from_value(rules)
                 .with_context(|| format!("package.metadata.tidy of {name}"))?,
-            false => Rules::default(),
+            false => TidyRules::default(),
         };
         packages.insert(
             package.id,

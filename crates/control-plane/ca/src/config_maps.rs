@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
+use ambit_kube_kit::watch::{self as objects, ObjectWatch, WatchEvent};
 use ambit_mesh_json::TrustDomains;
 use ambit_rt::Backoff;
 use futures_util::{StreamExt, stream};
@@ -24,14 +24,14 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     material::CRL_FILE,
-    trust::Trust,
-    trust_domains::{self, Published},
+    trust::CaTrust,
+    trust_domains::{self, PublishedTrustDomains},
 };
 
 /// Name of the ConfigMap with the root certificates, and the key of the PEM text in it.
 const ROOTS_CONFIG_MAP: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
-const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
-const TRUST_DOMAINS: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
+const CRL_CONFIG_MAP: (&str, &str) = ("istio-ca-crl", CRL_FILE);
+const TRUST_DOMAINS_CONFIG_MAP: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
 /// Namespaces that get no ConfigMaps.
 const EXCLUDED_NAMESPACES: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager under which the ConfigMaps are written.
@@ -43,46 +43,47 @@ const MAX_CONCURRENT_WRITES: usize = 8;
 /// First and longest backoff after a write that failed.
 const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-type Name = &'static str;
+type ConfigMapName = &'static str;
 
 /// Desired and existing ConfigMaps of every namespace, without IO.
 #[derive(Debug, Default)]
-struct Copies {
+struct ConfigMapCopies {
     /// Desired text of each ConfigMap in every namespace; `None` for a ConfigMap that must not exist.
-    desired: BTreeMap<Name, Option<Arc<str>>>,
+    desired: BTreeMap<ConfigMapName, Option<Arc<str>>>,
     namespaces: BTreeSet<Box<str>>,
     /// Hash of the text of each existing ConfigMap, by namespace and name.
-    existing: BTreeMap<(Box<str>, Name), u64>,
+    existing: BTreeMap<(Box<str>, ConfigMapName), u64>,
 }
 
 /// Write or deletion of one ConfigMap that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct DueWrite {
+struct PendingWrite {
     namespace: Box<str>,
-    name: Name,
+    name: ConfigMapName,
     /// Text of the ConfigMap; `None` deletes it.
     text: Option<Arc<str>>,
 }
 
-impl Copies {
-    fn want(&mut self, trust: &Trust, domains: &Published) {
+impl ConfigMapCopies {
+    fn set_desired(&mut self, trust: &CaTrust, domains: &PublishedTrustDomains) {
         let crl = trust.material.crl.as_deref().map(Arc::from);
-        self.desired.insert(REVOKED.0, crl);
+        self.desired.insert(CRL_CONFIG_MAP.0, crl);
         // Existing ConfigMaps stay until the desired text is known.
         if let Some(domains) = domains {
             let roots = trust.authority.root_pem() + &domains.further_roots;
             self.desired.insert(ROOTS_CONFIG_MAP.0, Some(roots.into()));
-            self.desired.insert(TRUST_DOMAINS.0, domains.text.clone());
+            self.desired
+                .insert(TRUST_DOMAINS_CONFIG_MAP.0, domains.text.clone());
         }
     }
 
-    fn due(&self) -> Vec<DueWrite> {
+    fn pending_writes(&self) -> Vec<PendingWrite> {
         let mut due = Vec::new();
         for namespace in &self.namespaces {
             for (name, text) in &self.desired {
                 let existing = self.existing.get(&(namespace.clone(), *name));
                 if existing.copied() != text.as_deref().map(hash) {
-                    due.push(DueWrite {
+                    due.push(PendingWrite {
                         namespace: namespace.clone(),
                         name,
                         text: text.clone(),
@@ -94,7 +95,7 @@ impl Copies {
     }
 
     /// Records a successful write, which the watch will confirm.
-    fn written(&mut self, due: &DueWrite) {
+    fn record_write(&mut self, due: &PendingWrite) {
         let key = (due.namespace.clone(), due.name);
         match &due.text {
             Some(text) => drop(self.existing.insert(key, hash(text))),
@@ -110,7 +111,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// Hashes the text of a ConfigMap; 0 without the mesh's label, so that the ConfigMap is written again.
-fn hash_of(map: &ConfigMap, key: &str) -> u64 {
+fn data_hash(map: &ConfigMap, key: &str) -> u64 {
     let labels = map.metadata.labels.as_ref();
     let is_labelled = labels
         .and_then(|labels| labels.get(CONFIG_LABEL))
@@ -124,16 +125,16 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
 }
 
 /// Keeps the ConfigMaps of all namespaces up to date; returns only when the CA's publisher is dropped.
-pub async fn distribute(
+pub async fn distribute_config_maps(
     client: Client,
-    mut trust: watch::Receiver<Arc<Trust>>,
-    mut trust_domains: watch::Receiver<Published>,
+    mut trust: watch::Receiver<Arc<CaTrust>>,
+    mut trust_domains: watch::Receiver<PublishedTrustDomains>,
 ) {
     let client = &client;
-    let mut namespaces = Watch::new(
+    let mut namespaces = ObjectWatch::new(
         "Namespace",
         Api::<PartialObjectMeta<Namespace>>::all(client.clone()),
-        objects::config(),
+        objects::watcher_config(),
         |namespace| {
             let metadata = &namespace.metadata;
             let name = metadata.name.as_deref().unwrap_or_default();
@@ -142,45 +143,51 @@ pub async fn distribute(
             gets.then_some(())
         },
     );
-    let maps = |(name, key): (Name, Name)| {
-        let config = objects::config().fields(&format!("metadata.name={name}"));
+    let maps = |(name, key): (ConfigMapName, ConfigMapName)| {
+        let config = objects::watcher_config().fields(&format!("metadata.name={name}"));
         let api = Api::<ConfigMap>::all(client.clone());
-        Watch::new("ConfigMap", api, config, move |map| Some(hash_of(map, key)))
+        ObjectWatch::new("ConfigMap", api, config, move |map| {
+            Some(data_hash(map, key))
+        })
     };
-    let (mut roots, mut revoked) = (maps(ROOTS_CONFIG_MAP), maps(REVOKED));
-    let mut domains = maps(TRUST_DOMAINS);
-    let mut copies = Copies::default();
-    copies.want(
+    let (mut roots, mut revoked) = (maps(ROOTS_CONFIG_MAP), maps(CRL_CONFIG_MAP));
+    let mut domains = maps(TRUST_DOMAINS_CONFIG_MAP);
+    let mut copies = ConfigMapCopies::default();
+    copies.set_desired(
         &trust.borrow_and_update(),
         &trust_domains.borrow_and_update(),
     );
     // ConfigMaps that seem to be missing may exist until all listings are complete.
-    let mut unknown =
-        BTreeSet::from(["namespaces", ROOTS_CONFIG_MAP.0, REVOKED.0, TRUST_DOMAINS.0]);
+    let mut unknown = BTreeSet::from([
+        "namespaces",
+        ROOTS_CONFIG_MAP.0,
+        CRL_CONFIG_MAP.0,
+        TRUST_DOMAINS_CONFIG_MAP.0,
+    ]);
     let mut backoff = Backoff::new(WRITE_BACKOFF.0, WRITE_BACKOFF.1, 0.2);
     let mut retry_at: Option<Instant> = None;
     loop {
         tokio::select! {
             event = namespaces.next() => match event {
                 WatchEvent::Object(id, ()) => drop(copies.namespaces.insert(id.name)),
-                WatchEvent::Gone(id) => drop(copies.namespaces.remove(&id.name)),
+                WatchEvent::Removed(id) => drop(copies.namespaces.remove(&id.name)),
                 WatchEvent::Listed => drop(unknown.remove("namespaces")),
-                WatchEvent::Listing | WatchEvent::Away(_) => {}
+                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
             },
-            event = roots.next() => note(&mut copies, &mut unknown, ROOTS_CONFIG_MAP.0, event),
-            event = revoked.next() => note(&mut copies, &mut unknown, REVOKED.0, event),
-            event = domains.next() => note(&mut copies, &mut unknown, TRUST_DOMAINS.0, event),
+            event = roots.next() => apply_watch_event(&mut copies, &mut unknown, ROOTS_CONFIG_MAP.0, event),
+            event = revoked.next() => apply_watch_event(&mut copies, &mut unknown, CRL_CONFIG_MAP.0, event),
+            event = domains.next() => apply_watch_event(&mut copies, &mut unknown, TRUST_DOMAINS_CONFIG_MAP.0, event),
             changed = trust.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                copies.want(&trust.borrow_and_update(), &trust_domains.borrow());
+                copies.set_desired(&trust.borrow_and_update(), &trust_domains.borrow());
             }
             changed = trust_domains.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                copies.want(&trust.borrow(), &trust_domains.borrow_and_update());
+                copies.set_desired(&trust.borrow(), &trust_domains.borrow_and_update());
             }
             () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                 retry_at = None;
@@ -189,21 +196,21 @@ pub async fn distribute(
         if !unknown.is_empty() || retry_at.is_some() {
             continue;
         }
-        let due = copies.due();
+        let due = copies.pending_writes();
         if due.is_empty() {
             backoff.reset();
             continue;
         }
-        let write = |due: DueWrite| async move { (write(client, &due).await, due) };
+        let write = |due: PendingWrite| async move { (write(client, &due).await, due) };
         let mut writes = stream::iter(due)
             .map(write)
             .buffer_unordered(MAX_CONCURRENT_WRITES);
         while let Some((result, due)) = writes.next().await {
-            let DueWrite {
+            let PendingWrite {
                 namespace, name, ..
             } = &due;
             match result {
-                Ok(()) => copies.written(&due),
+                Ok(()) => copies.record_write(&due),
                 Err(error) => {
                     tracing::warn!(%namespace, name, %error, "cannot write a ConfigMap; trying again");
                     if retry_at.is_none() {
@@ -215,18 +222,23 @@ pub async fn distribute(
     }
 }
 
-fn note(copies: &mut Copies, unknown: &mut BTreeSet<Name>, name: Name, event: WatchEvent<u64>) {
+fn apply_watch_event(
+    copies: &mut ConfigMapCopies,
+    unknown: &mut BTreeSet<ConfigMapName>,
+    name: ConfigMapName,
+    event: WatchEvent<u64>,
+) {
     match event {
         WatchEvent::Object(id, hash) => drop(copies.existing.insert((id.namespace, name), hash)),
-        WatchEvent::Gone(id) => drop(copies.existing.remove(&(id.namespace, name))),
+        WatchEvent::Removed(id) => drop(copies.existing.remove(&(id.namespace, name))),
         WatchEvent::Listed => drop(unknown.remove(name)),
-        WatchEvent::Listing | WatchEvent::Away(_) => {}
+        WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
     }
 }
 
-async fn write(client: &Client, due: &DueWrite) -> Result<(), kube::Error> {
+async fn write(client: &Client, due: &PendingWrite) -> Result<(), kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), &due.namespace);
-    let maps = [ROOTS_CONFIG_MAP, REVOKED, TRUST_DOMAINS];
+    let maps = [ROOTS_CONFIG_MAP, CRL_CONFIG_MAP, TRUST_DOMAINS_CONFIG_MAP];
     let key = maps.iter().find(|(name, _)| *name == due.name);
     let key = key.map_or(ROOTS_CONFIG_MAP.1, |(_, key)| key);
     let Some(text) = &due.text else {
@@ -258,23 +270,23 @@ mod tests {
     use ambit_issuer::Authority;
 
     use super::*;
-    use crate::{material::Material, trust_domains::Publication};
+    use crate::{material::CaMaterial, trust_domains::TrustDomainsDocument};
 
-    fn trust(crl: Option<&str>) -> Trust {
+    fn trust(crl: Option<&str>) -> CaTrust {
         let day = Duration::from_secs(86_400);
         let authority = Authority::new_root("t", day, SystemTime::now()).unwrap();
-        let material = Material {
+        let material = CaMaterial {
             crl: crl.map(str::to_owned),
-            ..Material::of_root(&authority)
+            ..CaMaterial::from_root(&authority)
         };
-        Trust {
+        CaTrust {
             authority,
             material,
         }
     }
 
-    fn names(copies: &Copies) -> Vec<String> {
-        let due = copies.due().into_iter();
+    fn names(copies: &ConfigMapCopies) -> Vec<String> {
+        let due = copies.pending_writes().into_iter();
         due.map(|due| {
             let sign = if due.text.is_some() { "" } else { "-" };
             format!("{sign}{}/{}", due.namespace, due.name)
@@ -282,62 +294,64 @@ mod tests {
         .collect()
     }
 
-    fn write_all(copies: &mut Copies) {
-        for due in copies.due() {
-            copies.written(&due);
+    fn write_all(copies: &mut ConfigMapCopies) {
+        for due in copies.pending_writes() {
+            copies.record_write(&due);
         }
     }
 
     #[test]
     fn every_namespace_gets_the_roots_and_edits_are_reverted() {
-        let mut copies = Copies::default();
-        copies.want(&trust(None), &Some(Arc::default()));
+        let mut copies = ConfigMapCopies::default();
+        copies.set_desired(&trust(None), &Some(Arc::default()));
         copies.namespaces.extend(["a".into(), "b".into()]);
         assert_eq!(
             names(&copies),
             ["a/istio-ca-root-cert", "b/istio-ca-root-cert"]
         );
         write_all(&mut copies);
-        assert!(copies.due().is_empty());
+        assert!(copies.pending_writes().is_empty());
         // A user edits one ConfigMap and deletes the other.
         copies.existing.insert(("a".into(), ROOTS_CONFIG_MAP.0), 7);
         copies.existing.remove(&("b".into(), ROOTS_CONFIG_MAP.0));
-        assert_eq!(copies.due().len(), 2);
+        assert_eq!(copies.pending_writes().len(), 2);
         write_all(&mut copies);
-        copies.want(&trust(None), &Some(Arc::default()));
-        assert_eq!(copies.due().len(), 2, "another root");
+        copies.set_desired(&trust(None), &Some(Arc::default()));
+        assert_eq!(copies.pending_writes().len(), 2, "another root");
         copies.namespaces.remove("b");
         assert_eq!(names(&copies), ["a/istio-ca-root-cert"]);
     }
 
     #[test]
     fn revocation_list_is_added_and_removed() {
-        let mut copies = Copies::default();
+        let mut copies = ConfigMapCopies::default();
         copies.namespaces.insert("a".into());
-        copies.want(&trust(Some("list")), &Some(Arc::default()));
+        copies.set_desired(&trust(Some("list")), &Some(Arc::default()));
         assert_eq!(names(&copies), ["a/istio-ca-crl", "a/istio-ca-root-cert"]);
         write_all(&mut copies);
         let roots = copies.desired[ROOTS_CONFIG_MAP.0].clone();
-        copies.desired = [(ROOTS_CONFIG_MAP.0, roots), (REVOKED.0, None)].into();
+        copies.desired = [(ROOTS_CONFIG_MAP.0, roots), (CRL_CONFIG_MAP.0, None)].into();
         assert_eq!(names(&copies), ["-a/istio-ca-crl"]);
     }
 
     #[test]
     fn no_copy_is_written_until_trust_domains_are_known() {
-        let mut copies = Copies::default();
+        let mut copies = ConfigMapCopies::default();
         copies.namespaces.insert("a".into());
         let trust = trust(None);
         copies.existing.insert(("a".into(), ROOTS_CONFIG_MAP.0), 7);
-        copies.existing.insert(("a".into(), TRUST_DOMAINS.0), 7);
-        copies.want(&trust, &None);
-        assert!(copies.due().is_empty());
+        copies
+            .existing
+            .insert(("a".into(), TRUST_DOMAINS_CONFIG_MAP.0), 7);
+        copies.set_desired(&trust, &None);
+        assert!(copies.pending_writes().is_empty());
         let publication = |text: Option<&str>, further: &str| {
-            Some(Arc::new(Publication {
+            Some(Arc::new(TrustDomainsDocument {
                 text: text.map(Into::into),
                 further_roots: further.to_owned(),
             }))
         };
-        copies.want(&trust, &publication(Some("{}"), "further"));
+        copies.set_desired(&trust, &publication(Some("{}"), "further"));
         assert_eq!(
             names(&copies),
             ["a/ambit-trust-domains", "a/istio-ca-root-cert"]
@@ -345,7 +359,7 @@ mod tests {
         let roots = copies.desired[ROOTS_CONFIG_MAP.0].clone().unwrap();
         assert!(roots.starts_with("-----BEGIN") && roots.ends_with("further"));
         write_all(&mut copies);
-        copies.want(&trust, &publication(None, ""));
+        copies.set_desired(&trust, &publication(None, ""));
         assert_eq!(
             names(&copies),
             ["-a/ambit-trust-domains", "a/istio-ca-root-cert"]
@@ -358,8 +372,8 @@ mod tests {
             data: Some([(ROOTS_CONFIG_MAP.1.to_owned(), "x".to_owned())].into()),
             ..ConfigMap::default()
         };
-        assert_ne!(hash_of(&map, ROOTS_CONFIG_MAP.1), hash("x"));
+        assert_ne!(data_hash(&map, ROOTS_CONFIG_MAP.1), hash("x"));
         map.metadata.labels = Some([(CONFIG_LABEL.to_owned(), "true".to_owned())].into());
-        assert_eq!(hash_of(&map, ROOTS_CONFIG_MAP.1), hash("x"));
+        assert_eq!(data_hash(&map, ROOTS_CONFIG_MAP.1), hash("x"));
     }
 }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use ambit_rt::{DrainWatcher, ErrorChain};
 
-use crate::{material::Material, trust::TrustPublisher};
+use crate::{material::CaMaterial, trust::TrustPublisher};
 
 /// Interval of reading the files. The kubelet updates mounted Secrets with a delay of up to a minute and without
 /// reliable file events.
@@ -12,7 +12,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reloads the CA from the files of `dir` until the drain. Unusable files are logged once; the current CA stays in
 /// force.
-pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
+pub async fn reload_on_change(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
     let location = dir.display().to_string();
     let mut logged = None;
     loop {
@@ -21,7 +21,7 @@ pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWat
             _ = drain.started() => return,
         }
         let from = dir.clone();
-        let read = ambit_rt::spawn_blocking("ca files", move || Material::read(&from)).await;
+        let read = ambit_rt::spawn_blocking("ca files", move || CaMaterial::read_dir(&from)).await;
         let problem = match read {
             Ok(Ok(Some(material))) => match publisher.replace(&material, &location) {
                 Ok(_) => None,

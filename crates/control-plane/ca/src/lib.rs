@@ -1,7 +1,7 @@
 //! The certificate authority (CA) of the mesh: its key and certificates, their replacement, and the CSR API.
 //!
 //! [`material`] is a CA as PEM texts, stored in a directory of files or in a Secret ([`CaSecret`]). [`trust`] replaces
-//! the CA that signs; [`service`] serves the CSR API with it. [`distribute`] writes the root certificates, and the
+//! the CA that signs; [`service`] serves the CSR API with it. [`distribute_config_maps`] writes the root certificates, and the
 //! accepted [`trust_domains`], into every namespace.
 //!
 //! # Changing the root without an outage
@@ -26,10 +26,10 @@ pub mod service;
 pub mod trust;
 pub mod trust_domains;
 
-pub use config_maps::distribute;
-pub use directory::follow as follow_directory;
-pub use material::{CaError, Material, open_or_make, write_root};
+pub use config_maps::distribute_config_maps;
+pub use directory::reload_on_change as follow_directory;
+pub use material::{CaError, CaMaterial, open_or_create, write_root};
 pub use metrics::CaMetrics;
 pub use secret::{CaSecret, SecretError};
 pub use service::CertificateService;
-pub use trust::{Trust, TrustPublisher};
+pub use trust::{CaTrust, TrustPublisher};

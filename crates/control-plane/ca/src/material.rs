@@ -17,7 +17,7 @@ use std::{
 
 use ambit_issuer::{Authority, AuthorityError};
 
-const FILES: [&str; 4] = [
+const PLUGGED_IN_FILES: [&str; 4] = [
     "ca-cert.pem",
     "ca-key.pem",
     "cert-chain.pem",
@@ -35,7 +35,7 @@ pub enum CaError {
     /// Directory with only a part of a layout's files.
     #[error(
         "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
-        FILES.join(", "), CERT_MANAGER_FILES.join(", ")
+        PLUGGED_IN_FILES.join(", "), CERT_MANAGER_FILES.join(", ")
     )]
     Partial {
         /// Path of the directory.
@@ -67,7 +67,7 @@ pub enum CaError {
 
 /// Key and certificates of a CA as PEM text. Equal texts are the same CA.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Material {
+pub struct CaMaterial {
     /// Certificate of the CA that signs.
     pub cert: String,
     /// Private key of `cert`.
@@ -80,21 +80,21 @@ pub struct Material {
     pub crl: Option<String>,
 }
 
-impl std::fmt::Debug for Material {
+impl std::fmt::Debug for CaMaterial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Material")
     }
 }
 
-impl Material {
+impl CaMaterial {
     /// Returns the material of a newly generated root.
     pub fn new_root(trust_domain: &str) -> Result<Self, AuthorityError> {
         let root = Authority::new_root(trust_domain, ROOT_TTL, SystemTime::now())?;
-        Ok(Self::of_root(&root))
+        Ok(Self::from_root(&root))
     }
 
     /// Returns key and certificate of a self-signed root as PEM text.
-    pub fn of_root(root: &Authority) -> Self {
+    pub fn from_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {
             cert: root.own_root_pem().unwrap_or_else(|| roots.clone()),
@@ -105,7 +105,7 @@ impl Material {
     }
 
     /// Parses and verifies the CA; `location` is the directory or Secret that errors name.
-    pub fn open(&self, location: &str) -> Result<Authority, CaError> {
+    pub fn to_authority(&self, location: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {
                 location: location.to_owned(),
@@ -115,7 +115,7 @@ impl Material {
     }
 
     /// Reads the CA files of a directory. Returns `None` if the directory has none of them or does not exist.
-    pub fn read(dir: &Path) -> Result<Option<Self>, CaError> {
+    pub fn read_dir(dir: &Path) -> Result<Option<Self>, CaError> {
         let text = |file: &str| {
             let path = dir.join(file);
             fs::read_to_string(&path).map_err(|source| CaError::File { path, source })
@@ -123,7 +123,7 @@ impl Material {
         let exist = |files: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {
             files.iter().partition(|file| dir.join(file).exists())
         };
-        let (present, missing) = exist(&FILES);
+        let (present, missing) = exist(&PLUGGED_IN_FILES);
         let (others, others_missing) = exist(&CERT_MANAGER_FILES);
         let crl = dir
             .join(CRL_FILE)
@@ -168,9 +168,9 @@ impl Material {
 
 /// Reads the CA of a directory, or generates a root there if the directory is empty or missing. Without a directory,
 /// the generated root is only in memory.
-pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, CaError> {
+pub fn open_or_create(dir: Option<&Path>, trust_domain: &str) -> Result<CaMaterial, CaError> {
     let made = |location: &str| {
-        Material::new_root(trust_domain).map_err(|source| CaError::Authority {
+        CaMaterial::new_root(trust_domain).map_err(|source| CaError::Authority {
             location: location.to_owned(),
             source,
         })
@@ -181,17 +181,17 @@ pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, 
         );
         return made("memory");
     };
-    if let Some(material) = Material::read(dir)? {
+    if let Some(material) = CaMaterial::read_dir(dir)? {
         return Ok(material);
     }
     let material = made(&dir.display().to_string())?;
-    keep(dir, &material)?;
+    write_to_dir(dir, &material)?;
     tracing::info!(dir = %dir.display(), "made a new root");
     Ok(material)
 }
 
 /// Writes all CA files into a new directory, which atomically replaces the old one.
-fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
+fn write_to_dir(dir: &Path, material: &CaMaterial) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();
         move |source| CaError::File { path, source }
@@ -213,7 +213,7 @@ fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
         &material.chain,
         &material.roots,
     ];
-    for (file, content) in FILES.iter().zip(contents) {
+    for (file, content) in PLUGGED_IN_FILES.iter().zip(contents) {
         let path = beside.join(file);
         write_private(&path, content).map_err(error(&path))?;
     }
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn open(dir: &Path) -> Result<Authority, CaError> {
-        open_or_make(Some(dir), "cluster.local")?.open("here")
+        open_or_create(Some(dir), "cluster.local")?.to_authority("here")
     }
 
     fn pem(der: &[u8]) -> String {
@@ -343,9 +343,9 @@ mod tests {
         fs::write(dir.path().join("tls.key"), lower.key_pem()).unwrap();
         fs::write(dir.path().join("ca.crt"), root.root_pem()).unwrap();
         fs::write(dir.path().join("ca-crl.pem"), "list").unwrap();
-        let material = Material::read(dir.path()).unwrap().unwrap();
+        let material = CaMaterial::read_dir(dir.path()).unwrap().unwrap();
         assert_eq!(material.crl.as_deref(), Some("list"));
-        let opened = material.open("here").unwrap();
+        let opened = material.to_authority("here").unwrap();
         assert_eq!(opened.intermediates(), lower.intermediates());
         assert_eq!(opened.roots(), root.roots());
     }

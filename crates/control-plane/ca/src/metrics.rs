@@ -56,7 +56,7 @@ impl CaMetrics {
     }
 
     /// Counts a certificate request.
-    pub(crate) fn csr(&self, outcome: &'static str) {
+    pub(crate) fn count_csr(&self, outcome: &'static str) {
         self.csr.get_or_create(&Outcome { outcome }).inc();
     }
 

@@ -4,19 +4,19 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use ambit_issuer::AuthorityError;
-use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
+use ambit_kube_kit::watch::{self as objects, ObjectWatch, WatchEvent};
 use ambit_rt::{DrainWatcher, ErrorChain};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams, core::ObjectMeta};
 
 use crate::{
-    material::{CRL_FILE, Material, ROOT_TTL},
+    material::{CRL_FILE, CaMaterial, ROOT_TTL},
     trust::TrustPublisher,
 };
 
 /// Name of the Secret, as in Istio.
-const NAME: &str = "istio-ca-secret";
-const TYPE: &str = "istio.io/ca-root";
+const SECRET_NAME: &str = "istio-ca-secret";
+const SECRET_TYPE: &str = "istio.io/ca-root";
 /// Interval at which the leader checks whether the root is due for renewal.
 const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
@@ -38,7 +38,7 @@ pub enum SecretError {
     #[error(
         "the secret {location} has no usable {key}; mend it, or delete it to have a new root made"
     )]
-    Content {
+    InvalidContent {
         /// Namespace and name of the Secret.
         location: String,
         /// Key that is missing or unusable.
@@ -46,7 +46,7 @@ pub enum SecretError {
     },
     /// Failure to generate a root.
     #[error("cannot make a root")]
-    New(#[source] AuthorityError),
+    CreateRoot(#[source] AuthorityError),
 }
 
 /// Secret that stores the CA's root certificate and key.
@@ -69,39 +69,40 @@ impl CaSecret {
 
     /// Returns namespace and name of the Secret, for messages.
     pub fn location(&self) -> String {
-        format!("{}/{NAME}", self.namespace)
+        format!("{}/{SECRET_NAME}", self.namespace)
     }
 
     /// Reads the root from the Secret, or generates a root and creates the Secret. If several replicas do so at once,
     /// one of them succeeds, and all use its root.
-    pub async fn open_or_make(&self) -> Result<Material, SecretError> {
+    pub async fn open_or_create(&self) -> Result<CaMaterial, SecretError> {
         loop {
-            let found = self.api.get_opt(NAME).await;
-            if let Some(secret) = found.map_err(|source| self.failed("read", source))? {
+            let found = self.api.get_opt(SECRET_NAME).await;
+            if let Some(secret) = found.map_err(|source| self.api_error("read", source))? {
                 return self.material(&secret);
             }
-            let material = Material::new_root(&self.trust_domain).map_err(SecretError::New)?;
+            let material =
+                CaMaterial::new_root(&self.trust_domain).map_err(SecretError::CreateRoot)?;
             match self.create(&material).await {
                 Ok(()) => {
                     tracing::info!(secret = self.location(), "made a new root");
                     return Ok(material);
                 }
                 Err(kube::Error::Api(status)) if status.code == 409 => {}
-                Err(source) => return Err(self.failed("create", source)),
+                Err(source) => return Err(self.api_error("create", source)),
             }
         }
     }
 
     /// Follows the Secret until the drain. If the Secret is deleted, the leader recreates it with the current root, so
     /// that issued certificates stay valid.
-    pub async fn follow(
+    pub async fn watch_and_renew(
         self,
         publisher: TrustPublisher,
         mut leadership: tokio::sync::watch::Receiver<bool>,
         mut drain: DrainWatcher,
     ) {
-        let config = objects::config().fields(&format!("metadata.name={NAME}"));
-        let mut watch = Watch::new("Secret", self.api.clone(), config, |secret: &Secret| {
+        let config = objects::watcher_config().fields(&format!("metadata.name={SECRET_NAME}"));
+        let mut watch = ObjectWatch::new("Secret", self.api.clone(), config, |secret: &Secret| {
             Some(secret.clone())
         });
         // The existence of the Secret is unknown until a listing is complete.
@@ -113,11 +114,11 @@ impl CaSecret {
                     WatchEvent::Listing => there = None,
                     WatchEvent::Object(_, secret) => {
                         there = Some(true);
-                        self.take(&secret, &publisher);
+                        self.apply_secret(&secret, &publisher);
                     }
-                    WatchEvent::Gone(_) => there = Some(false),
+                    WatchEvent::Removed(_) => there = Some(false),
                     WatchEvent::Listed => there = there.or(Some(false)),
-                    WatchEvent::Away(_) => {}
+                    WatchEvent::Unavailable(_) => {}
                 },
                 Ok(()) = leadership.changed() => {}
                 _ = look.tick() => {}
@@ -130,7 +131,7 @@ impl CaSecret {
         }
     }
 
-    fn take(&self, secret: &Secret, publisher: &TrustPublisher) {
+    fn apply_secret(&self, secret: &Secret, publisher: &TrustPublisher) {
         let location = self.location();
         let taken = self
             .material(secret)
@@ -150,7 +151,7 @@ impl CaSecret {
 
     /// Recreates a deleted Secret (`there` is false) and renews the root before it expires; only the leader calls this.
     async fn reconcile_as_leader(&self, publisher: &TrustPublisher, there: bool) {
-        let trust = publisher.trust();
+        let trust = publisher.current();
         if !there {
             match self.create(&trust.material).await {
                 Ok(()) => {
@@ -167,7 +168,7 @@ impl CaSecret {
         }
         let renewed = match trust
             .authority
-            .renewed_root(ROOT_TTL, std::time::SystemTime::now())
+            .renew_root_if_due(ROOT_TTL, std::time::SystemTime::now())
         {
             Ok(Some(renewed)) => renewed,
             Ok(None) => return,
@@ -177,9 +178,9 @@ impl CaSecret {
                 return;
             }
         };
-        let material = Material {
+        let material = CaMaterial {
             crl: trust.material.crl.clone(),
-            ..Material::of_root(&renewed)
+            ..CaMaterial::from_root(&renewed)
         };
         match self.replace(&material).await {
             Ok(()) => tracing::info!(secret = self.location(), "renewed the root"),
@@ -189,14 +190,14 @@ impl CaSecret {
         }
     }
 
-    async fn create(&self, material: &Material) -> Result<(), kube::Error> {
+    async fn create(&self, material: &CaMaterial) -> Result<(), kube::Error> {
         let secret = Secret {
             metadata: ObjectMeta {
-                name: Some(NAME.to_owned()),
+                name: Some(SECRET_NAME.to_owned()),
                 ..ObjectMeta::default()
             },
-            type_: Some(TYPE.to_owned()),
-            data: Some(data(material)),
+            type_: Some(SECRET_TYPE.to_owned()),
+            data: Some(secret_data(material)),
             ..Secret::default()
         };
         self.api.create(&PostParams::default(), &secret).await?;
@@ -204,16 +205,16 @@ impl CaSecret {
     }
 
     /// Replaces the Secret's contents, unless another writer has changed the Secret meanwhile.
-    async fn replace(&self, material: &Material) -> Result<(), kube::Error> {
-        let mut secret = self.api.get(NAME).await?;
-        secret.data = Some(data(material));
+    async fn replace(&self, material: &CaMaterial) -> Result<(), kube::Error> {
+        let mut secret = self.api.get(SECRET_NAME).await?;
+        secret.data = Some(secret_data(material));
         self.api
-            .replace(NAME, &PostParams::default(), &secret)
+            .replace(SECRET_NAME, &PostParams::default(), &secret)
             .await?;
         Ok(())
     }
 
-    fn material(&self, secret: &Secret) -> Result<Material, SecretError> {
+    fn material(&self, secret: &Secret) -> Result<CaMaterial, SecretError> {
         let text = |key: &'static str| {
             secret
                 .data
@@ -223,13 +224,13 @@ impl CaSecret {
                 .filter(|text| !text.trim().is_empty())
         };
         let needed = |key| {
-            text(key).ok_or_else(|| SecretError::Content {
+            text(key).ok_or_else(|| SecretError::InvalidContent {
                 location: self.location(),
                 key,
             })
         };
         let cert = needed("ca-cert.pem")?;
-        Ok(Material {
+        Ok(CaMaterial {
             key: needed("ca-key.pem")?,
             // Early versions of Istio left the root out: the certificate is the root.
             roots: text("root-cert.pem").unwrap_or_else(|| cert.clone()),
@@ -239,7 +240,7 @@ impl CaSecret {
         })
     }
 
-    fn failed(&self, verb: &'static str, source: kube::Error) -> SecretError {
+    fn api_error(&self, verb: &'static str, source: kube::Error) -> SecretError {
         SecretError::Api {
             verb,
             location: self.location(),
@@ -248,7 +249,7 @@ impl CaSecret {
     }
 }
 
-fn data(material: &Material) -> BTreeMap<String, ByteString> {
+fn secret_data(material: &CaMaterial) -> BTreeMap<String, ByteString> {
     let entries = [
         ("ca-cert.pem", &material.cert),
         ("ca-key.pem", &material.key),

@@ -6,8 +6,10 @@ use std::{
 };
 
 use ambit_caller_auth::{
-    Access, Caller,
-    caller_pod::{Denied, Pods, check_impersonation, check_own, check_waypoint_calls},
+    Caller, CallerAccess,
+    caller_pod::{
+        CallerDenied, Pods, authorize_own_identity, check_impersonation, check_waypoint_calls,
+    },
 };
 use ambit_derive::PodDirectory;
 use ambit_issuer::IssueError;
@@ -20,7 +22,7 @@ use prost_types::value::Kind;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use crate::{metrics::CaMetrics, trust::Trust};
+use crate::{metrics::CaMetrics, trust::CaTrust};
 
 /// Lifetime of a certificate whose request names none, limited by the mesh's maximum lifetime.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -32,9 +34,9 @@ const MAX_REQUEST_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct CertificateService {
     /// CA that currently signs.
-    pub trust: watch::Receiver<Arc<Trust>>,
+    pub trust: watch::Receiver<Arc<CaTrust>>,
     /// Rules for which service accounts may request certificates.
-    pub access: Arc<Access>,
+    pub access: Arc<CallerAccess>,
     /// Pods and the nodes on which they run.
     pub pods: Pods,
     /// The mesh's trust domain.
@@ -51,7 +53,7 @@ impl CertificateService {
         IstioCertificateServiceServer::new(self).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
-    async fn identity(
+    async fn authorize_identity(
         &self,
         caller: &Caller,
         request: &IstioCertificateRequest,
@@ -68,21 +70,21 @@ impl CertificateService {
                 ));
             }
         };
-        let denied = |denied: Denied| {
+        let denied = |denied: CallerDenied| {
             tracing::warn!(%caller, %denied, "refused a certificate");
-            self.metrics.csr("denied");
+            self.metrics.count_csr("denied");
             Status::unauthenticated("the caller may not impersonate the requested identity")
         };
         if requested.is_empty() {
-            let check = |pods: &PodDirectory| check_own(&*self.access, pods, caller);
-            self.pods.wait_for(check).await.map_err(denied)?;
+            let check = |pods: &PodDirectory| authorize_own_identity(&*self.access, pods, caller);
+            self.pods.retry_until_listed(check).await.map_err(denied)?;
             let own = Identity::new(
                 self.trust_domain.clone(),
                 caller.namespace.clone(),
                 caller.service_account.clone(),
             );
-            if own.is_of_waypoint_calls() {
-                return Err(denied(Denied::Reserved(own)));
+            if own.is_for_waypoint_calls() {
+                return Err(denied(CallerDenied::ReservedIdentity(own)));
             }
             return Ok(own);
         }
@@ -91,17 +93,17 @@ impl CertificateService {
                 let caller = (caller, &waypoint);
                 check_waypoint_calls(&*self.access, pods, caller, requested, &self.trust_domain)
             };
-            return self.pods.wait_for(check).await.map_err(denied);
+            return self.pods.retry_until_listed(check).await.map_err(denied);
         }
         let check = |pods: &PodDirectory| {
             check_impersonation(&*self.access, pods, caller, requested, &self.trust_domain)
         };
-        self.pods.wait_for(check).await.map_err(denied)
+        self.pods.retry_until_listed(check).await.map_err(denied)
     }
 
     /// Returns the lifetime of a certificate for a requested one in seconds. Longer requests get
     /// the maximum: proxies renew by the lifetime in the certificate.
-    fn ttl(&self, seconds: i64) -> Duration {
+    fn bounded_ttl(&self, seconds: i64) -> Duration {
         let requested = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0);
         let requested = requested.map_or(DEFAULT_TTL, Duration::from_secs);
         requested.min(self.max_ttl)
@@ -114,17 +116,17 @@ impl IstioCertificateService for CertificateService {
         &self,
         request: Request<IstioCertificateRequest>,
     ) -> Result<Response<IstioCertificateResponse>, Status> {
-        self.metrics.csr("received");
+        self.metrics.count_csr("received");
         let caller = self
             .access
-            .caller(request.metadata(), request.extensions())
+            .authenticate_caller(request.metadata(), request.extensions())
             .await
             .inspect_err(|_| {
-                self.metrics.csr("unauthenticated");
+                self.metrics.count_csr("unauthenticated");
             })?;
         let request = request.into_inner();
-        let identity = self.identity(&caller, &request).await?;
-        let ttl = self.ttl(request.validity_duration);
+        let identity = self.authorize_identity(&caller, &request).await?;
+        let ttl = self.bounded_ttl(request.validity_duration);
         let trust = Arc::clone(&self.trust.borrow());
         // Signing takes some hundred microseconds of CPU time, too little to move to another
         // thread.
@@ -133,17 +135,17 @@ impl IstioCertificateService for CertificateService {
             .issue(&request.csr, &identity, ttl, SystemTime::now())
         {
             Ok(cert_chain) => {
-                self.metrics.csr("issued");
+                self.metrics.count_csr("issued");
                 tracing::debug!(%caller, %identity, "issued a certificate");
                 Ok(Response::new(IstioCertificateResponse { cert_chain }))
             }
             Err(error) => {
-                self.metrics.csr("failed");
+                self.metrics.count_csr("failed");
                 tracing::warn!(%caller, %identity, %error, "a certificate request cannot be fulfilled");
                 Err(match error {
-                    IssueError::TooLarge(_) | IssueError::Request(_) | IssueError::KeyKind => {
-                        Status::invalid_argument(error.to_string())
-                    }
+                    IssueError::TooLarge(_)
+                    | IssueError::InvalidRequest(_)
+                    | IssueError::UnsupportedKey => Status::invalid_argument(error.to_string()),
                     _ => Status::internal("the certificate authority cannot sign"),
                 })
             }

@@ -6,17 +6,17 @@ use ambit_issuer::Authority;
 use tokio::sync::watch;
 
 use crate::{
-    material::{CaError, Material},
+    material::{CaError, CaMaterial},
     metrics::CaMetrics,
 };
 
 /// The current CA with the PEM text that it was loaded from.
 #[derive(Debug)]
-pub struct Trust {
+pub struct CaTrust {
     /// CA that signs certificates.
     pub authority: Authority,
     /// PEM text of `authority`, as stored.
-    pub material: Material,
+    pub material: CaMaterial,
 }
 
 /// Reason why a new CA is rejected.
@@ -24,14 +24,14 @@ pub struct Trust {
 pub enum ReplaceError {
     /// Material that is not a usable CA.
     #[error(transparent)]
-    Unusable(#[from] CaError),
+    InvalidMaterial(#[from] CaError),
     /// New CA whose certificates current proxies would not accept.
     #[error(
         "certificates of the new authority in {location} would not be accepted by proxies that have the present \
          roots, or the other way round: first put both roots into its root certificates and leave the \
          present certificate and key as they are"
     )]
-    Disjoint {
+    NoCommonRoot {
         /// Directory or Secret with the files.
         location: String,
     },
@@ -40,16 +40,16 @@ pub enum ReplaceError {
 /// Publishes the current CA, and replaces it.
 #[derive(Clone, Debug)]
 pub struct TrustPublisher {
-    sender: Arc<watch::Sender<Arc<Trust>>>,
+    sender: Arc<watch::Sender<Arc<CaTrust>>>,
     metrics: CaMetrics,
 }
 
 impl TrustPublisher {
     /// Publishes the first CA; `location` is the directory or Secret that errors name.
-    pub fn new(material: Material, location: &str, metrics: CaMetrics) -> Result<Self, CaError> {
-        let authority = material.open(location)?;
+    pub fn new(material: CaMaterial, location: &str, metrics: CaMetrics) -> Result<Self, CaError> {
+        let authority = material.to_authority(location)?;
         metrics.set_root_expiry(authority.not_after());
-        let trust = Trust {
+        let trust = CaTrust {
             authority,
             material,
         };
@@ -60,24 +60,24 @@ impl TrustPublisher {
     }
 
     /// Returns a receiver of the current CA and its replacements.
-    pub fn follow(&self) -> watch::Receiver<Arc<Trust>> {
+    pub fn subscribe(&self) -> watch::Receiver<Arc<CaTrust>> {
         self.sender.subscribe()
     }
 
     /// Returns the CA that currently signs.
-    pub fn trust(&self) -> Arc<Trust> {
+    pub fn current(&self) -> Arc<CaTrust> {
         Arc::clone(&self.sender.borrow())
     }
 
     /// Switches to a new CA, or returns the reason for rejecting it. Returns whether the material has changed.
-    pub fn replace(&self, material: &Material, location: &str) -> Result<bool, ReplaceError> {
-        let old = self.trust();
+    pub fn replace(&self, material: &CaMaterial, location: &str) -> Result<bool, ReplaceError> {
+        let old = self.current();
         if old.material == *material {
             return Ok(false);
         }
-        let authority = material.open(location)?;
-        if !may_follow(&old.material, material) {
-            return Err(ReplaceError::Disjoint {
+        let authority = material.to_authority(location)?;
+        if !is_compatible_successor(&old.material, material) {
+            return Err(ReplaceError::NoCommonRoot {
                 location: location.to_owned(),
             });
         }
@@ -87,7 +87,7 @@ impl TrustPublisher {
             roots = authority.roots().len(),
             "the certificate authority is renewed"
         );
-        self.sender.send_replace(Arc::new(Trust {
+        self.sender.send_replace(Arc::new(CaTrust {
             authority,
             material: material.clone(),
         }));
@@ -97,13 +97,13 @@ impl TrustPublisher {
 
 /// Returns whether proxies with the old roots accept certificates of the new CA, and proxies with the new roots accept
 /// those of the old CA.
-fn may_follow(old: &Material, new: &Material) -> bool {
-    let accepted = |signer: &Material, roots: &Material| {
-        let seen = Material {
+fn is_compatible_successor(old: &CaMaterial, new: &CaMaterial) -> bool {
+    let accepted = |signer: &CaMaterial, roots: &CaMaterial| {
+        let seen = CaMaterial {
             roots: roots.roots.clone(),
             ..signer.clone()
         };
-        seen.open("").is_ok()
+        seen.to_authority("").is_ok()
     };
     accepted(new, old) && accepted(old, new)
 }
@@ -121,26 +121,26 @@ mod tests {
     }
 
     fn publisher(root: &Authority) -> TrustPublisher {
-        TrustPublisher::new(Material::of_root(root), "here", CaMetrics::default()).unwrap()
+        TrustPublisher::new(CaMaterial::from_root(root), "here", CaMetrics::default()).unwrap()
     }
 
     #[test]
     fn root_is_replaced_in_three_steps_only() {
         let (old, new) = (root(), root());
         let publisher = publisher(&old);
-        let changes = publisher.follow();
-        let alone = Material::of_root(&new);
+        let changes = publisher.subscribe();
+        let alone = CaMaterial::from_root(&new);
         let refused = publisher.replace(&alone, "here").unwrap_err().to_string();
         assert!(refused.contains("put both roots"), "{refused}");
         assert!(!changes.has_changed().unwrap());
         let both = old.root_pem() + &new.root_pem();
-        let with_both = |material: &Material| Material {
+        let with_both = |material: &CaMaterial| CaMaterial {
             roots: both.clone(),
             ..material.clone()
         };
         let too_early = with_both(&alone);
         assert!(publisher.replace(&too_early, "here").is_err());
-        let first = with_both(&Material::of_root(&old));
+        let first = with_both(&CaMaterial::from_root(&old));
         assert!(publisher.replace(&first, "here").unwrap());
         assert!(
             !publisher.replace(&first, "here").unwrap(),
@@ -148,7 +148,7 @@ mod tests {
         );
         assert!(publisher.replace(&with_both(&alone), "here").unwrap());
         assert!(publisher.replace(&alone, "here").unwrap());
-        assert_eq!(publisher.trust().authority.roots(), new.roots());
+        assert_eq!(publisher.current().authority.roots(), new.roots());
         assert!(changes.has_changed().unwrap());
     }
 
@@ -157,17 +157,17 @@ mod tests {
         let now = SystemTime::now();
         let old = Authority::new_root("t", YEAR, now - YEAR * 9 / 10).unwrap();
         let publisher = publisher(&old);
-        let renewed = old.renewed_root(YEAR, now).unwrap().unwrap();
+        let renewed = old.renew_root_if_due(YEAR, now).unwrap().unwrap();
         assert!(
             publisher
-                .replace(&Material::of_root(&renewed), "here")
+                .replace(&CaMaterial::from_root(&renewed), "here")
                 .unwrap()
         );
-        let nonsense = Material {
+        let nonsense = CaMaterial {
             cert: "x".into(),
-            ..Material::of_root(&renewed)
+            ..CaMaterial::from_root(&renewed)
         };
         assert!(publisher.replace(&nonsense, "here").is_err());
-        assert_eq!(publisher.trust().authority.roots(), renewed.roots());
+        assert_eq!(publisher.current().authority.roots(), renewed.roots());
     }
 }

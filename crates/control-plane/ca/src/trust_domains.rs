@@ -1,5 +1,5 @@
 //! Trust domains that proxies accept besides the mesh's own one, published as the text of a file: a ConfigMap in every
-//! namespace ([`crate::distribute`]), or a file for clients of this machine.
+//! namespace ([`crate::distribute_config_maps`]), or a file for clients of this machine.
 //!
 //! Bundles that cannot be fetched, also after a restart, keep the roots that were published last. Roots that are no
 //! certificates are left out, so that their trust domain is not accepted.
@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, api::ListParams};
 use tokio::sync::watch;
 
-use crate::{material::write_root, trust::Trust};
+use crate::{material::write_root, trust::CaTrust};
 
 /// Name of the ConfigMap of trust domains.
 pub(crate) const CONFIG_MAP: &str = "ambit-trust-domains";
@@ -27,11 +27,11 @@ const READ_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration
 
 /// Publication to be written; `None` until the desired trust domains are known, during which the previous publication
 /// stays.
-pub type Published = Option<Arc<Publication>>;
+pub type PublishedTrustDomains = Option<Arc<TrustDomainsDocument>>;
 
 /// Published trust domains, and additional roots of the mesh's own trust domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Publication {
+pub struct TrustDomainsDocument {
     /// Text of the file of trust domains; `None` while only the mesh's own trust domain is accepted, under the roots of
     /// this CA.
     pub text: Option<Arc<str>>,
@@ -46,7 +46,7 @@ pub enum LastPublished {
     /// ConfigMap in this namespace.
     ConfigMap(Client, String),
     /// Nothing was published before.
-    Nowhere,
+    Unavailable,
 }
 
 impl fmt::Debug for LastPublished {
@@ -54,7 +54,7 @@ impl fmt::Debug for LastPublished {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
             Self::ConfigMap(_, namespace) => f.debug_tuple("ConfigMap").field(namespace).finish(),
-            Self::Nowhere => f.write_str("Nowhere"),
+            Self::Unavailable => f.write_str("Nowhere"),
         }
     }
 }
@@ -81,7 +81,7 @@ impl LastPublished {
 
     async fn text(&self) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
         match self {
-            Self::Nowhere => Ok(None),
+            Self::Unavailable => Ok(None),
             Self::File(path) => match std::fs::read_to_string(path) {
                 Ok(text) => Ok(Some(text)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -99,20 +99,20 @@ impl LastPublished {
 
 /// Publishes the desired trust domains whenever they or the roots of this CA change. Ends when all receivers are
 /// dropped.
-pub async fn publish(
+pub async fn publish_trust_domains(
     own: String,
     mut desired: watch::Receiver<Option<AcceptedTrustDomains>>,
-    mut trust: watch::Receiver<Arc<Trust>>,
+    mut trust: watch::Receiver<Arc<CaTrust>>,
     last: LastPublished,
-    published: watch::Sender<Published>,
+    published: watch::Sender<PublishedTrustDomains>,
 ) {
     let mut current = last.read().await;
     loop {
         let roots = trust.borrow_and_update().authority.root_pem();
         let desired_now = desired.borrow_and_update().clone();
         if let Some(desired) = desired_now {
-            let next = merged(&desired, &current);
-            match publication(&own, &next, &roots) {
+            let next = merge_trust_domains(&desired, &current);
+            match to_document(&own, &next, &roots) {
                 Some(next_publication) => {
                     current = next;
                     let next = Some(Arc::new(next_publication));
@@ -139,7 +139,7 @@ pub async fn publish(
 }
 
 /// Writes the file of trust domains for clients whenever the publication changes.
-pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Published>) {
+pub async fn write_on_change(path: PathBuf, mut published: watch::Receiver<PublishedTrustDomains>) {
     loop {
         let now = published.borrow_and_update().clone();
         let written = match now.as_ref().map(|now| &now.text) {
@@ -162,9 +162,9 @@ pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Publishe
 }
 
 /// Builds the publication of `domains`; `own_roots` are this CA's. Returns `None` if its text is too long.
-fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Publication> {
+fn to_document(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<TrustDomainsDocument> {
     if domains.is_empty() {
-        return Some(Publication::default());
+        return Some(TrustDomainsDocument::default());
     }
     let further_roots = domains.roots.get(own).cloned().unwrap_or_default();
     let mut domains = domains.clone();
@@ -175,7 +175,7 @@ fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Pub
         roots.push_str(own_roots);
     }
     let text = serde_json::to_string(&domains).ok()?;
-    (text.len() <= MAX_TEXT_BYTES).then(|| Publication {
+    (text.len() <= MAX_TEXT_BYTES).then(|| TrustDomainsDocument {
         text: Some(text.into()),
         further_roots,
     })
@@ -183,26 +183,26 @@ fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Pub
 
 /// Returns the trust domains to publish. Trust domains whose bundle is unavailable keep their roots from the `last`
 /// publication.
-fn merged(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
+fn merge_trust_domains(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
     let mut merged = TrustDomains {
         aliases: desired.aliases.iter().map(ToString::to_string).collect(),
         roots: BTreeMap::new(),
     };
     for (domain, texts) in &desired.roots {
         for text in texts {
-            add(&mut merged, domain, text);
+            add_roots(&mut merged, domain, text);
         }
     }
     for domain in &desired.pending {
         // The last roots may be from a bundle and from other sources together.
         if let Some(text) = last.roots.get(domain.as_str()) {
-            add(&mut merged, domain, text);
+            add_roots(&mut merged, domain, text);
         }
     }
     merged
 }
 
-fn add(domains: &mut TrustDomains, domain: &str, text: &str) {
+fn add_roots(domains: &mut TrustDomains, domain: &str, text: &str) {
     // A bundle may become empty: its trust domain has revoked all roots.
     if text.is_empty() {
         return;
@@ -232,7 +232,7 @@ mod tests {
     use ambit_issuer::Authority;
 
     use super::*;
-    use crate::material::Material;
+    use crate::material::CaMaterial;
 
     fn root() -> String {
         authority().root_pem()
@@ -252,7 +252,7 @@ mod tests {
     fn roots_of_one_trust_domain_are_merged() {
         let (one, two) = (root(), root());
         let desired = desired(&[("a", &one), ("a", &two), ("b", &two)], &[]);
-        let merged = merged(&desired, &TrustDomains::default());
+        let merged = merge_trust_domains(&desired, &TrustDomains::default());
         assert_eq!(merged.roots["a"], format!("{one}{two}"));
         assert_eq!(merged.roots["b"], two);
     }
@@ -265,7 +265,7 @@ mod tests {
             &[("a", broken), ("b", broken), ("b", &good), ("c", "")],
             &[],
         );
-        let merged = merged(&desired, &TrustDomains::default());
+        let merged = merge_trust_domains(&desired, &TrustDomains::default());
         assert_eq!(merged.roots, [("b".to_owned(), good)].into());
     }
 
@@ -280,7 +280,7 @@ mod tests {
             .into(),
             ..TrustDomains::default()
         };
-        let merged = merged(&desired(&[("b", &own)], &["a", "new"]), &last);
+        let merged = merge_trust_domains(&desired(&[("b", &own)], &["a", "new"]), &last);
         let expected = [("a".to_owned(), old), ("b".to_owned(), own)];
         assert_eq!(merged.roots, expected.into());
     }
@@ -294,15 +294,15 @@ mod tests {
     fn further_roots_of_the_mesh_are_published_with_those_of_its_ca() {
         let (own, further, west) = (root(), root(), root());
         let desired = desired(&[("td", &further), ("west", &west)], &[]);
-        let merged = merged(&desired, &TrustDomains::default());
-        let publication = publication("td", &merged, &own).unwrap();
+        let merged = merge_trust_domains(&desired, &TrustDomains::default());
+        let publication = to_document("td", &merged, &own).unwrap();
         assert_eq!(publication.further_roots, further);
         let text = publication.text.unwrap();
         let domains: TrustDomains = serde_json::from_str(&text).unwrap();
         assert_eq!(domains.roots["td"], format!("{further}{own}"));
         assert_eq!(domains.roots["west"], west);
         // The last published roots of an unavailable bundle already have them.
-        let again = super::publication("td", &domains, &own).unwrap();
+        let again = super::to_document("td", &domains, &own).unwrap();
         assert_eq!(again.text, Some(text));
     }
 
@@ -316,17 +316,17 @@ mod tests {
         };
         std::fs::write(&path, serde_json::to_string(&last).unwrap()).unwrap();
         let authority = authority();
-        let trust = Trust {
-            material: Material::of_root(&authority),
+        let trust = CaTrust {
+            material: CaMaterial::from_root(&authority),
             authority,
         };
         let (_trust, trust) = watch::channel(Arc::new(trust));
         let (follow, desired_now) = watch::channel(None);
         let (publisher, mut published) = watch::channel(None);
         let from = LastPublished::File(path.clone());
-        let publishing = publish("td".into(), desired_now, trust, from, publisher);
+        let publishing = publish_trust_domains("td".into(), desired_now, trust, from, publisher);
         ambit_rt::spawn("publish", publishing);
-        ambit_rt::spawn("write", keep_written(path.clone(), published.clone()));
+        ambit_rt::spawn("write", write_on_change(path.clone(), published.clone()));
         follow.send_replace(Some(desired(&[], &["a"])));
         published.changed().await.unwrap();
         let now = published.borrow_and_update().clone().unwrap();
@@ -335,7 +335,7 @@ mod tests {
         follow.send_replace(Some(desired(&[], &[])));
         published.changed().await.unwrap();
         let now = published.borrow_and_update().clone().unwrap();
-        assert_eq!(*now, Publication::default());
+        assert_eq!(*now, TrustDomainsDocument::default());
         ambit_testkit::until("the file is removed", || !path.exists()).await;
     }
 }

@@ -8,41 +8,41 @@ use ambit_rt::Rates;
 use tonic::{Status, metadata::MetadataMap};
 
 use crate::{
-    caller_pod::Roles,
+    caller_pod::CallerRoles,
     metrics::CallerMetrics,
-    token::{Authenticator, Caller, TokenError, bearer},
-    waypoints::Waypoints,
+    token::{Authenticator, Caller, TokenError, bearer_token},
+    waypoints::WaypointRegistry,
 };
 
 /// Rate limit of warnings about rejected calls from one address: per second, and burst.
 const WARNING_RATE: (u32, u32) = (1, 10);
 
 /// Service accounts, as pairs of namespace and name.
-pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
+pub type ServiceAccounts = BTreeSet<(ArcStr, ArcStr)>;
 
 /// Authorization rules for callers of xDS, the CSR API and debug endpoints.
 #[derive(Debug)]
-pub struct Access {
+pub struct CallerAccess {
     authenticator: Arc<dyn Authenticator>,
     /// Service accounts of node proxies, which may act for the pods of their node.
-    trusted_nodes: Accounts,
+    trusted_nodes: ServiceAccounts,
     /// Whether any service account may read the configuration of the whole mesh, rather than only node proxies.
     any_reader: bool,
     /// Namespace whose service accounts may list connected xDS clients.
     mesh_namespace: ArcStr,
-    waypoints: Arc<Waypoints>,
+    waypoints: Arc<WaypointRegistry>,
     metrics: CallerMetrics,
     warnings: Rates<IpAddr>,
 }
 
-impl Access {
+impl CallerAccess {
     /// Builds the authorization rules.
     pub fn new(
         authenticator: Arc<dyn Authenticator>,
-        trusted_nodes: Accounts,
+        trusted_nodes: ServiceAccounts,
         any_reader: bool,
         mesh_namespace: ArcStr,
-        waypoints: Arc<Waypoints>,
+        waypoints: Arc<WaypointRegistry>,
         metrics: CallerMetrics,
     ) -> Self {
         Self {
@@ -57,37 +57,37 @@ impl Access {
     }
 
     /// Authenticates the caller by its token. The reason of a rejection is logged, not revealed to the caller.
-    pub async fn caller(
+    pub async fn authenticate_caller(
         &self,
         metadata: &MetadataMap,
         extensions: &http::Extensions,
     ) -> Result<Caller, Status> {
-        let (caller_state, source) = CallerState::of(extensions);
-        let caller = match bearer(metadata) {
+        let (caller_state, source) = CallerState::from_extensions(extensions);
+        let caller = match bearer_token(metadata) {
             Ok(token) => self.authenticator.authenticate(token, source).await,
             Err(error) => Err(error),
         };
         match caller {
             Ok(caller) => {
-                self.metrics.token("accepted");
+                self.metrics.count_token("accepted");
                 if let Some(caller_state) = caller_state {
-                    caller_state.authenticated(self.may_read(&caller));
+                    caller_state.set_authenticated(self.may_read_debug_pages(&caller));
                 }
                 Ok(caller)
             }
             // The caller is not at fault and should try again.
-            Err(error @ (TokenError::Unavailable(_) | TokenError::TooMany)) => {
-                self.metrics.token("unavailable");
+            Err(error @ (TokenError::Unavailable(_) | TokenError::TooManyReviews)) => {
+                self.metrics.count_token("unavailable");
                 self.warn(source, &error);
                 Err(Status::unavailable(
                     "the token cannot be reviewed at present",
                 ))
             }
             Err(error) => {
-                self.metrics.token("refused");
+                self.metrics.count_token("refused");
                 self.warn(source, &error);
                 if let Some(caller_state) = caller_state {
-                    caller_state.refused();
+                    caller_state.count_refusal();
                 }
                 Err(Status::unauthenticated("the token is not accepted"))
             }
@@ -96,7 +96,7 @@ impl Access {
 
     /// Logs a rejected call, with a rate limit so that callers cannot flood the log.
     fn warn(&self, source: IpAddr, error: &TokenError) {
-        if self.warnings.take(source, Instant::now()) {
+        if self.warnings.try_acquire(source, Instant::now()) {
             tracing::warn!(%source, %error, "a caller is not authenticated");
         } else {
             tracing::debug!(%source, %error, "a caller is not authenticated");
@@ -112,16 +112,16 @@ impl Access {
         denied: Option<String>,
         extensions: &http::Extensions,
     ) -> Result<(), Status> {
-        let (caller_state, source) = CallerState::of(extensions);
+        let (caller_state, source) = CallerState::from_extensions(extensions);
         let no_reader = || "neither a trusted node account nor a waypoint's".to_owned();
-        let denied = denied.or_else(|| (!self.may_read(caller)).then(no_reader));
+        let denied = denied.or_else(|| (!self.may_read_debug_pages(caller)).then(no_reader));
         let Some(denied) = denied else {
             if let Some(caller_state) = caller_state {
-                caller_state.authenticated(true);
+                caller_state.set_authenticated(true);
             }
             return Ok(());
         };
-        self.refuse(caller_state, source, caller, &denied);
+        self.record_denial(caller_state, source, caller, &denied);
         Err(Status::permission_denied(
             "only trusted node accounts and the pods of waypoints may read the mesh (--trusted-node-accounts, --xds-any-account)",
         ))
@@ -136,39 +136,39 @@ impl Access {
         if caller.namespace == self.mesh_namespace {
             return Ok(());
         }
-        let (caller_state, source) = CallerState::of(extensions);
+        let (caller_state, source) = CallerState::from_extensions(extensions);
         let denied =
             "not an account of the mesh's namespace, which alone may list connected proxies";
-        self.refuse(caller_state, source, caller, denied);
+        self.record_denial(caller_state, source, caller, denied);
         Err(Status::permission_denied(format!(
             "only accounts of the namespace {} may list connected proxies",
             self.mesh_namespace
         )))
     }
 
-    fn refuse(
+    fn record_denial(
         &self,
         caller_state: Option<&CallerState>,
         source: IpAddr,
         caller: &Caller,
         denied: &str,
     ) {
-        if self.warnings.take(source, Instant::now()) {
+        if self.warnings.try_acquire(source, Instant::now()) {
             tracing::warn!(%caller, denied, "refused discovery");
         }
         if let Some(caller_state) = caller_state {
-            caller_state.refused();
+            caller_state.count_refusal();
         }
     }
 
-    fn may_read(&self, caller: &Caller) -> bool {
+    fn may_read_debug_pages(&self, caller: &Caller) -> bool {
         self.any_reader || self.is_trusted_node(caller) || self.waypoint(caller).is_some()
     }
 
     /// Returns the waypoint that the caller is an instance of; `None` for node proxies, even if a Gateway has their
     /// account's name.
     pub fn waypoint(&self, caller: &Caller) -> Option<GatewayName> {
-        let waypoint = self.waypoints.of(caller);
+        let waypoint = self.waypoints.waypoint_of_caller(caller);
         waypoint.filter(|_| !self.is_trusted_node(caller))
     }
 
@@ -183,27 +183,30 @@ impl Access {
     }
 }
 
-impl Roles for Access {
+impl CallerRoles for CallerAccess {
     fn is_trusted_node(&self, caller: &Caller) -> bool {
         self.is_trusted_node(caller)
     }
 
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool> {
-        if !self.waypoints.are_known() {
+        if !self.waypoints.is_synced() {
             return None;
         }
-        let is_waypoint = self.waypoints.of_account(namespace, account).is_some();
+        let is_waypoint = self
+            .waypoints
+            .waypoint_of_account(namespace, account)
+            .is_some();
         let account = (ArcStr::from(namespace), ArcStr::from(account));
         Some(is_waypoint && !self.is_node_account(&account))
     }
 
-    fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {
-        self.waypoints.call_for(waypoint, namespace)
+    fn is_called_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {
+        self.waypoints.is_caller_for(waypoint, namespace)
     }
 }
 
 /// Parses a list of service accounts, `namespace/name,namespace/name`.
-pub fn parse_accounts(text: &str) -> Result<Accounts, String> {
+pub fn parse_accounts(text: &str) -> Result<ServiceAccounts, String> {
     text.split(',')
         .map(str::trim)
         .filter(|account| !account.is_empty())

@@ -18,37 +18,37 @@ const MAX_WAIT: Duration = Duration::from_millis(1500);
 
 /// Reason why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum CallerDenied {
     /// The caller's service account is not one of node proxies.
     #[error("{0} is not a trusted node account")]
     NotTrusted(String),
     /// The requested identity is not a SPIFFE ID of Istio's form.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
-    BadIdentity(String),
+    InvalidIdentity(String),
     /// The requested identity is of another trust domain.
     #[error("{0} is of another trust domain")]
-    TrustDomain(String),
+    ForeignTrustDomain(String),
     /// The token is not bound to a pod, so that the caller's node is unknown.
     #[error("the caller's token is not bound to a pod")]
-    NotBound,
+    TokenNotBoundToPod,
     /// The pod that the token is bound to does not exist.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
     /// The pod that the token is bound to was replaced by one of the same name with another UID.
     #[error("the caller's token is of an earlier pod {0}")]
-    OtherUid(String),
+    PodUidMismatch(String),
     /// The pod that the token is bound to has ended.
     #[error("the caller's pod {0} has ended")]
     PodEnded(String),
     /// The pod that the token is bound to runs under another service account.
     #[error("the caller's pod {0} does not run under the caller's service account")]
-    OtherAccount(String),
+    ServiceAccountMismatch(String),
     /// The pod that the token is bound to is not scheduled to a node.
     #[error("the caller's pod {0} is on no node")]
-    NoNode(String),
+    PodWithoutNode(String),
     /// No pod on the caller's node has the identity.
     #[error("no live pod of {identity} that belongs to the mesh is on node {node}")]
-    NotOnNode {
+    IdentityNotOnNode {
         /// Identity that was requested.
         identity: Identity,
         /// Node of the caller.
@@ -56,12 +56,12 @@ pub enum Denied {
     },
     /// The identity is one under which waypoints make calls on behalf of objects, and no pod has it.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
-    Reserved(Identity),
+    ReservedIdentity(Identity),
     /// No object of the namespace requires calls by the waypoint.
     #[error(
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
-    NoCalls {
+    NoCallsFromWaypoint {
         /// Namespace of the objects on whose behalf the calls would be made.
         namespace: ArcStr,
         /// Gateway of the calling waypoint.
@@ -69,12 +69,12 @@ pub enum Denied {
     },
     /// The identity is a waypoint's, which only that waypoint's own pods may request.
     #[error("{0} is a waypoint's identity, which node proxies do not get")]
-    OfWaypoint(Identity),
+    WaypointIdentity(Identity),
     /// The pod runs under a waypoint's service account, but does not belong to the waypoint.
     #[error(
         "the caller's pod {pod} runs under the account of waypoint {waypoint} without its label"
     )]
-    NotOfWaypoint {
+    NotAWaypoint {
         /// Name of the caller's pod.
         pod: String,
         /// Gateway of the waypoint.
@@ -82,27 +82,27 @@ pub enum Denied {
     },
     /// The service accounts of waypoints are not known yet.
     #[error("the objects of the mesh are not read yet")]
-    NotReady,
+    PodsNotListed,
 }
 
-impl Denied {
+impl CallerDenied {
     /// Returns whether an object that has not arrived yet could allow the request.
-    fn may_pass(&self) -> bool {
+    fn may_be_transient(&self) -> bool {
         matches!(
             self,
             Self::UnknownPod(_)
-                | Self::OtherUid(_)
-                | Self::NoNode(_)
-                | Self::NotOnNode { .. }
-                | Self::NotOfWaypoint { .. }
-                | Self::NoCalls { .. }
-                | Self::NotReady
+                | Self::PodUidMismatch(_)
+                | Self::PodWithoutNode(_)
+                | Self::IdentityNotOnNode { .. }
+                | Self::NotAWaypoint { .. }
+                | Self::NoCallsFromWaypoint { .. }
+                | Self::PodsNotListed
         )
     }
 }
 
 /// Roles of service accounts in the mesh.
-pub trait Roles {
+pub trait CallerRoles {
     /// Returns whether the caller is a node proxy.
     fn is_trusted_node(&self, caller: &Caller) -> bool;
 
@@ -112,7 +112,7 @@ pub trait Roles {
 
     /// Returns whether a waypoint's Gateway has attached objects of the namespace that need calls
     /// by the waypoint.
-    fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
+    fn is_called_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
 /// Pods of the cluster, and notifications of their changes.
@@ -128,17 +128,17 @@ impl Pods {
     /// Repeats a check until it allows, or denies for a reason that no further object could lift. A node proxy learns
     /// of a new pod from its agent, perhaps before the API server reports the pod here; by waiting, the pod's first
     /// connection need not wait for the proxy's next attempt.
-    pub async fn wait_for<T>(
+    pub async fn retry_until_listed<T>(
         &self,
-        check: impl Fn(&PodDirectory) -> Result<T, Denied>,
-    ) -> Result<T, Denied> {
+        check: impl Fn(&PodDirectory) -> Result<T, CallerDenied>,
+    ) -> Result<T, CallerDenied> {
         let mut followed = self.followed.clone();
         let deadline = Instant::now() + MAX_WAIT;
         loop {
             let started = *followed.borrow_and_update() > 0;
             let checked = check(&self.directory.read());
             match checked {
-                Err(denied) if denied.may_pass() || !started => {
+                Err(denied) if denied.may_be_transient() || !started => {
                     let changed = timeout_at(deadline, followed.changed()).await;
                     if !matches!(changed, Ok(Ok(()))) {
                         return Err(denied);
@@ -155,18 +155,18 @@ impl Pods {
 /// Waypoints' identities cannot be requested on their behalf; the proxy's own identity needs no
 /// other pod.
 pub fn check_impersonation(
-    access: &impl Roles,
+    access: &impl CallerRoles,
     pods: &PodDirectory,
     caller: &Caller,
     requested: &str,
     trust_domain: &str,
-) -> Result<Identity, Denied> {
+) -> Result<Identity, CallerDenied> {
     if !access.is_trusted_node(caller) {
-        return Err(Denied::NotTrusted(caller.to_string()));
+        return Err(CallerDenied::NotTrusted(caller.to_string()));
     }
     let identity = requested_identity(requested, trust_domain)?;
-    if identity.is_of_waypoint_calls() {
-        return Err(Denied::Reserved(identity));
+    if identity.is_for_waypoint_calls() {
+        return Err(CallerDenied::ReservedIdentity(identity));
     }
     let (namespace, account) = (&identity.namespace, &identity.service_account);
     let pod = own_pod(pods, caller)?;
@@ -174,11 +174,11 @@ pub fn check_impersonation(
         return Ok(identity);
     }
     let is_waypoint = access.is_waypoint_account(namespace, account);
-    if is_waypoint.ok_or(Denied::NotReady)? {
-        return Err(Denied::OfWaypoint(identity));
+    if is_waypoint.ok_or(CallerDenied::PodsNotListed)? {
+        return Err(CallerDenied::WaypointIdentity(identity));
     }
     if !pods.is_served_on(&pod.node, namespace, account) {
-        return Err(Denied::NotOnNode {
+        return Err(CallerDenied::IdentityNotOnNode {
             identity,
             node: pod.node.clone(),
         });
@@ -190,19 +190,19 @@ pub fn check_impersonation(
 /// namespace that needs calls must be attached to the waypoint's Gateway, and the caller must be
 /// one of the waypoint's own pods.
 pub fn check_waypoint_calls(
-    access: &impl Roles,
+    access: &impl CallerRoles,
     pods: &PodDirectory,
     (caller, waypoint): (&Caller, &GatewayName),
     requested: &str,
     trust_domain: &str,
-) -> Result<Identity, Denied> {
+) -> Result<Identity, CallerDenied> {
     let identity = requested_identity(requested, trust_domain)?;
-    if !identity.is_of_waypoint_calls() {
-        return Err(Denied::NotTrusted(caller.to_string()));
+    if !identity.is_for_waypoint_calls() {
+        return Err(CallerDenied::NotTrusted(caller.to_string()));
     }
-    check_own(access, pods, caller)?;
-    if !access.calls_for(waypoint, &identity.namespace) {
-        return Err(Denied::NoCalls {
+    authorize_own_identity(access, pods, caller)?;
+    if !access.is_called_for(waypoint, &identity.namespace) {
+        return Err(CallerDenied::NoCallsFromWaypoint {
             namespace: identity.namespace,
             waypoint: waypoint.clone(),
         });
@@ -210,60 +210,67 @@ pub fn check_waypoint_calls(
     Ok(identity)
 }
 
-fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, Denied> {
+fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, CallerDenied> {
     let identity: Identity = requested
         .parse()
-        .map_err(|_| Denied::BadIdentity(requested.chars().take(256).collect()))?;
+        .map_err(|_| CallerDenied::InvalidIdentity(requested.chars().take(256).collect()))?;
     if identity.trust_domain != trust_domain {
-        return Err(Denied::TrustDomain(identity.to_string()));
+        return Err(CallerDenied::ForeignTrustDomain(identity.to_string()));
     }
     Ok(identity)
 }
 
 /// Checks whether a caller may act as its own service account. Peers trust every holder of a waypoint's identity, so
 /// that only live pods with the waypoint's label get it.
-pub fn check_own(access: &impl Roles, pods: &PodDirectory, caller: &Caller) -> Result<(), Denied> {
+pub fn authorize_own_identity(
+    access: &impl CallerRoles,
+    pods: &PodDirectory,
+    caller: &Caller,
+) -> Result<(), CallerDenied> {
     if access.is_trusted_node(caller) {
         return Ok(());
     }
     let is_waypoint = access.is_waypoint_account(&caller.namespace, &caller.service_account);
-    if !is_waypoint.ok_or(Denied::NotReady)? {
+    if !is_waypoint.ok_or(CallerDenied::PodsNotListed)? {
         return Ok(());
     }
     let pod = own_pod(pods, caller)?;
     if pod.gateway.as_ref() == Some(&caller.service_account) {
         return Ok(());
     }
-    Err(Denied::NotOfWaypoint {
-        pod: name_of(caller),
+    Err(CallerDenied::NotAWaypoint {
+        pod: service_account_name(caller),
         waypoint: GatewayName::new(caller.namespace.clone(), caller.service_account.clone()),
     })
 }
 
 /// Returns the pod that the caller's token is bound to: it must exist, be alive, be on a node, and
 /// run under the caller's account.
-fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, Denied> {
-    let bound = caller.pod.as_ref().ok_or(Denied::NotBound)?;
-    let name = || name_of(caller);
+fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, CallerDenied> {
+    let bound = caller
+        .pod
+        .as_ref()
+        .ok_or(CallerDenied::TokenNotBoundToPod)?;
+    let name = || service_account_name(caller);
     let pod = pods
         .pod(&caller.namespace, &bound.name)
-        .ok_or_else(|| Denied::UnknownPod(name()))?;
+        .ok_or_else(|| CallerDenied::UnknownPod(name()))?;
     if bound.uid.is_empty() || pod.uid != bound.uid {
-        return Err(Denied::OtherUid(name()));
+        return Err(CallerDenied::PodUidMismatch(name()));
     }
     if !pod.live {
-        return Err(Denied::PodEnded(name()));
+        return Err(CallerDenied::PodEnded(name()));
     }
     if pod.service_account != caller.service_account {
-        return Err(Denied::OtherAccount(name()));
+        return Err(CallerDenied::ServiceAccountMismatch(name()));
     }
     if pod.node.is_empty() {
-        return Err(Denied::NoNode(name()));
+        return Err(CallerDenied::PodWithoutNode(name()));
     }
     Ok(pod)
 }
 
-fn name_of(caller: &Caller) -> String {
+fn service_account_name(caller: &Caller) -> String {
     let pod = caller.pod.as_ref().map(|pod| pod.name.as_str());
     format!("{}/{}", caller.namespace, pod.unwrap_or_default())
 }

@@ -2,7 +2,7 @@
 //!
 //! [`token`] verifies service account tokens, [`caller_pod`] finds the pod that a token is bound to
 //! and the identities that it may request, and [`waypoints`] maps service accounts to waypoints.
-//! [`Access`] has the authorization rules.
+//! [`CallerAccess`] has the authorization rules.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -11,7 +11,9 @@ mod metrics;
 pub mod token;
 mod waypoints;
 
-pub use access::{Access, Accounts, parse_accounts};
+pub use access::{CallerAccess, ServiceAccounts, parse_accounts};
 pub use metrics::CallerMetrics;
-pub use token::{Authenticator, BoundPod, Caller, KeyFile, NoKeys, Reviewer};
-pub use waypoints::Waypoints;
+pub use token::{
+    Authenticator, BoundPod, Caller, KeyFileAuthenticator, TokenReviewer, UnavailableAuthenticator,
+};
+pub use waypoints::WaypointRegistry;

@@ -52,12 +52,12 @@ impl CallerMetrics {
 
     /// Counts a connection that was closed because its caller is unauthenticated or not entitled to
     /// stay.
-    pub fn connection_closed(&self, reason: &'static str) {
+    pub fn count_closed_connection(&self, reason: &'static str) {
         self.callers_closed.get_or_create(&Reason { reason }).inc();
     }
 
     /// Counts a call by the outcome of its token's verification: accepted, refused, or unavailable.
-    pub(crate) fn token(&self, outcome: &'static str) {
+    pub(crate) fn count_token(&self, outcome: &'static str) {
         self.tokens.get_or_create(&Outcome { outcome }).inc();
     }
 }

@@ -1,7 +1,7 @@
 //! Authentication by service account tokens.
 //!
 //! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among
-//! the claims. [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the
+//! the claims. [`KeyFileAuthenticator`] verifies them with public keys from a file; [`TokenReviewer`] queries the
 //! Kubernetes API. Both validate claims as strictly as waypoints do for the tokens of requests
 //! (`ambit_jwt`).
 
@@ -22,12 +22,12 @@ use ambit_jwt::{KeySet, UnverifiedToken};
 use ambit_k8s_api::is_dns_name;
 use ambit_model::ArcStr;
 
-pub use review::Reviewer;
+pub use review::TokenReviewer;
 
 /// Tolerated clock skew between the issuer of a token and this process, which verifies it.
-const LEEWAY: Duration = Duration::from_secs(10);
+const EXPIRY_LEEWAY: Duration = Duration::from_secs(10);
 /// Claims that every token must have.
-const REQUIRED: [&str; 3] = ["exp", "aud", "sub"];
+const REQUIRED_CLAIMS: [&str; 3] = ["exp", "aud", "sub"];
 
 /// Caller whose token was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,28 +70,28 @@ pub enum TokenError {
     Malformed,
     /// The JWT's signature algorithm is not accepted.
     #[error("the token is signed with an algorithm that is not accepted")]
-    Algorithm,
+    UnsupportedAlgorithm,
     /// None of the public keys verifies the signature.
     #[error("the token is signed by none of the configured keys")]
-    Signature,
+    InvalidSignature,
     /// The token has expired.
     #[error("the token has expired")]
     Expired,
     /// The token is not valid yet (`nbf`).
     #[error("the token is not valid yet")]
-    Immature,
+    NotYetValid,
     /// The token's audience is another one.
     #[error("the token is not meant for audience {0}")]
-    Audience(String),
+    WrongAudience(String),
     /// A required claim is missing.
     #[error("the token has no {0}")]
-    Claim(String),
+    InvalidClaim(String),
     /// The token's subject is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
-    Subject,
+    InvalidSubject,
     /// Claims of the token contradict each other.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
-    Contradiction,
+    ContradictoryClaims,
     /// The Kubernetes API rejects the token.
     #[error("the Kubernetes API does not accept the token: {0}")]
     Rejected(String),
@@ -102,16 +102,17 @@ pub enum TokenError {
     #[error(
         "too many unknown tokens from this address, or of another issuer, for a TokenReview of each"
     )]
-    TooMany,
+    TooManyReviews,
 }
 
 /// Future of an authentication result.
-pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
+pub type AuthenticateFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
 
 /// Verifier of tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
     /// Authenticates a token that was presented from the address `source`.
-    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
+    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> AuthenticateFuture<'a>;
 }
 
 /// Reason why the public keys cannot be read.
@@ -145,12 +146,12 @@ pub enum KeysError {
 }
 
 /// Verifies tokens with public keys from a file.
-pub struct KeyFile {
+pub struct KeyFileAuthenticator {
     keys: KeySet,
     audience: String,
 }
 
-impl fmt::Debug for KeyFile {
+impl fmt::Debug for KeyFileAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyFile")
             .field("keys", &self.keys)
@@ -159,7 +160,7 @@ impl fmt::Debug for KeyFile {
     }
 }
 
-impl KeyFile {
+impl KeyFileAuthenticator {
     /// Reads the public keys of the file. The result accepts only tokens for `audience`.
     pub fn open(path: &Path, audience: &str) -> Result<Self, KeysError> {
         let name = path.display().to_string();
@@ -167,16 +168,16 @@ impl KeyFile {
             path: name.clone(),
             source,
         })?;
-        let keys = match KeySet::read(&bytes) {
+        let keys = match KeySet::parse_jwks(&bytes) {
             Ok(set) => set,
-            Err(_) => KeySet::read_pem(&String::from_utf8_lossy(&bytes)).map_err(|number| {
+            Err(_) => KeySet::parse_pem(&String::from_utf8_lossy(&bytes)).map_err(|number| {
                 KeysError::Key {
                     path: name.clone(),
                     number,
                 }
             })?,
         };
-        for key in keys.unusable() {
+        for key in keys.unusable_keys() {
             tracing::warn!(path = name, key, "a token key is not used");
         }
         if keys.is_empty() {
@@ -193,17 +194,20 @@ impl KeyFile {
         if token.is_empty() {
             return Err(TokenError::Missing);
         }
-        let token = UnverifiedToken::read(token).map_err(token_error)?;
+        let token = UnverifiedToken::parse(token).map_err(token_error)?;
         token.verify_signature(&self.keys).map_err(token_error)?;
-        if let Some(missing) = REQUIRED.into_iter().find(|claim| !token.has(claim)) {
-            return Err(TokenError::Claim(missing.to_owned()));
+        if let Some(missing) = REQUIRED_CLAIMS
+            .into_iter()
+            .find(|claim| !token.has_claim(claim))
+        {
+            return Err(TokenError::InvalidClaim(missing.to_owned()));
         }
-        let times = token.check_times(SystemTime::now(), LEEWAY);
+        let times = token.check_validity(SystemTime::now(), EXPIRY_LEEWAY);
         times.map_err(token_error)?;
-        if !token.is_for([self.audience.as_str()].into_iter()) {
-            return Err(TokenError::Audience(self.audience.clone()));
+        if !token.has_audience_of([self.audience.as_str()].into_iter()) {
+            return Err(TokenError::WrongAudience(self.audience.clone()));
         }
-        caller(&token)
+        to_caller(&token)
     }
 }
 
@@ -211,32 +215,32 @@ impl KeyFile {
 fn token_error(error: ambit_jwt::TokenError) -> TokenError {
     use ambit_jwt::TokenError as Jwt;
     match error {
-        Jwt::Algorithm => TokenError::Algorithm,
+        Jwt::UnsupportedAlgorithm => TokenError::UnsupportedAlgorithm,
         Jwt::Expired => TokenError::Expired,
-        Jwt::NotYet => TokenError::Immature,
-        Jwt::NoKeys | Jwt::UnknownKey | Jwt::Signature => TokenError::Signature,
+        Jwt::NotYetValid => TokenError::NotYetValid,
+        Jwt::NoKeys | Jwt::UnknownKey | Jwt::InvalidSignature => TokenError::InvalidSignature,
         _ => TokenError::Malformed,
     }
 }
 
-impl Authenticator for KeyFile {
-    fn authenticate<'a>(&'a self, token: &'a str, _source: IpAddr) -> Answer<'a> {
+impl Authenticator for KeyFileAuthenticator {
+    fn authenticate<'a>(&'a self, token: &'a str, _source: IpAddr) -> AuthenticateFuture<'a> {
         Box::pin(async { self.verify(token) })
     }
 }
 
 /// Authenticator without public keys, which rejects every token.
 #[derive(Debug)]
-pub struct NoKeys;
+pub struct UnavailableAuthenticator;
 
-impl Authenticator for NoKeys {
-    fn authenticate<'a>(&'a self, _token: &'a str, _source: IpAddr) -> Answer<'a> {
-        Box::pin(async { Err(TokenError::Signature) })
+impl Authenticator for UnavailableAuthenticator {
+    fn authenticate<'a>(&'a self, _token: &'a str, _source: IpAddr) -> AuthenticateFuture<'a> {
+        Box::pin(async { Err(TokenError::InvalidSignature) })
     }
 }
 
 /// Returns the bearer token in a call's `authorization` metadata.
-pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenError> {
+pub fn bearer_token(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenError> {
     let header = metadata.get("authorization").ok_or(TokenError::Missing)?;
     let header = header.to_str().map_err(|_| TokenError::Malformed)?;
     match header.split_once(' ') {
@@ -246,35 +250,38 @@ pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenErro
 }
 
 /// Returns namespace and name of the service account in a token's subject.
-fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
+fn parse_subject(subject: &str) -> Result<(&str, &str), TokenError> {
     let parts: Vec<_> = subject.split(':').collect();
     let ["system", "serviceaccount", namespace, account] = parts.as_slice() else {
-        return Err(TokenError::Subject);
+        return Err(TokenError::InvalidSubject);
     };
     if !is_dns_name(namespace, 63) || !is_dns_name(account, 253) {
-        return Err(TokenError::Subject);
+        return Err(TokenError::InvalidSubject);
     }
     Ok((namespace, account))
 }
 
 /// Returns the caller that a verified token names.
-fn caller(token: &UnverifiedToken<'_>) -> Result<Caller, TokenError> {
-    const BOUND: &str = "kubernetes.io";
-    let text = |path: &[&str]| token.text(path).map_err(token_error);
+fn to_caller(token: &UnverifiedToken<'_>) -> Result<Caller, TokenError> {
+    const KUBERNETES_CLAIM: &str = "kubernetes.io";
+    let text = |path: &[&str]| token.text_claim(path).map_err(token_error);
     let subject = text(&["sub"])?.unwrap_or_default();
-    let (namespace, account) = account_of(subject)?;
+    let (namespace, account) = parse_subject(subject)?;
     let others = [
-        (text(&[BOUND, "namespace"])?, namespace),
-        (text(&[BOUND, "serviceaccount", "name"])?, account),
+        (text(&[KUBERNETES_CLAIM, "namespace"])?, namespace),
+        (
+            text(&[KUBERNETES_CLAIM, "serviceaccount", "name"])?,
+            account,
+        ),
     ];
     if others
         .iter()
         .any(|(bound, own)| bound.is_some_and(|bound| bound != *own))
     {
-        return Err(TokenError::Contradiction);
+        return Err(TokenError::ContradictoryClaims);
     }
-    let uid = text(&[BOUND, "pod", "uid"])?.unwrap_or_default();
-    let pod = text(&[BOUND, "pod", "name"])?;
+    let uid = text(&[KUBERNETES_CLAIM, "pod", "uid"])?.unwrap_or_default();
+    let pod = text(&[KUBERNETES_CLAIM, "pod", "name"])?;
     Ok(Caller {
         namespace: namespace.into(),
         service_account: account.into(),

@@ -14,33 +14,33 @@ use crate::token::Caller;
 
 /// Gateways whose waypoints this control plane configures; `None` until the initial objects are known.
 #[derive(Debug, Default)]
-pub struct Waypoints(RwLock<Option<Known>>);
+pub struct WaypointRegistry(RwLock<Option<RegistryState>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct RegistryState {
     gateways: BTreeSet<GatewayName>,
     /// Objects that require calls by a waypoint, by the waypoint's Gateway.
     callers: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
 }
 
-impl Waypoints {
+impl WaypointRegistry {
     /// Applies changes of derived records. Returns whether any of them concerns waypoints.
     pub fn update(&self, delta: &Delta) -> bool {
         let mut known = self.0.write();
         let mut is_news = known.is_none();
         let known = known.get_or_insert_default();
-        for (key, record) in delta.records_of::<WaypointGateway>() {
+        for (key, record) in delta.waypoint_records_of::<WaypointGateway>() {
             is_news = true;
             match record {
                 Some(_) => known.gateways.insert(key.gateway.clone()),
                 None => known.gateways.remove(&key.gateway),
             };
         }
-        for (key, record) in delta.records_of::<WaypointExtension>() {
+        for (key, record) in delta.waypoint_records_of::<WaypointExtension>() {
             is_news = true;
             known.set(key, Kind::WasmPlugin, record.is_some());
         }
-        for (key, record) in delta.records_of::<RateLimit>() {
+        for (key, record) in delta.waypoint_records_of::<RateLimit>() {
             is_news = true;
             let calls = record.is_some_and(|limit| limit.global.is_some());
             known.set(key, Kind::RateLimit, calls);
@@ -49,34 +49,37 @@ impl Waypoints {
     }
 
     /// Returns whether the initial objects are known.
-    pub fn are_known(&self) -> bool {
+    pub fn is_synced(&self) -> bool {
         self.0.read().is_some()
     }
 
     /// Returns the waypoint that runs under the caller's service account, which has the Gateway's name.
-    pub fn of(&self, caller: &Caller) -> Option<GatewayName> {
-        self.of_account(&caller.namespace, &caller.service_account)
+    pub fn waypoint_of_caller(&self, caller: &Caller) -> Option<GatewayName> {
+        self.waypoint_of_account(&caller.namespace, &caller.service_account)
     }
 
     /// Returns the waypoint that runs under this service account.
-    pub fn of_account(&self, namespace: &str, account: &str) -> Option<GatewayName> {
+    pub fn waypoint_of_account(&self, namespace: &str, account: &str) -> Option<GatewayName> {
         let name = GatewayName::new(namespace, account);
         let known = self.0.read();
         known.as_ref()?.gateways.contains(&name).then_some(name)
     }
 
     /// Returns whether objects of a namespace that are attached to a Gateway require calls by its waypoint.
-    pub fn call_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
+    pub fn is_caller_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
         let known = self.0.read();
         let callers = known.as_ref().and_then(|known| known.callers.get(gateway));
         callers.is_some_and(|all| all.iter().any(|(_, object)| object.namespace == namespace))
     }
 }
 
-impl Known {
+impl RegistryState {
     /// Records whether a waypoint record's object requires calls by the waypoint.
     fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
-        let (gateway, object) = (&key.gateway, (kind, PolicyKey::of_record(&key.name)));
+        let (gateway, object) = (
+            &key.gateway,
+            (kind, PolicyKey::from_resource_name(&key.name)),
+        );
         if calls {
             self.callers
                 .entry(gateway.clone())

@@ -17,16 +17,16 @@ pub struct ConditionType {
     /// Field manager of server-side apply that writes the condition.
     pub manager: &'static str,
     /// Builds the content of the condition for an object; `None` removes the condition.
-    pub verdict: fn(&Subject<'_>) -> Option<Verdict>,
+    pub build: fn(&ConditionInput<'_>) -> Option<ConditionContent>,
     /// Whether the condition reports the object's problems, so that they need no Kubernetes event.
     pub reports_problems: bool,
-    /// Whether the condition depends on [`Subject::standing`].
-    pub needs_standing: bool,
+    /// Whether the condition depends on [`ConditionInput::derived_status`].
+    pub needs_derived_status: bool,
 }
 
 /// List in the status whose entries have their own conditions, such as `parents` of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartsType {
+pub struct StatusListType {
     /// Name of the list in the status.
     pub list: &'static str,
     /// Field manager of server-side apply that writes the list.
@@ -37,31 +37,31 @@ pub struct PartsType {
 
 /// State of an object as far as it depends on other objects, in the form of status conditions.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Standing {
+pub struct DerivedStatus {
     /// Condition on the waypoints that an object has, or that apply it.
-    pub verdict: Option<Verdict>,
+    pub condition: Option<ConditionContent>,
     /// Entries of the list in the status, with their conditions.
-    pub parts: Vec<Part>,
+    pub entries: Vec<StatusEntry>,
     /// Condition of a Gateway: whether its waypoint has been ready.
-    pub introduction: Option<Verdict>,
+    pub introduction: Option<ConditionContent>,
     /// Condition of a Gateway: which objects keep another waypoint until the Gateway's has been ready.
-    pub replaces: Option<Verdict>,
+    pub replaces: Option<ConditionContent>,
 }
 
 /// Entry of a list in the status, with its conditions.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct StatusEntry {
     /// Fields that identify the entry in the list.
     pub identity: BTreeMap<&'static str, Value>,
     /// Further fields of the entry.
     pub fields: BTreeMap<&'static str, Value>,
     /// Conditions of the entry, by type.
-    pub conditions: Vec<(&'static str, Verdict)>,
+    pub conditions: Vec<(&'static str, ConditionContent)>,
 }
 
 /// Object that conditions are computed for, with its problems and its state.
 #[derive(Clone, Copy, Debug)]
-pub struct Subject<'a> {
+pub struct ConditionInput<'a> {
     /// Problems of the object.
     pub problems: &'a [Problem],
     /// Whether any rule of a policy is in effect.
@@ -69,130 +69,130 @@ pub struct Subject<'a> {
     /// Whether the object has `targetRefs`, so that waypoints enforce it.
     pub is_attached: bool,
     /// State of the object as far as it depends on other objects.
-    pub standing: Option<&'a Standing>,
+    pub derived_status: Option<&'a DerivedStatus>,
 }
 
 /// Condition on whether node proxies enforce a policy.
-pub(crate) const ACCEPTED: ConditionType = ConditionType {
+pub(crate) const ZTUNNEL_ACCEPTED: ConditionType = ConditionType {
     name: "ZtunnelAccepted",
     manager: "istio-ambient-ztunnel-policy",
-    verdict: |subject| (!subject.is_attached).then(|| policy(subject)),
+    build: |input| (!input.is_attached).then(|| ztunnel_accepted(input)),
     reports_problems: true,
-    needs_standing: false,
+    needs_derived_status: false,
 };
 
 /// Condition on whether a waypoint enforces a policy.
 pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     name: "WaypointAccepted",
     manager: "istio-ambient-waypoint-policy",
-    verdict: at_waypoints,
+    build: waypoint_accepted,
     reports_problems: true,
-    needs_standing: true,
+    needs_derived_status: true,
 };
 
 /// Condition on whether waypoints enforce a RequestAuthentication.
 pub(crate) const AUTHENTICATION_ACCEPTED: ConditionType = ConditionType {
-    verdict: with_problems,
+    build: waypoint_condition_with_problems,
     ..WAYPOINT_ACCEPTED
 };
 /// Condition on whether waypoints run a WasmPlugin.
-pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
+pub(crate) const WASM_PLUGIN_ACCEPTED: ConditionType = ConditionType {
     manager: "ambit-wasm-plugin",
-    verdict: with_problems,
+    build: waypoint_condition_with_problems,
     ..WAYPOINT_ACCEPTED
 };
 
 /// Condition on whether waypoints enforce a RateLimit.
-pub(crate) const LIMIT_ACCEPTED: ConditionType = ConditionType {
+pub(crate) const RATE_LIMIT_ACCEPTED: ConditionType = ConditionType {
     manager: "ambit-rate-limit",
-    ..PLUGIN_ACCEPTED
+    ..WASM_PLUGIN_ACCEPTED
 };
 
 /// Condition on the waypoint that a service is attached to.
-pub(crate) const BOUND: ConditionType = ConditionType {
+pub(crate) const WAYPOINT_BOUND: ConditionType = ConditionType {
     name: "istio.io/WaypointBound",
     manager: "istio-ambient-service",
-    verdict: |subject| subject.standing?.verdict.clone(),
+    build: |input| input.derived_status?.condition.clone(),
     reports_problems: false,
-    needs_standing: true,
+    needs_derived_status: true,
 };
 
 /// Condition on the waypoint that a WorkloadEntry is attached to.
-pub(crate) const BOUND_ENTRY: ConditionType = ConditionType {
+pub(crate) const WORKLOAD_ENTRY_WAYPOINT_BOUND: ConditionType = ConditionType {
     manager: "istio-ambient-workloadentry",
-    ..BOUND
+    ..WAYPOINT_BOUND
 };
 
 /// Condition on parts of a ServiceEntry or WorkloadEntry that have no effect; absent if there are none.
-pub(crate) const USED: ConditionType = ConditionType {
+pub(crate) const ENTRY_USED: ConditionType = ConditionType {
     name: "ambit.io/Used",
     manager: "ambit-entry",
-    verdict: used,
+    build: problems_condition,
     reports_problems: true,
-    needs_standing: false,
+    needs_derived_status: false,
 };
 
 /// Condition that lists the waypoints that apply a DestinationRule.
-pub(crate) const RULE_USED: ConditionType = ConditionType {
+pub(crate) const DESTINATION_RULE_USED: ConditionType = ConditionType {
     manager: "ambit-destination-rule",
-    verdict: with_problems,
-    needs_standing: true,
-    ..USED
+    build: waypoint_condition_with_problems,
+    needs_derived_status: true,
+    ..ENTRY_USED
 };
 
 /// Condition that lists the waypoints that apply a VirtualService.
 pub(crate) const VIRTUAL_SERVICE_USED: ConditionType = ConditionType {
     manager: "ambit-virtual-service",
-    ..RULE_USED
+    ..DESTINATION_RULE_USED
 };
 
 /// Condition that lists the routes that name an HTTPFault.
-pub(crate) const FAULT_USED: ConditionType = ConditionType {
+pub(crate) const HTTP_FAULT_USED: ConditionType = ConditionType {
     manager: "ambit-http-fault",
-    ..RULE_USED
+    ..DESTINATION_RULE_USED
 };
 /// Condition that lists the waypoints that apply a Telemetry object.
 pub(crate) const TELEMETRY_USED: ConditionType = ConditionType {
     manager: "ambit-telemetry",
-    ..RULE_USED
+    ..DESTINATION_RULE_USED
 };
 
 /// Condition that reports problems of a waypoint: of its Gateway, of its pods, and of policies without the expected
 /// effect; absent if there are none.
-pub(crate) const EFFECTIVE: ConditionType = ConditionType {
+pub(crate) const GATEWAY_EFFECTIVE: ConditionType = ConditionType {
     name: "ambit.io/Effective",
     manager: "ambit-gateway",
-    verdict: |subject| {
+    build: |input| {
         // Gateways that are not our waypoints have no condition.
-        subject.standing?.verdict.as_ref()?;
-        used(subject)
+        input.derived_status?.condition.as_ref()?;
+        problems_condition(input)
     },
     reports_problems: false,
-    needs_standing: true,
+    needs_derived_status: true,
 };
 
 /// Condition on whether a waypoint has been ready since its Gateway was created.
-pub(crate) const INTRODUCED: ConditionType = ConditionType {
+pub(crate) const WAYPOINT_INTRODUCED: ConditionType = ConditionType {
     name: "ambit.io/Introduced",
     manager: "ambit-introduction",
-    verdict: |subject| subject.standing?.introduction.clone(),
+    build: |input| input.derived_status?.introduction.clone(),
     reports_problems: false,
-    needs_standing: true,
+    needs_derived_status: true,
 };
 
 /// Condition that lists the objects that keep another waypoint until the Gateway's has been ready; later processes read
 /// it.
-pub(crate) const REPLACES: ConditionType = ConditionType {
+pub(crate) const GATEWAY_REPLACES: ConditionType = ConditionType {
     name: "ambit.io/Replaces",
     manager: "ambit-replaces",
-    verdict: |subject| subject.standing?.replaces.clone(),
+    build: |input| input.derived_status?.replaces.clone(),
     reports_problems: false,
-    needs_standing: true,
+    needs_derived_status: true,
 };
 
 /// Content of a status condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ConditionContent {
     /// Whether its `status` is `True`.
     pub is_true: bool,
     /// `reason` of the condition.
@@ -200,79 +200,81 @@ pub struct Verdict {
     /// `message` of the condition.
     pub message: String,
     /// Whether the condition reports trouble that needs attention, whatever its status.
-    pub is_trouble: bool,
+    pub needs_attention: bool,
 }
 
 /// Builds the condition of a policy that waypoints enforce; `None` without `targetRefs`.
-fn at_waypoints(subject: &Subject<'_>) -> Option<Verdict> {
-    subject.is_attached.then(|| with_problems(subject))?
+fn waypoint_accepted(input: &ConditionInput<'_>) -> Option<ConditionContent> {
+    input
+        .is_attached
+        .then(|| waypoint_condition_with_problems(input))?
 }
 
 /// Builds the condition from the object's state and its problems.
-fn with_problems(subject: &Subject<'_>) -> Option<Verdict> {
-    let mut problems = subject.problems.iter();
+fn waypoint_condition_with_problems(input: &ConditionInput<'_>) -> Option<ConditionContent> {
+    let mut problems = input.problems.iter();
     if problems.any(|problem| problem.severity == Severity::Error) {
-        return Some(Verdict {
+        return Some(ConditionContent {
             is_true: false,
             reason: "Invalid",
-            message: text(subject.problems),
-            is_trouble: true,
+            message: join_messages(input.problems),
+            needs_attention: true,
         });
     }
-    let mut verdict = subject.standing?.verdict.clone()?;
-    if !subject.problems.is_empty() {
-        if verdict.is_true {
-            verdict.reason = "PartiallyInvalid";
+    let mut condition = input.derived_status?.condition.clone()?;
+    if !input.problems.is_empty() {
+        if condition.is_true {
+            condition.reason = "PartiallyInvalid";
         }
-        verdict.message = format!("{}; {}", verdict.message, text(subject.problems));
-        verdict.is_trouble = true;
+        condition.message = format!("{}; {}", condition.message, join_messages(input.problems));
+        condition.needs_attention = true;
     }
-    Some(verdict)
+    Some(condition)
 }
 
 /// Builds the condition from the object's problems; `None` if it has none.
-fn used(subject: &Subject<'_>) -> Option<Verdict> {
-    let is_broken = subject
+fn problems_condition(input: &ConditionInput<'_>) -> Option<ConditionContent> {
+    let is_broken = input
         .problems
         .iter()
         .any(|problem| problem.severity == Severity::Error);
-    (!subject.problems.is_empty()).then(|| Verdict {
+    (!input.problems.is_empty()).then(|| ConditionContent {
         is_true: false,
         reason: if is_broken { "NotUsed" } else { "PartlyUsed" },
-        message: text(subject.problems),
-        is_trouble: true,
+        message: join_messages(input.problems),
+        needs_attention: true,
     })
 }
 
-fn policy(subject: &Subject<'_>) -> Verdict {
+fn ztunnel_accepted(input: &ConditionInput<'_>) -> ConditionContent {
     let is_broken = |problem: &Problem| problem.severity == Severity::Error;
-    let (is_true, reason) = match subject.problems {
+    let (is_true, reason) = match input.problems {
         [] => (true, "Accepted"),
         problems if problems.iter().any(is_broken) => (
             false,
-            if subject.in_force {
+            if input.in_force {
                 "Outdated"
             } else {
                 "Invalid"
             },
         ),
-        _ => (subject.in_force, "UnsupportedValue"),
+        _ => (input.in_force, "UnsupportedValue"),
     };
-    let message = if subject.problems.is_empty() {
+    let message = if input.problems.is_empty() {
         "attached to ztunnel".to_owned()
     } else {
-        text(subject.problems)
+        join_messages(input.problems)
     };
-    Verdict {
+    ConditionContent {
         is_true,
         reason,
         message,
-        is_trouble: !subject.problems.is_empty(),
+        needs_attention: !input.problems.is_empty(),
     }
 }
 
 /// Joins the messages of problems to the message of a condition.
-pub fn text(problems: &[Problem]) -> String {
+pub fn join_messages(problems: &[Problem]) -> String {
     let one = |problem: &Problem| match problem.field.as_str() {
         "" | "." => problem.message.clone(),
         // Some messages name a field themselves, deeper than this.

@@ -130,8 +130,8 @@ impl Default for MeshConfig {
             service_policy_scope: ServicePolicyScope::default(),
             image_pull_secrets: false,
             allowed_addresses: Vec::new(),
-            revision: revisions::DEFAULT.into(),
-            enablement: Enablement::usual([], "istio-system"),
+            revision: revisions::DEFAULT_REVISION.into(),
+            enablement: Enablement::with_default_selectors([], "istio-system"),
         }
     }
 }

@@ -12,9 +12,9 @@ pub(crate) mod hosts;
 pub(crate) mod instances;
 pub(crate) mod introduction;
 pub(crate) mod key_sets;
-pub(crate) mod maker;
 pub(crate) mod marks;
 pub(crate) mod published;
+pub(crate) mod render_unit;
 pub(crate) mod reports;
 pub(crate) mod trust_domains;
 pub(crate) mod waypoint_rules;
@@ -24,9 +24,9 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::ObjectKey;
 
 use crate::{
-    condition::Standing,
+    condition::DerivedStatus,
     config::MeshConfig,
-    index::{maker::Maker, published::Published, reports::Reports},
+    index::{published::PublishedRecords, render_unit::RenderUnit, reports::Reports},
     problem::Problem,
     view::MeshView,
 };
@@ -41,8 +41,8 @@ pub struct Index {
     /// Invalid objects that a substitute replaces, because no valid version of them is known.
     pub(crate) substitutes: BTreeSet<ObjectKey>,
     /// Units whose records are stale and must be rendered again.
-    pub(crate) stale: BTreeSet<Maker>,
-    pub(crate) published: Published,
+    pub(crate) stale: BTreeSet<RenderUnit>,
+    pub(crate) published: PublishedRecords,
 }
 
 impl Index {
@@ -53,7 +53,7 @@ impl Index {
             reports: Reports::default(),
             substitutes: BTreeSet::new(),
             stale: BTreeSet::new(),
-            published: Published::default(),
+            published: PublishedRecords::default(),
         }
     }
 
@@ -91,12 +91,12 @@ impl Index {
     // === states ===
     /// Returns the state of an object as far as it depends on other objects; `None` before it is computed, and for
     /// kinds without one.
-    pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
-        self.reports.standing(key)
+    pub fn derived_status(&self, key: &ObjectKey) -> Option<&DerivedStatus> {
+        self.reports.derived_status(key)
     }
 
     /// Returns the objects whose states changed since the last call.
-    pub fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
-        self.reports.take_changed_standings()
+    pub fn take_changed_derived_statuses(&mut self) -> BTreeSet<ObjectKey> {
+        self.reports.take_changed_derived_statuses()
     }
 }

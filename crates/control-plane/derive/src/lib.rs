@@ -37,16 +37,16 @@ pub use config::{
     MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding,
     WaypointMissing, WorkloadWaypoints,
 };
-pub use derivation::table::{KindVisitor, conditions, is_attached, parts, visit_kinds};
+pub use derivation::table::{KindVisitor, conditions, is_attached, status_list, visit_kinds};
 pub use index::Index;
 pub use labels::{Labels, selects};
 pub use objects::gateway_class::CONTROLLER;
-pub use objects::key_source::{KeyForm, KeySource};
-pub use objects::readable::{Extent, Followed};
+pub use objects::key_source::{KeyFormat, KeySource};
+pub use objects::readable::{FetchExtent, FetchedKind};
 pub use pod_directory::{PodDirectory, PodEntry, PodFacts};
 pub use problem::{FieldError, Problem, Severity};
-pub use records::{Changed, Delta, ServiceRecord};
-pub use relations::key_state::KeyState;
+pub use records::{ChangedRecords, Delta, ServiceRecord};
+pub use relations::key_set_state::KeySetState;
 pub use view::MeshView;
 pub use view::registry::{RegisteredPort, RegisteredService};
 pub use view::trust_domains::AcceptedTrustDomains;

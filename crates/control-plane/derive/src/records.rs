@@ -8,19 +8,19 @@ use ambit_model::{
 };
 
 /// Changed records of one type, by name; `None` for a removed record.
-pub type Changed<N, R> = Vec<(N, Option<Arc<R>>)>;
+pub type ChangedRecords<N, R> = Vec<(N, Option<Arc<R>>)>;
 
 /// Changed records of all types, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Records of workloads.
-    pub workloads: Changed<WorkloadUid, Workload>,
+    pub workloads: ChangedRecords<WorkloadUid, Workload>,
     /// Records of services.
-    pub services: Changed<NamespacedHostname, ServiceRecord>,
+    pub services: ChangedRecords<NamespacedHostname, ServiceRecord>,
     /// Layer 4 policies, which node proxies enforce.
-    pub policies: Changed<PolicyKey, Authorization>,
+    pub policies: ChangedRecords<PolicyKey, Authorization>,
     /// Records for waypoints, of all types.
-    pub waypoint_records: Changed<WaypointRecordKey, WaypointRecord>,
+    pub waypoint_records: ChangedRecords<WaypointRecordKey, WaypointRecord>,
 }
 
 impl Delta {
@@ -45,12 +45,12 @@ impl Delta {
     }
 
     /// Returns the changed records for waypoints of one type.
-    pub fn records_of<R: IsWaypointRecord>(
+    pub fn waypoint_records_of<R: IsWaypointRecord>(
         &self,
     ) -> impl Iterator<Item = (&WaypointRecordKey, Option<&R>)> {
         let all = self.waypoint_records.iter();
         let of_type = all.filter(|(key, _)| key.record_type == R::TYPE);
-        of_type.map(|(key, record)| (key, record.as_deref().and_then(R::of)))
+        of_type.map(|(key, record)| (key, record.as_deref().and_then(R::from_record)))
     }
 }
 

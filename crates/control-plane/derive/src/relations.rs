@@ -6,6 +6,6 @@ pub(crate) mod cluster_addresses;
 pub(crate) mod discovery;
 pub(crate) mod instances;
 pub(crate) mod introductions;
-pub(crate) mod key_state;
+pub(crate) mod key_set_state;
 pub(crate) mod references;
-pub(crate) mod served;
+pub(crate) mod workload_waypoints;

@@ -31,7 +31,7 @@ fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     delta: &Delta,
     verb: &str,
 ) {
-    for (key, record) in delta.records_of::<R>() {
+    for (key, record) in delta.waypoint_records_of::<R>() {
         let name = match (R::TYPE, key.name.as_str()) {
             (WaypointRecordType::Gateway, _) => format!("gateway {}", key.gateway),
             (_, "") => format!("{}{verb}all", key.gateway),

@@ -6,10 +6,10 @@ pub(crate) mod attachment;
 pub(crate) mod bound;
 pub(crate) mod canary;
 pub(crate) mod discovery;
+pub(crate) mod enforcement_targets;
 pub(crate) mod exports;
 pub(crate) mod foreign;
 pub(crate) mod foreign_proxies;
-pub(crate) mod guarded;
 pub(crate) mod hosts;
 pub(crate) mod inbound_binding;
 pub(crate) mod instances;
@@ -41,9 +41,9 @@ use crate::{
         discovery::Discovery,
         instances::Instances,
         introductions::Introductions,
-        key_state::KeyState,
+        key_set_state::KeySetState,
         references::References,
-        served::{PolicyScope, Served},
+        workload_waypoints::{PolicyScope, WorkloadWaypoints},
     },
 };
 
@@ -66,11 +66,11 @@ pub struct MeshView {
     /// Node proxies of other implementations, by node.
     pub(crate) foreign_proxies: BTreeMap<ArcStr, BTreeSet<ObjectKey>>,
     /// Results of fetching key sets and trust bundles.
-    pub(crate) key_sets: HashMap<KeySource, KeyState>,
+    pub(crate) key_sets: HashMap<KeySource, KeySetState>,
     /// Services, with the waypoints of their endpoints.
-    pub(crate) served: Served<NamespacedHostname>,
+    pub(crate) service_waypoints: WorkloadWaypoints<NamespacedHostname>,
     /// Layer 4 policies, with the waypoints of the pods that they apply to.
-    pub(crate) behind: Served<PolicyScope>,
+    pub(crate) policy_waypoints: WorkloadWaypoints<PolicyScope>,
     pub(crate) instances: Instances,
     /// Which waypoints have been ready, and decisions on those that have not.
     pub(crate) introductions: Introductions,
@@ -90,8 +90,8 @@ impl MeshView {
             discovery: Discovery::default(),
             foreign_proxies: BTreeMap::new(),
             key_sets: HashMap::new(),
-            served: Served::default(),
-            behind: Served::default(),
+            service_waypoints: WorkloadWaypoints::default(),
+            policy_waypoints: WorkloadWaypoints::default(),
             instances: Instances::default(),
             introductions: Introductions::default(),
         }
@@ -105,7 +105,7 @@ impl MeshView {
     /// Returns the objects of a namespace, unless `discoverySelectors` exclude it.
     pub(crate) fn objects(&self, namespace: &str) -> Option<&Objects> {
         let objects = self.namespaces.get(namespace);
-        objects.filter(|_| !self.is_left_out(namespace))
+        objects.filter(|_| !self.is_excluded(namespace))
     }
 
     /// Returns the addresses of the API server and of nodes, which waypoints never call on behalf of objects.
@@ -116,6 +116,6 @@ impl MeshView {
     /// Returns the objects of all namespaces that `discoverySelectors` do not exclude.
     pub(crate) fn all_objects(&self) -> impl Iterator<Item = (&ArcStr, &Objects)> {
         let namespaces = self.namespaces.iter();
-        namespaces.filter(|(namespace, _)| !self.is_left_out(namespace))
+        namespaces.filter(|(namespace, _)| !self.is_excluded(namespace))
     }
 }

@@ -40,7 +40,7 @@ fn problems(name: &str, text: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join(name), text).unwrap();
     std::fs::write(dir.path().join("good.yaml"), GOOD).unwrap();
-    let snapshot = ambit_manifests::read(&[dir.path()]).unwrap();
+    let snapshot = ambit_manifests::read_snapshot(&[dir.path()]).unwrap();
     let mut index = Index::new(MeshConfig::default());
     let mut pods = PodDirectory::default();
     for (object, origin) in snapshot.objects.values() {

@@ -11,7 +11,7 @@ use std::{
 
 use ambit_rt::{
     DrainWatcher, Slot, SlotLimits,
-    handshakes::{self, Admitted, AdmittedListener, HandshakeLimits},
+    handshakes::{self, AdmittedConnection, AdmittedListener, HandshakeLimits},
 };
 use ambit_tls::{ALPN_H2, TlsSettings};
 use rustls::ServerConfig;
@@ -25,14 +25,14 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-pub use ambit_rt::handshakes::Closed;
+pub use ambit_rt::handshakes::HandshakeCloseReason;
 
 /// Limits of connections that are in their handshake, or without an authenticated call.
-const LIMITS: HandshakeLimits = HandshakeLimits {
+const HANDSHAKE_LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 1024,
-        each: 32,
-        few: 4,
+        per_source: 32,
+        protected_per_source: 4,
     },
     per_second: 20,
     burst: 100,
@@ -47,7 +47,7 @@ pub fn server_config(
     key: PrivateKeyDer<'static>,
 ) -> Result<Arc<ServerConfig>, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(settings.provider())
-        .with_protocol_versions(settings.versions())?
+        .with_protocol_versions(settings.protocol_versions())?
         .with_no_client_auth()
         .with_single_cert(chain, key)?;
     config.alpn_protocols = vec![ALPN_H2.to_vec()];
@@ -116,15 +116,15 @@ impl AsyncWrite for TlsConnection {
 }
 
 /// Connections for `tonic::transport::Server::serve_with_incoming`.
-pub struct Incoming(mpsc::Receiver<Admitted<TlsStream<TcpStream>>>);
+pub struct IncomingConnections(mpsc::Receiver<AdmittedConnection<TlsStream<TcpStream>>>);
 
-impl fmt::Debug for Incoming {
+impl fmt::Debug for IncomingConnections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Incoming")
     }
 }
 
-impl Stream for Incoming {
+impl Stream for IncomingConnections {
     type Item = io::Result<TlsConnection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -140,36 +140,42 @@ impl Stream for Incoming {
 
 /// Accepts connections until the drain starts. Calls `config` for each, so that a renewed serving certificate needs no
 /// restart, and `closed` for each connection that is closed before its caller is authenticated.
-pub fn incoming(
+pub fn incoming_connections(
     listener: TcpListener,
     drain: DrainWatcher,
     config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
-    closed: impl Fn(Closed) + Clone + Send + 'static,
-) -> Incoming {
-    Incoming(admit("grpc accept", listener, drain, config, closed))
+    closed: impl Fn(HandshakeCloseReason) + Clone + Send + 'static,
+) -> IncomingConnections {
+    IncomingConnections(admit_connections(
+        "grpc accept",
+        listener,
+        drain,
+        config,
+        closed,
+    ))
 }
 
-/// Accepts connections for an HTTP/1.1 server, as [`incoming`] does.
+/// Accepts connections for an HTTP/1.1 server, as [`incoming_connections`] does.
 pub fn http1_listener(
     listener: TcpListener,
     drain: DrainWatcher,
     config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
-    closed: impl Fn(Closed) + Clone + Send + 'static,
+    closed: impl Fn(HandshakeCloseReason) + Clone + Send + 'static,
 ) -> AdmittedListener<TlsStream<TcpStream>> {
-    admit("https accept", listener, drain, config, closed).into()
+    admit_connections("https accept", listener, drain, config, closed).into()
 }
 
-fn admit(
+fn admit_connections(
     name: &'static str,
     listener: TcpListener,
     drain: DrainWatcher,
     config: impl Fn() -> Arc<ServerConfig> + Send + 'static,
-    closed: impl Fn(Closed) + Clone + Send + 'static,
-) -> mpsc::Receiver<Admitted<TlsStream<TcpStream>>> {
+    closed: impl Fn(HandshakeCloseReason) + Clone + Send + 'static,
+) -> mpsc::Receiver<AdmittedConnection<TlsStream<TcpStream>>> {
     let admission = move |stream: TcpStream| {
         // TCP_NODELAY: small responses must not wait for more data.
         stream.set_nodelay(true).ok();
         TlsAcceptor::from(config()).accept(stream)
     };
-    handshakes::admit(name, listener, LIMITS, drain, admission, closed)
+    handshakes::admit(name, listener, HANDSHAKE_LIMITS, drain, admission, closed)
 }

@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 /// Timeout from the handshake to the first authenticated call, including a token review.
 const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Number of rejected calls after which a connection is closed.
-const MAX_REFUSALS: u32 = 8;
+const MAX_REFUSED_CALLS: u32 = 8;
 
 /// Authentication state of a connection's caller, in the extensions of its requests.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ struct Inner {
     source: Option<IpAddr>,
     state: watch::Sender<State>,
     refusals: AtomicU32,
-    lasting: Arc<Semaphore>,
+    long_lived_permits: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -40,16 +40,16 @@ enum State {
     /// No call has been authenticated yet.
     Unknown,
     /// The caller's service account keeps no long-lived streams.
-    Known,
+    Authenticated,
     /// The caller keeps long-lived streams; the connection holds one of their slots.
-    Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
-    /// Calls were rejected for their credentials [`MAX_REFUSALS`] times.
+    LongLived(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
+    /// Calls were rejected for their credentials [`MAX_REFUSED_CALLS`] times.
     Refused,
 }
 
 /// Reason why a connection is closed before its maximum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ConnectionEnding {
     /// An authenticated caller without long-lived streams: closed after calls in flight complete.
     Leave,
     /// No call was authenticated before the timeout.
@@ -60,7 +60,7 @@ pub enum Ending {
     Displaced,
 }
 
-impl Ending {
+impl ConnectionEnding {
     /// Returns the value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl Ending {
     }
 
     /// Returns whether calls in flight complete before the connection is closed.
-    pub(super) fn is_in_order(self) -> bool {
+    pub(super) fn is_graceful(self) -> bool {
         matches!(self, Self::Leave | Self::Refused)
     }
 }
@@ -85,12 +85,12 @@ impl CallerState {
             source: source.map(|ip| ip.to_canonical()),
             state: watch::Sender::new(State::Unknown),
             refusals: AtomicU32::new(0),
-            lasting,
+            long_lived_permits: lasting,
         }))
     }
 
     /// Returns the authentication state of a request's connection, and its source address.
-    pub fn of(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
+    pub fn from_extensions(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
         let caller_state = extensions.get::<Self>();
         let source = caller_state.and_then(|caller_state| caller_state.0.source);
         (
@@ -100,12 +100,14 @@ impl CallerState {
     }
 
     /// Records an authenticated call; `stays` if the caller keeps long-lived streams.
-    pub fn authenticated(&self, stays: bool) {
+    pub fn set_authenticated(&self, stays: bool) {
         self.0.state.send_if_modified(|state| {
-            let permit = stays.then(|| self.0.lasting.clone().try_acquire_owned());
+            let permit = stays.then(|| self.0.long_lived_permits.clone().try_acquire_owned());
             *state = match (&*state, permit) {
-                (State::Unknown | State::Known, Some(Ok(permit))) => State::Stays(permit),
-                (State::Unknown, _) => State::Known,
+                (State::Unknown | State::Authenticated, Some(Ok(permit))) => {
+                    State::LongLived(permit)
+                }
+                (State::Unknown, _) => State::Authenticated,
                 _ => return false,
             };
             true
@@ -113,12 +115,12 @@ impl CallerState {
     }
 
     /// Records that a call was rejected for its credentials.
-    pub fn refused(&self) {
-        if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < MAX_REFUSALS {
+    pub fn count_refusal(&self) {
+        if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < MAX_REFUSED_CALLS {
             return;
         }
         self.0.state.send_if_modified(|state| {
-            let unknown = matches!(state, State::Unknown | State::Known);
+            let unknown = matches!(state, State::Unknown | State::Authenticated);
             if unknown {
                 *state = State::Refused;
             }
@@ -127,7 +129,7 @@ impl CallerState {
     }
 
     /// Waits until the caller's state requires the connection to be closed; never completes for long-lived connections.
-    pub(super) async fn over(self, mut slot: Option<Slot>) -> Ending {
+    pub(super) async fn wait_for_ending(self, mut slot: Option<Slot>) -> ConnectionEnding {
         let evicted = async {
             match &mut slot {
                 Some(slot) => slot.evicted().await,
@@ -135,20 +137,21 @@ impl CallerState {
             }
         };
         let mut follow = self.0.state.subscribe();
-        let decided = follow.wait_for(|state| matches!(state, State::Stays(_) | State::Refused));
+        let decided =
+            follow.wait_for(|state| matches!(state, State::LongLived(_) | State::Refused));
         let stays = tokio::select! {
             // `self` holds the sender, so this never fails.
-            decided = decided => decided.is_ok_and(|state| matches!(*state, State::Stays(_))),
-            () = evicted => return Ending::Displaced,
+            decided = decided => decided.is_ok_and(|state| matches!(*state, State::LongLived(_))),
+            () = evicted => return ConnectionEnding::Displaced,
             () = tokio::time::sleep(FIRST_CALL_TIMEOUT) => {
                 return match *self.0.state.borrow() {
-                    State::Known => Ending::Leave,
-                    _ => Ending::Silent,
+                    State::Authenticated => ConnectionEnding::Leave,
+                    _ => ConnectionEnding::Silent,
                 };
             }
         };
         if !stays {
-            return Ending::Refused;
+            return ConnectionEnding::Refused;
         }
         drop(slot);
         std::future::pending().await
@@ -169,44 +172,47 @@ mod tests {
 
     /// Takes a slot for unauthenticated connections from an address.
     async fn slot(slots: &Slots) -> Option<Slot> {
-        Some(slots.enter(SOURCE).await)
+        Some(slots.acquire(SOURCE).await)
     }
 
     fn slots() -> Slots {
         Slots::new(SlotLimits {
             total: 1,
-            each: 1,
-            few: 1,
+            per_source: 1,
+            protected_per_source: 1,
         })
     }
 
     #[tokio::test(start_paused = true)]
     async fn connection_without_an_authenticated_call_is_closed() {
         let begin = tokio::time::Instant::now();
-        assert_eq!(caller_state(1).over(None).await, Ending::Silent);
+        assert_eq!(
+            caller_state(1).wait_for_ending(None).await,
+            ConnectionEnding::Silent
+        );
         assert_eq!(begin.elapsed().as_secs(), FIRST_CALL_TIMEOUT.as_secs());
     }
 
     #[tokio::test(start_paused = true)]
     async fn short_lived_caller_is_closed_after_its_calls() {
         let one = caller_state(1);
-        one.authenticated(false);
-        assert_eq!(one.over(None).await, Ending::Leave);
+        one.set_authenticated(false);
+        assert_eq!(one.wait_for_ending(None).await, ConnectionEnding::Leave);
     }
 
     #[tokio::test(start_paused = true)]
     async fn bad_tokens_close_a_connection_unless_it_is_long_lived() {
         let one = caller_state(1);
-        for _ in 0..MAX_REFUSALS {
-            one.refused();
+        for _ in 0..MAX_REFUSED_CALLS {
+            one.count_refusal();
         }
-        assert_eq!(one.over(None).await, Ending::Refused);
+        assert_eq!(one.wait_for_ending(None).await, ConnectionEnding::Refused);
         let one = caller_state(1);
-        one.authenticated(true);
-        for _ in 0..MAX_REFUSALS {
-            one.refused();
+        one.set_authenticated(true);
+        for _ in 0..MAX_REFUSED_CALLS {
+            one.count_refusal();
         }
-        let over = tokio::time::timeout(10 * FIRST_CALL_TIMEOUT, one.over(None)).await;
+        let over = tokio::time::timeout(10 * FIRST_CALL_TIMEOUT, one.wait_for_ending(None)).await;
         assert!(over.is_err(), "it stays");
     }
 
@@ -214,11 +220,11 @@ mod tests {
     async fn long_lived_callers_free_their_slot_and_are_not_evicted() {
         let slots = slots();
         let one = caller_state(1);
-        let over = tokio::spawn(one.clone().over(slot(&slots).await));
-        one.authenticated(true);
-        let second = caller_state(1).over(slot(&slots).await);
+        let over = tokio::spawn(one.clone().wait_for_ending(slot(&slots).await));
+        one.set_authenticated(true);
+        let second = caller_state(1).wait_for_ending(slot(&slots).await);
         let third = slot(&slots).await;
-        assert_eq!(second.await, Ending::Displaced);
+        assert_eq!(second.await, ConnectionEnding::Displaced);
         assert!(!over.is_finished());
         drop(third);
     }
@@ -227,9 +233,9 @@ mod tests {
     async fn without_a_free_slot_a_long_lived_caller_is_closed() {
         let lasting = Arc::new(Semaphore::new(1));
         let [first, second] = [(); 2].map(|()| CallerState::new(None, Arc::clone(&lasting)));
-        first.authenticated(true);
-        second.authenticated(true);
-        assert_eq!(second.over(None).await, Ending::Leave);
+        first.set_authenticated(true);
+        second.set_authenticated(true);
+        assert_eq!(second.wait_for_ending(None).await, ConnectionEnding::Leave);
         drop(first);
         assert_eq!(lasting.available_permits(), 1);
     }

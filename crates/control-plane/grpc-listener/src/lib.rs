@@ -10,7 +10,8 @@ mod caller_state;
 mod serve;
 
 pub use accept::{
-    Closed, Incoming, PeerInfo, TlsConnection, http1_listener, incoming, server_config,
+    HandshakeCloseReason, IncomingConnections, PeerInfo, TlsConnection, http1_listener,
+    incoming_connections, server_config,
 };
-pub use caller_state::{CallerState, Ending};
+pub use caller_state::{CallerState, ConnectionEnding};
 pub use serve::{ConnectionEnd, ServeOptions, serve};

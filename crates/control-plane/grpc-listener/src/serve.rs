@@ -17,19 +17,20 @@ use tonic::{body::Body, service::Routes, transport::server::Connected};
 use tower_service::Service;
 
 use crate::{
-    accept::{Incoming, TlsConnection},
-    caller_state::{CallerState, Ending},
+    accept::{IncomingConnections, TlsConnection},
+    caller_state::{CallerState, ConnectionEnding},
 };
 
 /// Maximum concurrent streams of one connection.
 const MAX_STREAMS: u32 = 128;
 /// HTTP/2 flow-control windows in bytes, of a stream and of a connection. Any client may send as much before it is
 /// authenticated.
-const WINDOW_BYTES: (u32, u32) = (128 << 10, 512 << 10);
+const FLOW_CONTROL_WINDOW_BYTES: (u32, u32) = (128 << 10, 512 << 10);
 /// Maximum number of long-lived connections.
-const MAX_LONG_LIVED: usize = 16_384;
+const MAX_LONG_LIVED_CONNECTIONS: usize = 16_384;
 /// Interval of keepalive pings to a silent peer, and their timeout.
-const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+const KEEP_ALIVE_INTERVAL_AND_TIMEOUT: (Duration, Duration) =
+    (Duration::from_secs(30), Duration::from_secs(10));
 /// Timeout for streams to end during the drain.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -39,7 +40,7 @@ pub struct ConnectionEnd(watch::Receiver<bool>);
 
 impl ConnectionEnd {
     /// Waits until the connection is about to be closed.
-    pub async fn reached(&mut self) {
+    pub async fn wait(&mut self) {
         // Without its connection, the stream ends anyway.
         self.0.wait_for(|ended| *ended).await.ok();
     }
@@ -51,18 +52,18 @@ pub struct ServeOptions {
     /// gRPC services that the connections serve.
     pub routes: Routes,
     /// Maximum connection age, with 10 % jitter.
-    pub age: Duration,
+    pub max_connection_age: Duration,
 }
 
 /// Serves every connection until the drain. Calls `closed` for each connection that is closed because of its caller's
 /// state.
 pub async fn serve(
-    mut incoming: Incoming,
+    mut incoming: IncomingConnections,
     options: ServeOptions,
     drain: DrainWatcher,
-    closed: impl Fn(Ending) + Clone + Send + 'static,
+    closed: impl Fn(ConnectionEnding) + Clone + Send + 'static,
 ) {
-    let lasting = Arc::new(Semaphore::new(MAX_LONG_LIVED));
+    let lasting = Arc::new(Semaphore::new(MAX_LONG_LIVED_CONNECTIONS));
     while let Some(Ok(connection)) = incoming.next().await {
         let source = connection.connect_info().address.map(|peer| peer.ip());
         let caller_state = CallerState::new(source, Arc::clone(&lasting));
@@ -82,12 +83,14 @@ async fn serve_one(
     caller_state: CallerState,
     options: ServeOptions,
     mut drain: DrainWatcher,
-    closed: impl Fn(Ending),
+    closed: impl Fn(ConnectionEnding),
 ) {
     let work = drain.open_work();
     let peer = connection.connect_info();
-    let over = caller_state.clone().over(connection.take_slot());
-    let age = options.age.mul_f64(rand::rng().random_range(0.9..1.1));
+    let over = caller_state.clone().wait_for_ending(connection.take_slot());
+    let age = options
+        .max_connection_age
+        .mul_f64(rand::rng().random_range(0.9..1.1));
     let routes = options.routes;
     let (end, ended) = watch::channel(false);
     let service = service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
@@ -108,10 +111,10 @@ async fn serve_one(
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(WINDOW_BYTES.0)
-        .initial_connection_window_size(WINDOW_BYTES.1)
-        .keep_alive_interval(KEEP_ALIVE.0)
-        .keep_alive_timeout(KEEP_ALIVE.1);
+        .initial_stream_window_size(FLOW_CONTROL_WINDOW_BYTES.0)
+        .initial_connection_window_size(FLOW_CONTROL_WINDOW_BYTES.1)
+        .keep_alive_interval(KEEP_ALIVE_INTERVAL_AND_TIMEOUT.0)
+        .keep_alive_timeout(KEEP_ALIVE_INTERVAL_AND_TIMEOUT.1);
     let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(connection), service));
     let done = tokio::select! {
         done = served.as_mut() => Some(done),
@@ -119,7 +122,7 @@ async fn serve_one(
         _ = drain.started() => None,
         ending = over => {
             closed(ending);
-            if !ending.is_in_order() {
+            if !ending.is_graceful() {
                 tracing::debug!(peer = ?peer.address, ?ending, "connection closed");
                 return;
             }

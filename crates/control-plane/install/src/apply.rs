@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::DynamicObject;
 
 use crate::{
-    cluster::Cluster,
-    diagnose::why,
+    cluster::ClusterApi,
+    diagnose::explain_not_ready,
     error::InstallError,
-    images::Images,
+    images::ImagePullChecks,
     inventory::{self, Inventory},
     object::{self, ObjectRef},
     ownership::{Ownership, ownership},
@@ -28,7 +28,7 @@ const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of an installation or upgrade.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct InstallOptions {
     /// Maximum time to wait until all workloads are ready; `None` does not wait.
     pub wait: Option<Duration>,
     /// Whether to take over fields that other field managers own.
@@ -40,18 +40,18 @@ pub struct Options {
 /// # Errors
 ///
 /// When the inventory cannot be read.
-pub async fn installed(
-    cluster: &Cluster,
+pub async fn installed_inventory(
+    cluster: &ClusterApi,
     namespace: &str,
     revision: &str,
 ) -> Result<Option<Inventory>, InstallError> {
-    let name = inventory::name(revision);
-    let map: Option<ConfigMap> = cluster.read(Some(namespace), &name).await?;
+    let name = inventory::config_map_name(revision);
+    let map: Option<ConfigMap> = cluster.get_typed(Some(namespace), &name).await?;
     Ok(map.map(|map| Inventory::read(&map)).transpose()?)
 }
 
 pub(crate) fn inventory_name(namespace: &str, revision: &str) -> ObjectRef {
-    ObjectRef::of_kind::<ConfigMap>(Some(namespace), &inventory::name(revision))
+    ObjectRef::for_kind::<ConfigMap>(Some(namespace), &inventory::config_map_name(revision))
 }
 
 /// Applies the plan to the cluster: installs, or upgrades an installation. Reports each step by
@@ -63,21 +63,21 @@ pub(crate) fn inventory_name(namespace: &str, revision: &str) -> ObjectRef {
 /// objects that were applied by then: another attempt continues from there, an uninstallation
 /// removes them.
 pub async fn install(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     plan: &Plan,
-    options: Options,
+    options: InstallOptions,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let namespace = plan.release.namespace.as_str();
     let deadline = options.wait.map(|wait| (Instant::now() + wait, wait));
     let revision = plan.overrides.revision();
-    let before = installed(cluster, namespace, revision).await?;
+    let before = installed_inventory(cluster, namespace, revision).await?;
     if before.is_none() && !options.force {
-        check_no_foreign_objects(cluster, plan).await?;
+        reject_foreign_objects(cluster, plan).await?;
     }
     let made_namespace = match &before {
         Some(before) => before.made_namespace,
-        None => match ObjectRef::of(&plan.namespace()) {
+        None => match ObjectRef::from_object(&plan.namespace()) {
             Some(name) => cluster.get(&name).await?.is_none(),
             None => false,
         },
@@ -96,13 +96,17 @@ pub async fn install(
         objects: names.clone(),
     };
     let between = Inventory {
-        objects: before.clone().unwrap_or_default().with(&names).objects,
+        objects: before
+            .clone()
+            .unwrap_or_default()
+            .with_objects(&names)
+            .objects,
         ..next.clone()
     };
     // No other field manager writes the inventory.
     cluster.apply(&between.config_map(namespace), true).await?;
 
-    let mut images = Images::new(plan);
+    let mut images = ImagePullChecks::new(plan);
     if deadline.is_some() {
         images.delete_held_back_pods(cluster, say).await?;
     }
@@ -113,12 +117,15 @@ pub async fn install(
             wait_for_root(cluster, plan, deadline, &mut images, say).await?;
         }
         let applied = cluster.apply(object, options.force).await?;
-        if let Some(name) = ObjectRef::of(&applied) {
+        if let Some(name) = ObjectRef::from_object(&applied) {
             say(&name.to_string());
         }
     }
-    for gone in before.iter().flat_map(|before| before.pruned(&names)) {
-        let is_ours = ownership(cluster, &gone).await? == Ownership::Ours;
+    for gone in before
+        .iter()
+        .flat_map(|before| before.objects_to_prune(&names))
+    {
+        let is_ours = ownership(cluster, &gone).await? == Ownership::OwnedByRelease;
         if is_ours && cluster.delete(&gone, DELETION_TIMEOUT).await? {
             say(&format!("{gone} is no longer wanted: deleted"));
         }
@@ -131,7 +138,7 @@ pub async fn install(
 }
 
 /// Fails if a first installation would overwrite objects that Helm or another mesh has created.
-async fn check_no_foreign_objects(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError> {
+async fn reject_foreign_objects(cluster: &ClusterApi, plan: &Plan) -> Result<(), InstallError> {
     for name in plan.names() {
         let Some(existing) = cluster.get(&name).await? else {
             continue;
@@ -146,9 +153,14 @@ async fn check_no_foreign_objects(cluster: &Cluster, plan: &Plan) -> Result<(), 
             Some(other) => {
                 let whose =
                     format!("managed by {other}, by which it should be upgraded or removed");
-                return Err(InstallError::Foreign(name, whose));
+                return Err(InstallError::ForeignObject(name, whose));
             }
-            None => return Err(InstallError::Foreign(name, "made by another".to_owned())),
+            None => {
+                return Err(InstallError::ForeignObject(
+                    name,
+                    "made by another".to_owned(),
+                ));
+            }
         }
     }
     Ok(())
@@ -156,14 +168,14 @@ async fn check_no_foreign_objects(cluster: &Cluster, plan: &Plan) -> Result<(), 
 
 /// Applies the CRDs. CRDs that another owner installed, such as Istio, are compatible and not changed.
 async fn apply_crds(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     plan: &Plan,
     before: Option<&Inventory>,
     say: &dyn Fn(&str),
 ) -> Result<Vec<ObjectRef>, InstallError> {
     let mut ours = Vec::new();
     for crd in &plan.crds {
-        let Some(name) = ObjectRef::of(crd) else {
+        let Some(name) = ObjectRef::from_object(crd) else {
             continue;
         };
         let known = before.is_some_and(|before| before.crds.contains(&name));
@@ -181,14 +193,14 @@ async fn apply_crds(
 /// Waits for the ConfigMap of root certificates. Node proxies that start without it fail, and the kubelet would retry
 /// them with growing delays.
 async fn wait_for_root(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     plan: &Plan,
     deadline: (Instant, Duration),
-    images: &mut Images,
+    images: &mut ImagePullChecks,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let namespace = Some(plan.release.namespace.as_str());
-    let name = ObjectRef::of_kind::<ConfigMap>(namespace, ROOT_CONFIG_MAP);
+    let name = ObjectRef::for_kind::<ConfigMap>(namespace, ROOT_CONFIG_MAP);
     let mut is_reported = false;
     while cluster.get(&name).await?.is_none() {
         if !is_reported {
@@ -198,7 +210,7 @@ async fn wait_for_root(
         if Instant::now() >= deadline.0 {
             let mut reasons = vec![format!("the control plane has not made the {name}")];
             for control in plan.names().iter().filter(|name| name.kind == "Deployment") {
-                reasons.extend(why(cluster, control).await);
+                reasons.extend(explain_not_ready(cluster, control).await);
             }
             return Err(InstallError::NotReady(deadline.1, reasons));
         }
@@ -209,10 +221,10 @@ async fn wait_for_root(
 }
 
 async fn wait_until_ready(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     names: &[ObjectRef],
     deadline: (Instant, Duration),
-    images: &mut Images,
+    images: &mut ImagePullChecks,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let mut last = String::new();
@@ -223,8 +235,8 @@ async fn wait_until_ready(
                 continue;
             }
             let state = rollout_of(cluster, name).await?;
-            let state = state.unwrap_or_else(|| Rollout::Waiting("it is gone".to_owned()));
-            if let Rollout::Waiting(what) = state {
+            let state = state.unwrap_or_else(|| Rollout::InProgress("it is gone".to_owned()));
+            if let Rollout::InProgress(what) = state {
                 waiting.push((name, what));
             }
         }
@@ -240,7 +252,7 @@ async fn wait_until_ready(
             let mut reasons = Vec::new();
             for (name, what) in waiting {
                 reasons.push(format!("{name}: {what}"));
-                reasons.extend(why(cluster, name).await);
+                reasons.extend(explain_not_ready(cluster, name).await);
             }
             return Err(InstallError::NotReady(deadline.1, reasons));
         }

@@ -10,10 +10,10 @@ use k8s_openapi::api::apps::v1::Deployment;
 
 use crate::{
     apply,
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     error::InstallError,
     object::{self, ObjectRef},
-    values::{self, Overrides},
+    values::{self, ValueOverrides},
 };
 
 /// Path of `waypointAttachment` in the chart's values.
@@ -36,10 +36,10 @@ const LABELLED_KINDS: &[(&str, &str)] = &[
 /// # Errors
 ///
 /// When the API server refuses or is unavailable.
-pub async fn choose(
-    cluster: &Cluster,
+pub async fn choose_waypoint_attachment(
+    cluster: &ClusterApi,
     namespace: &str,
-    overrides: &mut Overrides,
+    overrides: &mut ValueOverrides,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let path = VALUE_PATH.join(".");
@@ -47,9 +47,9 @@ pub async fn choose(
         return Ok(());
     }
     let revision = overrides.text(&["global", "revision"]);
-    let revision = revision.unwrap_or(revisions::DEFAULT).to_owned();
-    for revision in [revision.as_str(), revisions::DEFAULT] {
-        let Some(before) = apply::installed(cluster, namespace, revision).await? else {
+    let revision = revision.unwrap_or(revisions::DEFAULT_REVISION).to_owned();
+    for revision in [revision.as_str(), revisions::DEFAULT_REVISION] {
+        let Some(before) = apply::installed_inventory(cluster, namespace, revision).await? else {
             continue;
         };
         let text = |path| values::text(&before.values, path);
@@ -62,9 +62,9 @@ pub async fn choose(
         }
         return Ok(());
     }
-    let because = match labelled(cluster).await? {
+    let because = match find_labelled_object(cluster).await? {
         Some(object) => Some(format!("{object} has the label {USE_WAYPOINT}")),
-        None => istio(cluster).await?,
+        None => istio_attachment_setting(cluster).await?,
     };
     if let Some(because) = because {
         overrides.set(&format!("{path}=labels"), true)?;
@@ -76,23 +76,23 @@ pub async fn choose(
 }
 
 /// Finds Istio's control plane, in whose clusters only labels attach waypoints, and describes it.
-async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
-    let found: Vec<Deployment> = cluster.all(None, Some("app=istiod")).await?;
-    let theirs = found.iter().find(|one| !object::is_ours(*one));
+async fn istio_attachment_setting(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
+    let found: Vec<Deployment> = cluster.list_typed(None, Some("app=istiod")).await?;
+    let theirs = found.iter().find(|one| !object::is_managed_by_ambit(*one));
     Ok(theirs.map(|one| {
         let name =
-            ObjectRef::of_kind::<Deployment>(Some(object::namespace_of(one)), object::name(one));
+            ObjectRef::for_kind::<Deployment>(Some(object::namespace_of(one)), object::name(one));
         format!("Istio's control plane, {name}, attaches by labels")
     }))
 }
 
 /// Finds an object whose label names a waypoint, and describes it.
-async fn labelled(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
+async fn find_labelled_object(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
     for (version, kind) in LABELLED_KINDS {
         let found = cluster
             .list(version, kind, None, Some(USE_WAYPOINT))
             .await?;
-        if let Some(first) = found.iter().find_map(ObjectRef::of) {
+        if let Some(first) = found.iter().find_map(ObjectRef::from_object) {
             return Ok(Some(first.to_string()));
         }
     }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// A file of the chart.
 #[derive(Clone, Copy, Debug)]
-pub struct File {
+pub struct ChartFile {
     /// Path of the file in the chart.
     pub path: &'static str,
     /// Text of the file.
@@ -13,12 +13,12 @@ pub struct File {
 
 macro_rules! files {
     ($($path:literal),* $(,)?) => {
-        &[$(File { path: $path, text: include_str!(concat!("../../../../charts/ambit/", $path)) }),*]
+        &[$(ChartFile { path: $path, text: include_str!(concat!("../../../../charts/ambit/", $path)) }),*]
     };
 }
 
 /// Templates, in the order of their names.
-pub const TEMPLATES: &[File] = files![
+pub const TEMPLATES: &[ChartFile] = files![
     "templates/_agent.tpl",
     "templates/_names.tpl",
     "templates/_platforms.tpl",
@@ -42,7 +42,7 @@ pub const TEMPLATES: &[File] = files![
 ];
 
 /// CRDs of Istio's kinds and of our own.
-pub const CRDS: &[File] = files![
+pub const CRDS: &[ChartFile] = files![
     "crds/authorizationpolicies.yaml",
     "crds/destinationrules.yaml",
     "crds/httpfaults.yaml",
@@ -56,7 +56,7 @@ pub const CRDS: &[File] = files![
 ];
 
 /// Files that templates include verbatim.
-pub const FILES: &[File] = files![
+pub const FILES: &[ChartFile] = files![
     "files/alerts.yaml",
     "files/dashboards/control-plane.json",
     "files/dashboards/mesh.json",
@@ -67,16 +67,16 @@ pub const FILES: &[File] = files![
 ];
 
 /// Template of the notes that are printed after an installation.
-pub const NOTES: File = File {
+pub const NOTES: ChartFile = ChartFile {
     path: "templates/NOTES.txt",
     text: include_str!("../../../../charts/ambit/templates/NOTES.txt"),
 };
 
 /// The default values of the chart.
-pub const VALUES: &str = include_str!("../../../../charts/ambit/values.yaml");
+pub const DEFAULT_VALUES: &str = include_str!("../../../../charts/ambit/values.yaml");
 
 /// Schema of the values.
-pub const SCHEMA: &str = include_str!("../../../../charts/ambit/values.schema.json");
+pub const VALUES_SCHEMA: &str = include_str!("../../../../charts/ambit/values.schema.json");
 
 const METADATA: &str = include_str!("../../../../charts/ambit/Chart.yaml");
 

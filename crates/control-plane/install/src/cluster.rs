@@ -38,7 +38,7 @@ pub enum ClusterError {
     },
     /// Response that is not a valid object.
     #[error("{what} is no response of an API server")]
-    Answer {
+    InvalidResponse {
         /// Name of the requested object.
         what: String,
     },
@@ -46,17 +46,17 @@ pub enum ClusterError {
 
 /// A connection to a cluster.
 #[derive(Clone)]
-pub struct Cluster {
+pub struct ClusterApi {
     client: Client,
 }
 
-impl std::fmt::Debug for Cluster {
+impl std::fmt::Debug for ClusterApi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Cluster")
     }
 }
 
-impl Cluster {
+impl ClusterApi {
     /// Wraps a client.
     pub fn new(client: Client) -> Self {
         Self { client }
@@ -74,7 +74,7 @@ impl Cluster {
     /// When the API server does not respond.
     pub async fn version(&self) -> Result<(String, String), ClusterError> {
         let info = self.client.apiserver_version().await;
-        let info = info.map_err(|source| failed("get the API server's version", source))?;
+        let info = info.map_err(|source| api_error("get the API server's version", source))?;
         Ok((info.git_version, info.minor))
     }
 
@@ -87,9 +87,9 @@ impl Cluster {
         let found = match self.api(name).get_opt(&name.name).await {
             // The cluster may not know the kind.
             Err(kube::Error::Api(status)) if status.code == 404 => None,
-            other => other.map_err(|source| failed(&format!("read {name}"), source))?,
+            other => other.map_err(|source| api_error(&format!("read {name}"), source))?,
         };
-        found.map(|object| value(name, &object)).transpose()
+        found.map(|object| to_value(name, &object)).transpose()
     }
 
     /// Lists all objects of a kind, in a namespace or in all. Empty if the cluster does not know
@@ -117,11 +117,11 @@ impl Cluster {
         };
         let list = match self.api(&name).list(&params).await {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
-            other => other.map_err(|source| failed(&format!("list {kind}s"), source))?,
+            other => other.map_err(|source| api_error(&format!("list {kind}s"), source))?,
         };
         list.items
             .iter()
-            .map(|object| value(&name, object))
+            .map(|object| to_value(&name, object))
             .collect()
     }
 
@@ -130,7 +130,7 @@ impl Cluster {
     /// # Errors
     ///
     /// When the API server refuses or is unavailable, or the response is not such an object.
-    pub async fn read<K>(
+    pub async fn get_typed<K>(
         &self,
         namespace: Option<&str>,
         name: &str,
@@ -138,9 +138,9 @@ impl Cluster {
     where
         K: k8s_openapi::Resource + DeserializeOwned,
     {
-        let name = ObjectRef::of_kind::<K>(namespace, name);
+        let name = ObjectRef::for_kind::<K>(namespace, name);
         let found = self.get(&name).await?;
-        found.map(|value| typed(&name, value)).transpose()
+        found.map(|value| parse_object(&name, value)).transpose()
     }
 
     /// Lists all objects of a typed kind, as [`Self::list`] does.
@@ -148,7 +148,7 @@ impl Cluster {
     /// # Errors
     ///
     /// When the API server refuses or is unavailable, or the response has other objects.
-    pub async fn all<K>(
+    pub async fn list_typed<K>(
         &self,
         namespace: Option<&str>,
         labels: Option<&str>,
@@ -156,11 +156,13 @@ impl Cluster {
     where
         K: k8s_openapi::Resource + DeserializeOwned,
     {
-        let name = ObjectRef::of_kind::<K>(namespace, "");
+        let name = ObjectRef::for_kind::<K>(namespace, "");
         let list = self
             .list(K::API_VERSION, K::KIND, namespace, labels)
             .await?;
-        list.into_iter().map(|value| typed(&name, value)).collect()
+        list.into_iter()
+            .map(|value| parse_object(&name, value))
+            .collect()
     }
 
     /// Applies an object server-side. `force` takes over fields from other managers.
@@ -169,7 +171,7 @@ impl Cluster {
     ///
     /// When another manager owns a field, or the API server refuses or is unavailable.
     pub async fn apply(&self, object: &Value, force: bool) -> Result<Value, ClusterError> {
-        let name = ObjectRef::of(object).ok_or_else(|| ClusterError::Answer {
+        let name = ObjectRef::from_object(object).ok_or_else(|| ClusterError::InvalidResponse {
             what: "an object without kind or name".to_owned(),
         })?;
         let mut params = PatchParams::apply(FIELD_MANAGER);
@@ -179,14 +181,14 @@ impl Cluster {
             .patch(&name.name, &params, &Patch::Apply(object))
             .await
         {
-            Ok(applied) => value(&name, &applied),
+            Ok(applied) => to_value(&name, &applied),
             Err(kube::Error::Api(status)) if status.reason == "Conflict" => {
                 Err(ClusterError::Conflict {
                     object: name.to_string(),
                     message: status.message.clone(),
                 })
             }
-            Err(source) => Err(failed(&format!("apply {name}"), source)),
+            Err(source) => Err(api_error(&format!("apply {name}"), source)),
         }
     }
 
@@ -195,7 +197,7 @@ impl Cluster {
     /// # Errors
     ///
     /// When the API server refuses or is unavailable.
-    pub async fn merge(&self, name: &ObjectRef, patch: &Value) -> Result<(), ClusterError> {
+    pub async fn merge_patch(&self, name: &ObjectRef, patch: &Value) -> Result<(), ClusterError> {
         let params = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
@@ -205,7 +207,7 @@ impl Cluster {
             .patch(&name.name, &params, &Patch::Merge(patch))
             .await;
         done.map(drop)
-            .map_err(|source| failed(&format!("change {name}"), source))
+            .map_err(|source| api_error(&format!("change {name}"), source))
     }
 
     /// Deletes an object after its dependents, and waits until it is gone. Returns false if it did
@@ -222,7 +224,7 @@ impl Cluster {
         };
         match self.api(name).delete(&name.name, &params).await {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
-            other => drop(other.map_err(|source| failed(&what, source))?),
+            other => drop(other.map_err(|source| api_error(&what, source))?),
         }
         let gone = async {
             while self.get(name).await?.is_some() {
@@ -233,7 +235,7 @@ impl Cluster {
         tokio::time::timeout(timeout, gone)
             .await
             .unwrap_or_else(|_| {
-                Err(ClusterError::Answer {
+                Err(ClusterError::InvalidResponse {
                     what: format!(
                         "{name} after {} s of being deleted: it is still there, which",
                         timeout.as_secs()
@@ -270,22 +272,22 @@ impl Cluster {
     }
 }
 
-fn failed(what: &str, source: kube::Error) -> ClusterError {
+fn api_error(what: &str, source: kube::Error) -> ClusterError {
     ClusterError::Api {
         what: what.to_owned(),
         source: Box::new(source),
     }
 }
 
-fn typed<K: DeserializeOwned>(name: &ObjectRef, value: Value) -> Result<K, ClusterError> {
-    serde_json::from_value(value).map_err(|error| ClusterError::Answer {
+fn parse_object<K: DeserializeOwned>(name: &ObjectRef, value: Value) -> Result<K, ClusterError> {
+    serde_json::from_value(value).map_err(|error| ClusterError::InvalidResponse {
         what: format!("{name}, which cannot be read ({error}),"),
     })
 }
 
 /// Converts an object to JSON, with API version and kind, which items of lists do not contain.
-fn value(name: &ObjectRef, object: &DynamicObject) -> Result<Value, ClusterError> {
-    let mut value = serde_json::to_value(object).map_err(|_| ClusterError::Answer {
+fn to_value(name: &ObjectRef, object: &DynamicObject) -> Result<Value, ClusterError> {
+    let mut value = serde_json::to_value(object).map_err(|_| ClusterError::InvalidResponse {
         what: name.to_string(),
     })?;
     if let Some(map) = value.as_object_mut() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Event, Pod};
 
 use crate::{
-    cluster::Cluster,
+    cluster::ClusterApi,
     object::{self, ObjectRef},
     rollout::{Workload, is_ready, node_of, pod_problems},
 };
@@ -15,7 +15,7 @@ const LOG_LINES: i64 = 5;
 
 /// Returns the reasons why a workload is not ready, each an indented line. Never fails: unavailable information is
 /// skipped.
-pub(crate) async fn why(cluster: &Cluster, name: &ObjectRef) -> Vec<String> {
+pub(crate) async fn explain_not_ready(cluster: &ClusterApi, name: &ObjectRef) -> Vec<String> {
     let mut lines = Vec::new();
     let namespace = name.namespace.as_deref();
     let Ok(Some(workload)) = Workload::read(cluster, name).await else {
@@ -37,8 +37,11 @@ pub(crate) async fn why(cluster: &Cluster, name: &ObjectRef) -> Vec<String> {
     lines
 }
 
-async fn events(cluster: &Cluster, namespace: Option<&str>, name: &str) -> Vec<String> {
-    let events: Vec<Event> = cluster.all(namespace, None).await.unwrap_or_default();
+async fn events(cluster: &ClusterApi, namespace: Option<&str>, name: &str) -> Vec<String> {
+    let events: Vec<Event> = cluster
+        .list_typed(namespace, None)
+        .await
+        .unwrap_or_default();
     let about = |event: &&Event| {
         event.involved_object.name.as_deref() == Some(name)
             && event.type_.as_deref() == Some("Warning")
@@ -52,7 +55,7 @@ async fn events(cluster: &Cluster, namespace: Option<&str>, name: &str) -> Vec<S
     lines.into_iter().collect()
 }
 
-async fn logs(cluster: &Cluster, pod: &Pod) -> Vec<String> {
+async fn logs(cluster: &ClusterApi, pod: &Pod) -> Vec<String> {
     let statuses = pod
         .status
         .as_ref()

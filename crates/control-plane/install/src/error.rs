@@ -24,7 +24,7 @@ pub enum InstallError {
     Inventory(#[from] InventoryError),
     /// No installation to upgrade or remove.
     #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
-    Absent {
+    NotInstalled {
         /// Namespace of the mesh.
         namespace: String,
         /// Revision of the control plane.
@@ -32,10 +32,10 @@ pub enum InstallError {
     },
     /// An object of the plan belongs to another owner, such as Helm or Istio.
     #[error("{0} exists already, {1}; --force-conflicts takes it over")]
-    Foreign(ObjectRef, String),
+    ForeignObject(ObjectRef, String),
     /// Images that kubelets cannot pull, with the error of each.
     #[error("{}", images_in_words(.0))]
-    Images(BTreeMap<String, String>),
+    MissingImages(BTreeMap<String, String>),
     /// Workloads that were not ready in time.
     #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
     NotReady(Duration, Vec<String>),

@@ -1,9 +1,9 @@
 //! Checks whether a cluster has the CRDs of the Gateway API, in a known release.
 
-use ambit_k8s_api::{UnknownRelease, known_release};
+use ambit_k8s_api::{UnknownRelease, check_release};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{ClusterApi, ClusterError};
 
 /// CRDs that the mesh reads.
 pub const REQUIRED_CRDS: [&str; 3] = [
@@ -13,28 +13,30 @@ pub const REQUIRED_CRDS: [&str; 3] = [
 ];
 
 /// Advice on how to install missing or unsuitable CRDs.
-pub const ADVICE: &str = "for waypoints and routes install the standard definitions of the Gateway API, \
+pub const INSTALL_ADVICE: &str = "for waypoints and routes install the standard definitions of the Gateway API, \
     v1.0 to v1.6: https://gateway-api.sigs.k8s.io/guides/getting-started/";
 
 /// Reason why a CRD of the Gateway API cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
+pub enum CrdProblem {
     /// The CRD serves only these versions, not `v1`.
     NotServed(String),
     /// The CRD is of an unknown release.
-    Release(UnknownRelease),
+    UnknownRelease(UnknownRelease),
 }
 
 /// Returns the reason why a CRD cannot be used, if there is one.
-pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
+pub fn find_problem(definition: &CustomResourceDefinition) -> Option<CrdProblem> {
     let served = definition.spec.versions.iter();
     let served = served.filter(|version| version.served);
     let served: Vec<_> = served.map(|version| version.name.as_str()).collect();
     if !served.contains(&"v1") {
-        return Some(Problem::NotServed(served.join(", ")));
+        return Some(CrdProblem::NotServed(served.join(", ")));
     }
     let annotations = definition.metadata.annotations.as_ref();
-    known_release(annotations).err().map(Problem::Release)
+    check_release(annotations)
+        .err()
+        .map(CrdProblem::UnknownRelease)
 }
 
 /// Describes the cluster's CRDs of the Gateway API in one line of the installation's output.
@@ -42,20 +44,20 @@ pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
 /// # Errors
 ///
 /// When the API server refuses or is unavailable.
-pub async fn describe(cluster: &Cluster) -> Result<String, ClusterError> {
+pub async fn describe(cluster: &ClusterApi) -> Result<String, ClusterError> {
     let [gateways, ..] = REQUIRED_CRDS;
-    let definition: Option<CustomResourceDefinition> = cluster.read(None, gateways).await?;
+    let definition: Option<CustomResourceDefinition> = cluster.get_typed(None, gateways).await?;
     let Some(definition) = definition else {
-        return Ok(format!("no Gateway API: {ADVICE}"));
+        return Ok(format!("no Gateway API: {INSTALL_ADVICE}"));
     };
-    Ok(match problem(&definition) {
+    Ok(match find_problem(&definition) {
         None => {
-            let release = known_release(definition.metadata.annotations.as_ref());
+            let release = check_release(definition.metadata.annotations.as_ref());
             format!("Gateway API {}", release.unwrap_or_default())
         }
-        Some(Problem::NotServed(served)) => {
-            format!("warning: the Gateway API serves {served} and not v1; {ADVICE}")
+        Some(CrdProblem::NotServed(served)) => {
+            format!("warning: the Gateway API serves {served} and not v1; {INSTALL_ADVICE}")
         }
-        Some(Problem::Release(unknown)) => format!("warning: {unknown}"),
+        Some(CrdProblem::UnknownRelease(unknown)) => format!("warning: {unknown}"),
     })
 }

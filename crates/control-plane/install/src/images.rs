@@ -14,11 +14,11 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     error::InstallError,
     object::{self, ObjectRef},
     plan::Plan,
-    rollout::{hindrances, is_held_back, missing_images, node_of},
+    rollout::{container_problems, is_held_back, missing_images, node_of},
 };
 
 /// Interval of checking the pods.
@@ -32,7 +32,7 @@ const DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Container images that an installation needs, and the failures that were reported.
 #[derive(Debug)]
-pub(crate) struct Images {
+pub(crate) struct ImagePullChecks {
     namespace: String,
     /// Images that the plan's workloads use; other images may still be unavailable from an earlier attempt.
     needed: BTreeSet<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Images {
     reported: BTreeSet<(String, String)>,
 }
 
-impl Images {
+impl ImagePullChecks {
     pub(crate) fn new(plan: &Plan) -> Self {
         let images = plan.objects.iter().filter_map(pod_spec).flat_map(|spec| {
             let images = spec.containers.into_iter();
@@ -61,15 +61,15 @@ impl Images {
     /// available now. Pods with a running container stay.
     pub(crate) async fn delete_held_back_pods(
         &self,
-        cluster: &Cluster,
+        cluster: &ClusterApi,
         say: &dyn Fn(&str),
     ) -> Result<(), ClusterError> {
         for pod in cluster
-            .all::<Pod>(Some(&self.namespace), Some(MESH_POD_SELECTOR))
+            .list_typed::<Pod>(Some(&self.namespace), Some(MESH_POD_SELECTOR))
             .await?
         {
             if is_held_back(&pod) && self.needs_one_of(&pod) {
-                let name = ObjectRef::of_kind::<Pod>(Some(&self.namespace), object::name(&pod));
+                let name = ObjectRef::for_kind::<Pod>(Some(&self.namespace), object::name(&pod));
                 cluster.delete(&name, DELETION_TIMEOUT).await?;
                 say(&format!(
                     "{name} was held back by its kubelet: deleted, so that it is tried at once"
@@ -82,7 +82,7 @@ impl Images {
     /// Reports new reasons for which containers do not start; fails if an image has been unavailable for some seconds.
     pub(crate) async fn check(
         &mut self,
-        cluster: &Cluster,
+        cluster: &ClusterApi,
         say: &dyn Fn(&str),
     ) -> Result<(), InstallError> {
         let now = Instant::now();
@@ -91,10 +91,10 @@ impl Images {
         }
         self.next_check = now + POLL_INTERVAL;
         let pods: Vec<Pod> = cluster
-            .all(Some(&self.namespace), Some(MESH_POD_SELECTOR))
+            .list_typed(Some(&self.namespace), Some(MESH_POD_SELECTOR))
             .await?;
         for pod in &pods {
-            for (container, reason, message) in hindrances(pod) {
+            for (container, reason, message) in container_problems(pod) {
                 if self.reported.insert((container.clone(), reason.clone())) {
                     let (name, node) = (object::name(pod), node_of(pod).unwrap_or("no node"));
                     say(&format!(
@@ -103,7 +103,10 @@ impl Images {
                 }
             }
         }
-        let missing: BTreeMap<_, _> = pods.iter().flat_map(|pod| self.missing_in(pod)).collect();
+        let missing: BTreeMap<_, _> = pods
+            .iter()
+            .flat_map(|pod| self.missing_images_of(pod))
+            .collect();
         if missing.is_empty() {
             self.missing_since = None;
             return Ok(());
@@ -112,7 +115,7 @@ impl Images {
         if now - since < MISSING_GRACE_PERIOD {
             return Ok(());
         }
-        Err(InstallError::Images(missing))
+        Err(InstallError::MissingImages(missing))
     }
 
     fn needs_one_of(&self, pod: &Pod) -> bool {
@@ -121,7 +124,7 @@ impl Images {
         images.any(|image| self.needed.contains(image))
     }
 
-    fn missing_in(&self, pod: &Pod) -> impl Iterator<Item = (String, String)> {
+    fn missing_images_of(&self, pod: &Pod) -> impl Iterator<Item = (String, String)> {
         let missing = missing_images(pod).into_iter();
         missing.filter(|(image, _)| self.needed.contains(image))
     }
@@ -129,7 +132,7 @@ impl Images {
 
 /// Returns the pod spec in the template of a Deployment or DaemonSet; `None` for other objects.
 fn pod_spec(object: &Value) -> Option<PodSpec> {
-    let template = match ObjectRef::of(object)?.kind.as_str() {
+    let template = match ObjectRef::from_object(object)?.kind.as_str() {
         "DaemonSet" => DaemonSet::deserialize(object).ok()?.spec?.template,
         "Deployment" => Deployment::deserialize(object).ok()?.spec?.template,
         _ => return None,

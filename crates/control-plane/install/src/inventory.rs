@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    object::{ObjectRef, rank},
+    object::{ObjectRef, install_rank},
     values,
 };
 
 /// Name of the ConfigMap with the default revision's inventory.
-const NAME: &str = "ambit-inventory";
+const CONFIG_MAP_NAME: &str = "ambit-inventory";
 
 /// Key of the inventory in the ConfigMap.
-const KEY: &str = "inventory.json";
+const CONFIG_MAP_KEY: &str = "inventory.json";
 
 /// Objects and values of an installation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,12 +42,12 @@ pub struct Inventory {
 pub struct InventoryError(#[source] Option<serde_json::Error>);
 
 fn default_revision() -> String {
-    revisions::DEFAULT.to_owned()
+    revisions::DEFAULT_REVISION.to_owned()
 }
 
 /// Returns the name of the ConfigMap with the inventory of a revision.
-pub fn name(revision: &str) -> String {
-    format!("{NAME}{}", revisions::suffix(revision))
+pub fn config_map_name(revision: &str) -> String {
+    format!("{CONFIG_MAP_NAME}{}", revisions::name_suffix(revision))
 }
 
 impl Default for Inventory {
@@ -71,7 +71,7 @@ impl Inventory {
     /// When it was edited and is invalid.
     pub fn read(config_map: &ConfigMap) -> Result<Self, InventoryError> {
         let data = config_map.data.as_ref().ok_or(InventoryError(None))?;
-        let text = data.get(KEY).ok_or(InventoryError(None))?;
+        let text = data.get(CONFIG_MAP_KEY).ok_or(InventoryError(None))?;
         serde_json::from_str(text).map_err(|error| InventoryError(Some(error)))
     }
 
@@ -87,34 +87,38 @@ impl Inventory {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
-                "name": name(&self.revision),
+                "name": config_map_name(&self.revision),
                 "namespace": namespace,
                 "labels": labels(),
             },
-            "data": { KEY: text },
+            "data": { CONFIG_MAP_KEY: text },
         })
     }
 
     /// Returns whether the installation includes the node agents and node proxies, which capture pods.
-    pub fn has_node_parts(&self) -> bool {
+    pub fn has_node_components(&self) -> bool {
         self.objects.iter().any(|object| object.kind == "DaemonSet")
     }
 
     /// Returns the objects of this inventory that are not in `next`, in the order of deletion.
-    pub fn pruned(&self, next: &[ObjectRef]) -> Vec<ObjectRef> {
+    pub fn objects_to_prune(&self, next: &[ObjectRef]) -> Vec<ObjectRef> {
         let gone = self
             .objects
             .iter()
-            .filter(|object| !next.iter().any(|other| other.same(object)));
+            .filter(|object| !next.iter().any(|other| other.is_same_object(object)));
         removal_order(gone.cloned().collect())
     }
 
     /// Returns the union of this inventory with `next`. It is stored during an upgrade, so that an interrupted upgrade
     /// can still be removed completely.
     #[must_use]
-    pub fn with(mut self, next: &[ObjectRef]) -> Self {
+    pub fn with_objects(mut self, next: &[ObjectRef]) -> Self {
         for object in next {
-            if !self.objects.iter().any(|known| known.same(object)) {
+            if !self
+                .objects
+                .iter()
+                .any(|known| known.is_same_object(object))
+            {
                 self.objects.push(object.clone());
             }
         }
@@ -133,7 +137,11 @@ pub fn labels() -> Value {
 /// Sorts objects so that dependents precede their dependencies. Node agents come first: they
 /// unenrol the pods, which needs the node proxies.
 pub fn removal_order(mut objects: Vec<ObjectRef>) -> Vec<ObjectRef> {
-    objects.sort_by(|a, b| rank(&b.kind).cmp(&rank(&a.kind)).then_with(|| a.cmp(b)));
+    objects.sort_by(|a, b| {
+        install_rank(&b.kind)
+            .cmp(&install_rank(&a.kind))
+            .then_with(|| a.cmp(b))
+    });
     objects
 }
 
@@ -167,7 +175,7 @@ mod tests {
         let earlier =
             r#"{"version": "1", "values": {}, "madeNamespace": true, "crds": [], "objects": []}"#;
         let earlier = read(json!({"data": {"inventory.json": earlier}})).unwrap();
-        assert_eq!(name(&earlier.revision), "ambit-inventory");
+        assert_eq!(config_map_name(&earlier.revision), "ambit-inventory");
         assert!(read(json!({"data": {"inventory.json": "{"}})).is_err());
         assert!(read(json!({})).is_err());
     }
@@ -184,7 +192,11 @@ mod tests {
             ..Inventory::default()
         };
         let next = [object("ConfigMap", "kept"), object("ConfigMap", "new")];
-        let names: Vec<_> = old.pruned(&next).iter().map(ToString::to_string).collect();
+        let names: Vec<_> = old
+            .objects_to_prune(&next)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(
             names,
             [
@@ -193,9 +205,9 @@ mod tests {
                 "ServiceAccount mesh/a"
             ]
         );
-        let both = old.with(&next);
+        let both = old.with_objects(&next);
         assert_eq!(both.objects.len(), 5);
-        assert_eq!(both.pruned(&both.objects), []);
+        assert_eq!(both.objects_to_prune(&both.objects), []);
     }
 
     #[test]

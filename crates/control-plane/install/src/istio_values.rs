@@ -14,7 +14,7 @@ use crate::{
 
 /// Istio chart that a file of values was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chart {
+pub enum IstioChart {
     /// Chart of the control plane.
     Istiod,
     /// Chart of the node agent.
@@ -25,7 +25,7 @@ pub enum Chart {
     Operator,
 }
 
-impl std::str::FromStr for Chart {
+impl std::str::FromStr for IstioChart {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -51,13 +51,13 @@ pub struct Translation {
 }
 
 /// Keys under which Istio's charts keep their own defaults, which users see in `helm show values`.
-const DEFAULTS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
+const DEFAULTS_SECTIONS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
 
 /// Sections that the values of each of Istio's charts may have besides its own.
 const SHARED_SECTIONS: [&str; 3] = ["global", "meshConfig", "pilot"];
 
 /// Values whose path in this chart differs: path in Istio's chart, and in this one.
-const MOVED: [(&[&str], &[&str]); 6] = [
+const MOVED_PATHS: [(&[&str], &[&str]); 6] = [
     (
         &["ztunnel", "multiCluster", "clusterName"],
         &["global", "multiCluster", "clusterName"],
@@ -76,22 +76,22 @@ const MOVED: [(&[&str], &[&str]); 6] = [
 ];
 
 /// Values that name Istio's images.
-const IMAGES: [&str; 5] = ["hub", "tag", "variant", "image", "imagePullPolicy"];
+const IMAGE_KEYS: [&str; 5] = ["hub", "tag", "variant", "image", "imagePullPolicy"];
 
-/// Sections that may contain the values [`IMAGES`].
-const WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
+/// Sections that may contain the values [`IMAGE_KEYS`].
+const SECTIONS_WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
 
 /// Converts a file of Istio's values; errors contain `name`.
 ///
 /// # Errors
 ///
 /// When the file is not a YAML map; never because of a value in it.
-pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, ValuesError> {
+pub fn translate(chart: IstioChart, name: &str, text: &str) -> Result<Translation, ValuesError> {
     let file = parse(name, text)?;
     let mut ignored = Vec::new();
     let mut values = match chart {
-        Chart::Operator => of_operator(file, &mut ignored),
-        _ => of_chart(chart, with_defaults(file)),
+        IstioChart::Operator => translate_operator_values(file, &mut ignored),
+        _ => translate_chart_values(chart, with_defaults(file)),
     };
     remove_nulls(&mut values);
     drop_images(&mut values, &mut ignored);
@@ -99,20 +99,20 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     if let Some(profile) = values.remove("profile").filter(|one| one != "ambient") {
         ignored.push(format!("profile: {profile} is no profile here"));
     }
-    for (from, to) in MOVED {
-        if let Some(value) = take(&mut values, from) {
-            put(&mut values, to, value);
+    for (from, to) in MOVED_PATHS {
+        if let Some(value) = remove_at(&mut values, from) {
+            insert_at(&mut values, to, value);
         }
     }
     // Istio's default. In this chart the value would forbid the plugin's own configuration file.
-    if at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
-        take(&mut values, &["cni", "chained"]);
+    if value_at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
+        remove_at(&mut values, &["cni", "chained"]);
     }
     // One pass finds all: the schema check does not descend into a value that does not fit.
-    for problem in schema::problems(&Value::Object(values.clone())) {
+    for problem in schema::find_violations(&Value::Object(values.clone())) {
         let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
         // One list may have several problems.
-        if take(&mut values, &path).is_some() {
+        if remove_at(&mut values, &path).is_some() {
             ignored.push(match problem.is_unknown {
                 true => format!("{}: there is no such value", path.join(".")),
                 false => problem.text,
@@ -122,10 +122,10 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     Ok(Translation { values, ignored })
 }
 
-/// Merges a file's values over the chart's own defaults that the file contains ([`DEFAULTS`]).
+/// Merges a file's values over the chart's own defaults that the file contains ([`DEFAULTS_SECTIONS`]).
 fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
     let mut all = Map::new();
-    for key in DEFAULTS {
+    for key in DEFAULTS_SECTIONS {
         if let Some(Value::Object(defaults)) = file.remove(key) {
             merge(&mut all, defaults, false);
         }
@@ -136,11 +136,11 @@ fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
 
 /// Arranges the values of one of Istio's charts by the sections of this one: istiod's are in
 /// sections already; those of other charts become a section, except for shared ones.
-fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
+fn translate_chart_values(chart: IstioChart, file: Map<String, Value>) -> Map<String, Value> {
     let section = match chart {
-        Chart::Cni => "cni",
-        Chart::Ztunnel => "ztunnel",
-        Chart::Istiod | Chart::Operator => return file,
+        IstioChart::Cni => "cni",
+        IstioChart::Ztunnel => "ztunnel",
+        IstioChart::Istiod | IstioChart::Operator => return file,
     };
     let (mut all, mut own) = (Map::new(), Map::new());
     for (key, value) in file {
@@ -159,7 +159,10 @@ fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
 }
 
 /// Collects `spec.values`, `spec.meshConfig` and `spec.profile` of an IstioOperator.
-fn of_operator(mut file: Map<String, Value>, ignored: &mut Vec<String>) -> Map<String, Value> {
+fn translate_operator_values(
+    mut file: Map<String, Value>,
+    ignored: &mut Vec<String>,
+) -> Map<String, Value> {
     let mut all = Map::new();
     let Some(Value::Object(spec)) = file.remove("spec") else {
         return all;
@@ -170,7 +173,7 @@ fn of_operator(mut file: Map<String, Value>, ignored: &mut Vec<String>) -> Map<S
             ("meshConfig" | "profile", value) => {
                 merge(&mut all, Map::from_iter([(key, value)]), false);
             }
-            ("hub" | "tag", _) => ignored.push(images(&format!("spec.{key}"))),
+            ("hub" | "tag", _) => ignored.push(image_ignored_message(&format!("spec.{key}"))),
             _ => ignored.push(format!("spec.{key}: there is no such value")),
         }
     }
@@ -178,16 +181,16 @@ fn of_operator(mut file: Map<String, Value>, ignored: &mut Vec<String>) -> Map<S
 }
 
 fn drop_images(values: &mut Map<String, Value>, ignored: &mut Vec<String>) {
-    for section in WITH_IMAGES {
-        for key in IMAGES {
-            if take(values, &[section, key]).is_some() {
-                ignored.push(images(&format!("{section}.{key}")));
+    for section in SECTIONS_WITH_IMAGES {
+        for key in IMAGE_KEYS {
+            if remove_at(values, &[section, key]).is_some() {
+                ignored.push(image_ignored_message(&format!("{section}.{key}")));
             }
         }
     }
 }
 
-fn images(path: &str) -> String {
+fn image_ignored_message(path: &str) -> String {
     format!("{path}: it names Istio's images; --set global.hub and global.tag name Ambit's")
 }
 
@@ -203,20 +206,20 @@ fn remove_nulls(values: &mut Map<String, Value>) {
     });
 }
 
-fn at<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
+fn value_at<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
     let (first, rest) = path.split_first()?;
     let value = values.get(*first)?;
     rest.iter().try_fold(value, |value, key| value.get(key))
 }
 
 /// Removes the value at a path, and then the maps above it that have become empty.
-fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
+fn remove_at(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
     match path {
         [] => None,
         [key] => values.remove(*key),
         [first, rest @ ..] => {
             let below = values.get_mut(*first)?.as_object_mut()?;
-            let taken = take(below, rest);
+            let taken = remove_at(below, rest);
             if below.is_empty() {
                 values.remove(*first);
             }
@@ -226,8 +229,8 @@ fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
 }
 
 /// Sets the value at a path, unless the file already sets one there.
-fn put(values: &mut Map<String, Value>, path: &[&str], value: Value) {
-    if at(values, path).is_some() {
+fn insert_at(values: &mut Map<String, Value>, path: &[&str], value: Value) {
+    if value_at(values, path).is_some() {
         return;
     }
     let mut layer = value;
@@ -244,9 +247,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::values::Overrides;
+    use crate::values::ValueOverrides;
 
-    fn translated(chart: Chart, text: &str) -> (Value, Vec<String>) {
+    fn translated(chart: IstioChart, text: &str) -> (Value, Vec<String>) {
         let found = translate(chart, "values.yaml", text).unwrap();
         (Value::Object(found.values), found.ignored)
     }
@@ -255,12 +258,12 @@ mod tests {
     fn revisions_and_tags_are_converted() {
         for (chart, text, expected) in [
             (
-                Chart::Istiod,
+                IstioChart::Istiod,
                 "{revision: canary, revisionTags: [stable]}",
                 json!({"revision": "canary", "revisionTags": ["stable"]}),
             ),
             (
-                Chart::Ztunnel,
+                IstioChart::Ztunnel,
                 "revision: canary",
                 json!({"ztunnel": {"revision": "canary"}}),
             ),
@@ -272,7 +275,7 @@ mod tests {
     #[test]
     fn values_of_each_chart_get_their_section() {
         let (values, ignored) = translated(
-            Chart::Ztunnel,
+            IstioChart::Ztunnel,
             "
 resources: {requests: {cpu: 300m}}
 multiCluster: {clusterName: east}
@@ -299,7 +302,7 @@ podLabels: {team: mesh}
             })
         );
         let (values, ignored) = translated(
-            Chart::Cni,
+            IstioChart::Cni,
             "
 profile: ambient
 cniBinDir: /opt/bin
@@ -328,7 +331,7 @@ global: {platform: gke}
     #[test]
     fn images_of_istio_are_never_converted() {
         let (values, ignored) = translated(
-            Chart::Istiod,
+            IstioChart::Istiod,
             "
 global: {hub: docker.io/istio, tag: 1.30.0, variant: distroless, logging: {level: info}}
 pilot: {image: pilot, hub: x, replicaCount: 3, autoscaleEnabled: true}
@@ -364,7 +367,7 @@ meshConfig: {accessLogFile: /dev/stdout}
     #[test]
     fn copied_defaults_and_operators_are_unwrapped() {
         let (values, ignored) = translated(
-            Chart::Ztunnel,
+            IstioChart::Ztunnel,
             "
 _internal_defaults_do_not_set:
   hub: ''
@@ -380,7 +383,7 @@ terminationGracePeriodSeconds: 60
         );
         assert_eq!(ignored.len(), 1, "{ignored:?}");
         let (values, ignored) = translated(
-            Chart::Operator,
+            IstioChart::Operator,
             "
 apiVersion: install.istio.io/v1alpha1
 kind: IstioOperator
@@ -406,7 +409,7 @@ spec:
     #[test]
     fn unknown_values_are_never_an_error() {
         let (values, ignored) = translated(
-            Chart::Istiod,
+            IstioChart::Istiod,
             "
 global: {platform: mars, imagePullSecrets: [a, 1], network: 7, proxy: text}
 pilot: 1
@@ -416,17 +419,22 @@ nonsense: [1]
         );
         assert_eq!(values, json!({}));
         assert_eq!(ignored.len(), 7, "{ignored:#?}");
-        assert!(translate(Chart::Cni, "a", "- 1").is_err());
-        assert!(translate(Chart::Cni, "a", "a: [").is_err());
-        assert!(translate(Chart::Cni, "a", "").unwrap().ignored.is_empty());
+        assert!(translate(IstioChart::Cni, "a", "- 1").is_err());
+        assert!(translate(IstioChart::Cni, "a", "a: [").is_err());
+        assert!(
+            translate(IstioChart::Cni, "a", "")
+                .unwrap()
+                .ignored
+                .is_empty()
+        );
     }
 
     #[test]
     fn converted_values_fit_the_schema() {
-        let found = translate(Chart::Cni, "a", "resources: {limits: {cpu: 1}}").unwrap();
-        let mut overrides = Overrides::default();
-        overrides.layer(found.values);
-        let all = overrides.complete().unwrap();
+        let found = translate(IstioChart::Cni, "a", "resources: {limits: {cpu: 1}}").unwrap();
+        let mut overrides = ValueOverrides::default();
+        overrides.add_layer(found.values);
+        let all = overrides.with_defaults().unwrap();
         assert_eq!(all["cni"]["resources"]["limits"]["cpu"], 1);
     }
 }

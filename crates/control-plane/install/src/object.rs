@@ -26,7 +26,7 @@ pub struct ObjectRef {
 
 impl ObjectRef {
     /// Returns the reference to an object; `None` if it has no kind or name.
-    pub fn of(object: &Value) -> Option<Self> {
+    pub fn from_object(object: &Value) -> Option<Self> {
         let PartialObjectMeta::<DynamicObject> {
             types, metadata, ..
         } = PartialObjectMeta::deserialize(object).ok()?;
@@ -40,7 +40,7 @@ impl ObjectRef {
     }
 
     /// Returns a reference to an object of a typed kind.
-    pub fn of_kind<K: k8s_openapi::Resource>(namespace: Option<&str>, name: &str) -> Self {
+    pub fn for_kind<K: k8s_openapi::Resource>(namespace: Option<&str>, name: &str) -> Self {
         Self {
             api_version: K::API_VERSION.to_owned(),
             kind: K::KIND.to_owned(),
@@ -50,7 +50,7 @@ impl ObjectRef {
     }
 
     /// Returns whether both references name the same object, regardless of the API version.
-    pub fn same(&self, other: &Self) -> bool {
+    pub fn is_same_object(&self, other: &Self) -> bool {
         (&self.kind, &self.namespace, &self.name, self.group())
             == (&other.kind, &other.namespace, &other.name, other.group())
     }
@@ -105,7 +105,7 @@ pub fn annotation<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
 
 /// Returns whether the object belongs to Ambit, by the label `app.kubernetes.io/part-of`, which has another value in
 /// Istio's objects.
-pub fn is_ours(object: &impl Resource) -> bool {
+pub fn is_managed_by_ambit(object: &impl Resource) -> bool {
     label(object, "app.kubernetes.io/part-of") == Some("ambit")
 }
 
@@ -121,8 +121,8 @@ pub fn kind(object: &Value) -> String {
 }
 
 /// Returns the position of a kind in the order of applying, in which dependencies come first.
-pub fn rank(kind: &str) -> usize {
-    const ORDER: &[&str] = &[
+pub fn install_rank(kind: &str) -> usize {
+    const INSTALL_ORDER: &[&str] = &[
         "Namespace",
         "CustomResourceDefinition",
         "ResourceQuota",
@@ -141,10 +141,10 @@ pub fn rank(kind: &str) -> usize {
         "Deployment",
         "DaemonSet",
     ];
-    ORDER
+    INSTALL_ORDER
         .iter()
         .position(|known| *known == kind)
-        .unwrap_or(ORDER.len())
+        .unwrap_or(INSTALL_ORDER.len())
 }
 
 #[cfg(test)]
@@ -157,13 +157,13 @@ mod tests {
     fn object_refs_are_displayed_by_kind_and_name() {
         let object = json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
             "metadata": {"name": "a", "namespace": "b"}});
-        let name = ObjectRef::of(&object).unwrap();
+        let name = ObjectRef::from_object(&object).unwrap();
         assert_eq!(name.to_string(), "DaemonSet b/a");
         assert_eq!(
             (name.group(), name.resource().plural.as_str()),
             ("apps", "daemonsets")
         );
-        let core = ObjectRef::of(&json!({"apiVersion": "v1", "kind": "Namespace",
+        let core = ObjectRef::from_object(&json!({"apiVersion": "v1", "kind": "Namespace",
             "metadata": {"name": "a"}}));
         assert_eq!(core.unwrap().to_string(), "Namespace a");
         let policy = ObjectRef {
@@ -172,14 +172,14 @@ mod tests {
             ..name.clone()
         };
         assert_eq!(policy.resource().plural, "networkpolicies");
-        assert!(name.same(&ObjectRef {
+        assert!(name.is_same_object(&ObjectRef {
             api_version: "apps/v1beta1".into(),
             ..name.clone()
         }));
-        assert!(!name.same(&ObjectRef {
+        assert!(!name.is_same_object(&ObjectRef {
             api_version: "v1".into(),
             ..name.clone()
         }));
-        assert_eq!(ObjectRef::of(&json!({"kind": "x"})), None);
+        assert_eq!(ObjectRef::from_object(&json!({"kind": "x"})), None);
     }
 }

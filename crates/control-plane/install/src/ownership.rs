@@ -4,7 +4,7 @@
 use kube::core::DynamicObject;
 
 use crate::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     object::{self, ObjectRef},
 };
 
@@ -12,12 +12,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// The object has the label of Ambit's chart.
-    Ours,
+    OwnedByRelease,
     /// Another installation has taken the object over, or deleted and recreated it, as happens to Istio's DaemonSet
     /// `ztunnel` when a mesh moves back.
-    Another,
+    OwnedByOther,
     /// The object does not exist.
-    Gone,
+    Missing,
 }
 
 /// Returns the current owner of an object.
@@ -26,15 +26,17 @@ pub(crate) enum Ownership {
 ///
 /// When the API server refuses or is unavailable.
 pub(crate) async fn ownership(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     name: &ObjectRef,
 ) -> Result<Ownership, ClusterError> {
     let Some(object) = cluster.get(name).await? else {
-        return Ok(Ownership::Gone);
+        return Ok(Ownership::Missing);
     };
     let object = serde_json::from_value::<DynamicObject>(object);
-    Ok(match object.is_ok_and(|object| object::is_ours(&object)) {
-        true => Ownership::Ours,
-        false => Ownership::Another,
-    })
+    Ok(
+        match object.is_ok_and(|object| object::is_managed_by_ambit(&object)) {
+            true => Ownership::OwnedByRelease,
+            false => Ownership::OwnedByOther,
+        },
+    )
 }

@@ -6,7 +6,7 @@ use crate::{
     error::InstallError,
     object::{self, ObjectRef},
     render::{self, Release},
-    values::Overrides,
+    values::ValueOverrides,
 };
 
 /// Objects that an installation applies, in order.
@@ -15,7 +15,7 @@ pub struct Plan {
     /// Release for which the chart was rendered.
     pub release: Release,
     /// Values that the user set.
-    pub overrides: Overrides,
+    pub overrides: ValueOverrides,
     /// CRDs, applied only if they do not exist.
     pub crds: Vec<Value>,
     /// Objects other than CRDs, in the order of applying.
@@ -28,13 +28,13 @@ impl Plan {
     /// # Errors
     ///
     /// When the values do not fit the chart.
-    pub fn new(release: Release, overrides: Overrides) -> Result<Self, InstallError> {
-        let values = overrides.complete()?;
-        let mut objects = render::objects(&release, &values)?;
+    pub fn new(release: Release, overrides: ValueOverrides) -> Result<Self, InstallError> {
+        let values = overrides.with_defaults()?;
+        let mut objects = render::render_objects(&release, &values)?;
         objects.retain(|object| !object::is_hook(object));
         // An uninstallation keeps CRDs, and existing ones of other owners are not changed.
         let is_definition = |object: &Value| object::kind(object) == "CustomResourceDefinition";
-        let mut crds = render::crds()?;
+        let mut crds = render::render_crds()?;
         crds.extend(objects.extract_if(.., |object| is_definition(object)));
         Ok(Self {
             objects,
@@ -62,6 +62,9 @@ impl Plan {
     }
 
     pub(crate) fn names(&self) -> Vec<ObjectRef> {
-        self.objects.iter().filter_map(ObjectRef::of).collect()
+        self.objects
+            .iter()
+            .filter_map(ObjectRef::from_object)
+            .collect()
     }
 }

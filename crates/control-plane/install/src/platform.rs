@@ -17,7 +17,7 @@ pub const PLATFORMS: &[&str] = &[
 ];
 
 /// Properties of a node that identify a platform.
-struct Sign {
+struct PlatformSignature {
     platform: &'static str,
     /// Substring of a label's name.
     label: &'static str,
@@ -29,7 +29,7 @@ struct Sign {
     os: &'static str,
 }
 
-const NONE: Sign = Sign {
+const NO_SIGNATURE: PlatformSignature = PlatformSignature {
     platform: "",
     label: "",
     version: "",
@@ -38,72 +38,72 @@ const NONE: Sign = Sign {
 };
 
 /// Platforms by their properties, more specific ones first: nodes of k3d match k3s, too.
-const SIGNS: &[Sign] = &[
-    Sign {
+const PLATFORM_SIGNATURES: &[PlatformSignature] = &[
+    PlatformSignature {
         platform: "openshift",
         label: "node.openshift.io/",
         os: "OpenShift",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "gke",
         label: "cloud.google.com/gke-",
         version: "-gke.",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "eks",
         label: "eks.amazonaws.com/",
         version: "-eks-",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "aks",
         label: "kubernetes.azure.com/",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "k3d",
         os: "K3s",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "k3s",
         version: "+k3s",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "minikube",
         label: "minikube.k8s.io/",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "kind",
         provider: "kind://",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "talos",
         os: "Talos",
-        ..NONE
+        ..NO_SIGNATURE
     },
-    Sign {
+    PlatformSignature {
         platform: "microk8s",
         label: "microk8s.io/",
-        ..NONE
+        ..NO_SIGNATURE
     },
 ];
 
 /// Returns the platform of these nodes; empty if no platform that needs special values is detected.
 pub fn detect(nodes: &[Node]) -> &'static str {
-    SIGNS
+    PLATFORM_SIGNATURES
         .iter()
-        .find(|sign| nodes.iter().any(|node| sign.shown_by(node)))
+        .find(|sign| nodes.iter().any(|node| sign.matches_node(node)))
         .map_or("", |sign| sign.platform)
 }
 
-impl Sign {
-    fn shown_by(&self, node: &Node) -> bool {
+impl PlatformSignature {
+    fn matches_node(&self, node: &Node) -> bool {
         let is = |sign: &str, found: bool| !sign.is_empty() && found;
         let info = node
             .status
@@ -218,11 +218,15 @@ mod tests {
 
     #[test]
     fn every_platform_is_one_of_the_chart() {
-        let schema: Value = serde_json::from_str(crate::chart::SCHEMA).unwrap();
+        let schema: Value = serde_json::from_str(crate::chart::VALUES_SCHEMA).unwrap();
         let known = &schema["properties"]["global"]["properties"]["platform"]["enum"];
         let mut names = vec![""];
         names.extend(PLATFORMS);
         assert_eq!(known, &json!(names));
-        assert!(SIGNS.iter().all(|sign| PLATFORMS.contains(&sign.platform)));
+        assert!(
+            PLATFORM_SIGNATURES
+                .iter()
+                .all(|sign| PLATFORMS.contains(&sign.platform))
+        );
     }
 }

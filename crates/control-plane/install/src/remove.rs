@@ -12,8 +12,8 @@ use k8s_openapi::api::{
 use serde_json::{Value, json};
 
 use crate::{
-    apply::{installed, inventory_name},
-    cluster::Cluster,
+    apply::{installed_inventory, inventory_name},
+    cluster::ClusterApi,
     error::InstallError,
     inventory::removal_order,
     object::{self, ObjectRef},
@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// The label that puts pods and namespaces into the mesh.
-pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
-/// Value of the label [`DATAPLANE_MODE`] that enrols pods.
-pub const AMBIENT: &str = "ambient";
+pub const DATAPLANE_MODE_LABEL: &str = "istio.io/dataplane-mode";
+/// Value of the label [`DATAPLANE_MODE_LABEL`] that enrols pods.
+pub const AMBIENT_MODE: &str = "ambient";
 
 /// Timeout for the deletion of a single object, in which agents clean up their nodes and proxies drain.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,7 +35,7 @@ const NO_POD_SELECTOR: &str =
 /// Environment variable of the agents that contains the enablement selectors.
 const SELECTOR_VARIABLE: &str = "AMBIENT_ENABLEMENT_SELECTOR";
 /// Annotation of pods whose traffic is redirected to the node proxy.
-const REDIRECTION: &str = "ambient.istio.io/redirection";
+const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
 /// Field manager under which the control plane writes the ConfigMaps of root certificates.
 const CONTROL_FIELD_MANAGER: &str = "ambit-control";
 /// Interval of polling for pods that are still enrolled.
@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Objects to remove besides those that were applied.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Removal {
+pub struct UninstallOptions {
     /// CRDs that the installation created, with all their objects.
     pub crds: bool,
     /// The CA's generated root; the next installation generates another one.
@@ -57,9 +57,9 @@ pub struct Removal {
 /// # Errors
 ///
 /// When namespaces cannot be listed.
-pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
-    let label = format!("{DATAPLANE_MODE}={AMBIENT}");
-    let namespaces: Vec<Namespace> = cluster.all(None, Some(&label)).await?;
+pub async fn enrolled_namespaces(cluster: &ClusterApi) -> Result<Vec<String>, InstallError> {
+    let label = format!("{DATAPLANE_MODE_LABEL}={AMBIENT_MODE}");
+    let namespaces: Vec<Namespace> = cluster.list_typed(None, Some(&label)).await?;
     let names = namespaces.iter().map(object::name);
     Ok(names.map(ToOwned::to_owned).collect())
 }
@@ -69,11 +69,19 @@ pub async fn enrolled_namespaces(cluster: &Cluster) -> Result<Vec<String>, Insta
 /// # Errors
 ///
 /// When the API server refuses.
-pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<(), InstallError> {
-    let name = ObjectRef::of_kind::<Namespace>(None, namespace);
-    let value = if enrol { json!(AMBIENT) } else { Value::Null };
-    let patch = json!({"metadata": {"labels": {DATAPLANE_MODE: value}}});
-    Ok(cluster.merge(&name, &patch).await?)
+pub async fn label_namespace(
+    cluster: &ClusterApi,
+    namespace: &str,
+    enrol: bool,
+) -> Result<(), InstallError> {
+    let name = ObjectRef::for_kind::<Namespace>(None, namespace);
+    let value = if enrol {
+        json!(AMBIENT_MODE)
+    } else {
+        Value::Null
+    };
+    let patch = json!({"metadata": {"labels": {DATAPLANE_MODE_LABEL: value}}});
+    Ok(cluster.merge_patch(&name, &patch).await?)
 }
 
 /// Unenrols all pods, whatever their labels: sets the agents' enablement selectors so that they
@@ -85,14 +93,14 @@ pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<()
 /// When pods, which the error names, are not unenrolled within `timeout`, or the API server
 /// refuses.
 pub async fn unenrol_all(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     namespace: &str,
     timeout: Duration,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let agents = ObjectRef::of_kind::<DaemonSet>(Some(namespace), "ambit-agent");
-    let config = ObjectRef::of_kind::<ConfigMap>(Some(namespace), "ambit-agent-config");
-    let settings: Option<ConfigMap> = cluster.read(Some(namespace), &config.name).await?;
+    let agents = ObjectRef::for_kind::<DaemonSet>(Some(namespace), "ambit-agent");
+    let config = ObjectRef::for_kind::<ConfigMap>(Some(namespace), "ambit-agent-config");
+    let settings: Option<ConfigMap> = cluster.get_typed(Some(namespace), &config.name).await?;
     let (Some(settings), Some(_)) = (settings, cluster.get(&agents).await?) else {
         return Ok(());
     };
@@ -102,22 +110,22 @@ pub async fn unenrol_all(
         .as_ref()
         .and_then(|data| data.get(SELECTOR_VARIABLE));
     let begun = selector.is_some_and(|selector| selector == NO_POD_SELECTOR);
-    if !begun && captured(cluster).await?.is_empty() {
+    if !begun && captured_pods(cluster).await?.is_empty() {
         return Ok(());
     }
     let patch = json!({"data": {SELECTOR_VARIABLE: NO_POD_SELECTOR}});
-    cluster.merge(&config, &patch).await?;
+    cluster.merge_patch(&config, &patch).await?;
     // Agents read their settings at start. No pod needs an agent meanwhile, so that all restart at
     // once.
     let patch = json!({"spec": {
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}},
         "template": {"metadata": {"annotations": {"ambit.io/config-checksum": "leaving"}}},
     }});
-    cluster.merge(&agents, &patch).await?;
+    cluster.merge_patch(&agents, &patch).await?;
     let deadline = Instant::now() + timeout;
     let mut last = usize::MAX;
     loop {
-        let pods = captured(cluster).await?;
+        let pods = captured_pods(cluster).await?;
         let late = Instant::now() >= deadline;
         // An agent that is about to be replaced keeps its plugin installed; only agents of the new
         // template remove it when they are deleted. One that does not start must not delay the
@@ -137,25 +145,25 @@ pub async fn unenrol_all(
     }
 }
 
-async fn is_rolled_out(cluster: &Cluster, name: &ObjectRef) -> Result<bool, InstallError> {
+async fn is_rolled_out(cluster: &ClusterApi, name: &ObjectRef) -> Result<bool, InstallError> {
     let state = rollout_of(cluster, name).await?;
     Ok(state.is_none_or(|state| state == Rollout::Done))
 }
 
 /// Lists pods whose annotation says that their traffic is redirected, without ended ones.
-async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
-    let pods: Vec<Pod> = cluster.all(None, None).await?;
+async fn captured_pods(cluster: &ClusterApi) -> Result<Vec<String>, InstallError> {
+    let pods: Vec<Pod> = cluster.list_typed(None, None).await?;
     let is_captured = |pod: &&Pod| {
         let phase = pod
             .status
             .as_ref()
             .and_then(|status| status.phase.as_deref());
-        object::annotation(*pod, REDIRECTION).is_some()
+        object::annotation(*pod, REDIRECTION_ANNOTATION).is_some()
             && !matches!(phase, Some("Succeeded" | "Failed"))
     };
     let name = |pod| {
         let namespace = Some(object::namespace_of(pod));
-        ObjectRef::of_kind::<Pod>(namespace, object::name(pod)).to_string()
+        ObjectRef::for_kind::<Pod>(namespace, object::name(pod)).to_string()
     };
     Ok(pods.iter().filter(is_captured).map(name).collect())
 }
@@ -167,13 +175,13 @@ async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
 /// When there is no installation, or the API server refuses. Another attempt continues with the
 /// remaining objects.
 pub async fn uninstall(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     (namespace, revision): (&str, &str),
-    removal: Removal,
+    removal: UninstallOptions,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let inventory = installed(cluster, namespace, revision).await?;
-    let inventory = inventory.ok_or_else(|| InstallError::Absent {
+    let inventory = installed_inventory(cluster, namespace, revision).await?;
+    let inventory = inventory.ok_or_else(|| InstallError::NotInstalled {
         namespace: namespace.to_owned(),
         revision: revision.to_owned(),
     })?;
@@ -185,33 +193,33 @@ pub async fn uninstall(
     };
     for object in removal_order(inventory.objects.clone()) {
         match ownership(cluster, &object).await? {
-            Ownership::Ours => delete(&object).await?,
-            Ownership::Another => say(&format!(
+            Ownership::OwnedByRelease => delete(&object).await?,
+            Ownership::OwnedByOther => say(&format!(
                 "{object}: left, it has become another installation's"
             )),
-            Ownership::Gone => {}
+            Ownership::Missing => {}
         }
     }
     // Objects that the control plane created while it ran.
-    let lease = format!("ambit-control-leader{}", revisions::suffix(revision));
-    delete(&ObjectRef::of_kind::<Lease>(Some(namespace), &lease)).await?;
-    if !inventory.has_node_parts() {
+    let lease = format!("ambit-control-leader{}", revisions::name_suffix(revision));
+    delete(&ObjectRef::for_kind::<Lease>(Some(namespace), &lease)).await?;
+    if !inventory.has_node_components() {
         // Another revision's control plane continues to serve the mesh.
         cluster
             .delete(&inventory_name(namespace, revision), DELETION_TIMEOUT)
             .await?;
         return Ok(());
     }
-    delete(&ObjectRef::of_kind::<Lease>(
+    delete(&ObjectRef::for_kind::<Lease>(
         Some(namespace),
         "ambit-mesh-leader",
     ))
     .await?;
-    for copy in root_copies(cluster).await? {
+    for copy in root_config_maps(cluster).await? {
         cluster.delete(&copy, DELETION_TIMEOUT).await?;
     }
     if removal.root {
-        delete(&ObjectRef::of_kind::<Secret>(
+        delete(&ObjectRef::for_kind::<Secret>(
             Some(namespace),
             "istio-ca-secret",
         ))
@@ -230,22 +238,24 @@ pub async fn uninstall(
         .delete(&inventory_name(namespace, revision), DELETION_TIMEOUT)
         .await?;
     if removal.namespace && inventory.made_namespace {
-        delete(&ObjectRef::of_kind::<Namespace>(None, namespace)).await?;
+        delete(&ObjectRef::for_kind::<Namespace>(None, namespace)).await?;
     }
     Ok(())
 }
 
 /// Lists the ConfigMaps of root certificates that our control plane wrote into the namespaces, without other control
 /// planes' ConfigMaps.
-async fn root_copies(cluster: &Cluster) -> Result<Vec<ObjectRef>, InstallError> {
-    let all: Vec<ConfigMap> = cluster.all(None, Some("istio.io/config=true")).await?;
+async fn root_config_maps(cluster: &ClusterApi) -> Result<Vec<ObjectRef>, InstallError> {
+    let all: Vec<ConfigMap> = cluster
+        .list_typed(None, Some("istio.io/config=true"))
+        .await?;
     let ours = |map: &&ConfigMap| {
         let mut managers = map.metadata.managed_fields.iter().flatten();
         managers.any(|entry| entry.manager.as_deref() == Some(CONTROL_FIELD_MANAGER))
     };
     let name = |map| {
         let namespace = Some(object::namespace_of(map));
-        ObjectRef::of_kind::<ConfigMap>(namespace, object::name(map))
+        ObjectRef::for_kind::<ConfigMap>(namespace, object::name(map))
     };
     Ok(all.iter().filter(ours).map(name).collect())
 }

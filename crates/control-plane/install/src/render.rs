@@ -64,16 +64,19 @@ pub enum RenderError {
 /// # Errors
 ///
 /// When the values do not fit a template.
-pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderError> {
-    let engine = Engine::new()?;
-    let data = data(release, values)?;
+pub fn render_objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderError> {
+    let engine = TemplateEngine::new()?;
+    let data = template_data(release, values)?;
     let mut objects = Vec::new();
     for file in chart::TEMPLATES {
         if file.path.ends_with(".yaml") {
-            objects.extend(documents(file.path, &engine.render(file.path, &data)?)?);
+            objects.extend(parse_documents(
+                file.path,
+                &engine.render(file.path, &data)?,
+            )?);
         }
     }
-    objects.sort_by_cached_key(|object| object::rank(&object::kind(object)));
+    objects.sort_by_cached_key(|object| object::install_rank(&object::kind(object)));
     Ok(objects)
 }
 
@@ -82,10 +85,10 @@ pub fn objects(release: &Release, values: &Value) -> Result<Vec<Value>, RenderEr
 /// # Errors
 ///
 /// When the embedded chart is invalid.
-pub fn crds() -> Result<Vec<Value>, RenderError> {
+pub fn render_crds() -> Result<Vec<Value>, RenderError> {
     let mut crds = Vec::new();
     for file in chart::CRDS {
-        crds.extend(documents(file.path, file.text)?);
+        crds.extend(parse_documents(file.path, file.text)?);
     }
     Ok(crds)
 }
@@ -95,14 +98,14 @@ pub fn crds() -> Result<Vec<Value>, RenderError> {
 /// # Errors
 ///
 /// When the embedded chart is invalid.
-pub fn notes(release: &Release, values: &Value) -> Result<String, RenderError> {
-    Engine::new()?.render(chart::NOTES.path, &data(release, values)?)
+pub fn render_notes(release: &Release, values: &Value) -> Result<String, RenderError> {
+    TemplateEngine::new()?.render(chart::NOTES.path, &template_data(release, values)?)
 }
 
 /// Template engine with all templates of the chart, which may include each other.
-struct Engine(Arc<OnceLock<Template>>);
+struct TemplateEngine(Arc<OnceLock<Template>>);
 
-impl Engine {
+impl TemplateEngine {
     fn new() -> Result<Self, RenderError> {
         let slot = Arc::new(OnceLock::new());
         let here: Weak<OnceLock<Template>> = Arc::downgrade(&slot);
@@ -138,7 +141,7 @@ impl Engine {
     }
 }
 
-fn data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError> {
+fn template_data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError> {
     let damaged = |error: &dyn std::fmt::Display| RenderError::Chart(error.to_string());
     let metadata = chart::metadata().map_err(|error| damaged(&error))?;
     Ok(tmap! {
@@ -153,7 +156,7 @@ fn data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError>
             "Version" => metadata.version.as_str(),
             "AppVersion" => metadata.app_version.as_str(),
         },
-        "Files" => files(),
+        "Files" => template_files(),
         "Capabilities" => tmap! {
             "KubeVersion" => tmap! { "Major" => "1", "Minor" => release.minor.as_str() },
         },
@@ -161,13 +164,13 @@ fn data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError>
 }
 
 /// Returns the files that templates include, by their paths.
-fn files() -> gotmpl::Value {
+fn template_files() -> gotmpl::Value {
     let entries = chart::FILES.iter();
     let entries = entries.map(|file| (file.path.into(), file.text.into()));
     gotmpl::Value::Map(Arc::new(entries.collect()))
 }
 
-fn documents(path: &'static str, text: &str) -> Result<Vec<Value>, RenderError> {
+fn parse_documents(path: &'static str, text: &str) -> Result<Vec<Value>, RenderError> {
     let all: Vec<Option<Value>> =
         serde_saphyr::from_multiple(text).map_err(|error| RenderError::Yaml {
             path,

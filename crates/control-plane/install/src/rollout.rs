@@ -15,13 +15,13 @@ use k8s_openapi::{
 use kube::Resource as _;
 
 use crate::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     object::{ObjectRef, annotation, label},
 };
 
 /// Annotation in which a DaemonSet's controller stores the generation of the pod template.
-const TEMPLATE: &str = "deprecated.daemonset.template.generation";
-const OF_TEMPLATE: &str = "pod-template-generation";
+const TEMPLATE_GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";
+const POD_TEMPLATE_GENERATION_LABEL: &str = "pod-template-generation";
 
 /// Workload whose pods an installation waits for.
 #[derive(Clone, Debug)]
@@ -43,15 +43,18 @@ impl Workload {
     /// # Errors
     ///
     /// When the API server refuses or is unavailable.
-    pub async fn read(cluster: &Cluster, name: &ObjectRef) -> Result<Option<Self>, ClusterError> {
+    pub async fn read(
+        cluster: &ClusterApi,
+        name: &ObjectRef,
+    ) -> Result<Option<Self>, ClusterError> {
         let namespace = name.namespace.as_deref();
         Ok(match name.kind.as_str() {
             "Deployment" => {
-                let found = cluster.read(namespace, &name.name).await?;
+                let found = cluster.get_typed(namespace, &name.name).await?;
                 found.map(|object| Self::Deployment(Box::new(object)))
             }
             "DaemonSet" => {
-                let found = cluster.read(namespace, &name.name).await?;
+                let found = cluster.get_typed(namespace, &name.name).await?;
                 found.map(|object| Self::DaemonSet(Box::new(object)))
             }
             _ => None,
@@ -78,19 +81,19 @@ impl Workload {
     /// # Errors
     ///
     /// When the API server refuses or is unavailable.
-    pub async fn pods(&self, cluster: &Cluster) -> Result<Vec<Pod>, ClusterError> {
+    pub async fn pods(&self, cluster: &ClusterApi) -> Result<Vec<Pod>, ClusterError> {
         let labels = self.selector().and_then(|all| all.match_labels.as_ref());
         let pairs = labels.into_iter().flatten();
         let pairs: Vec<_> = pairs.map(|(key, value)| format!("{key}={value}")).collect();
         let namespace = self.meta().namespace.as_deref();
-        cluster.all(namespace, Some(&pairs.join(","))).await
+        cluster.list_typed(namespace, Some(&pairs.join(","))).await
     }
 
     /// Returns the state of the rollout; `pods` are needed only for a DaemonSet.
     pub fn rollout(&self, pods: &[Pod]) -> Rollout {
         match self {
-            Self::Deployment(object) => deployment(object),
-            Self::DaemonSet(object) => daemon_set(object, pods),
+            Self::Deployment(object) => deployment_rollout(object),
+            Self::DaemonSet(object) => daemon_set_rollout(object, pods),
         }
     }
 }
@@ -101,7 +104,7 @@ pub enum Rollout {
     /// All pods are of the newest template and ready.
     Done,
     /// The rollout is in progress; the text for people describes what it waits for.
-    Waiting(String),
+    InProgress(String),
 }
 
 /// Returns the rollout state of the workload of that name; `None` if there is none.
@@ -110,7 +113,7 @@ pub enum Rollout {
 ///
 /// When the API server refuses or is unavailable.
 pub async fn rollout_of(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     name: &ObjectRef,
 ) -> Result<Option<Rollout>, ClusterError> {
     let Some(workload) = Workload::read(cluster, name).await? else {
@@ -124,11 +127,13 @@ pub async fn rollout_of(
 }
 
 /// Returns pods of a DaemonSet that are terminating.
-pub fn draining<'a>(set: &DaemonSet, pods: &'a [Pod]) -> Vec<&'a Pod> {
-    owned(set, pods).filter(|pod| is_ending(pod)).collect()
+pub fn terminating_old_pods<'a>(set: &DaemonSet, pods: &'a [Pod]) -> Vec<&'a Pod> {
+    owned_pods(set, pods)
+        .filter(|pod| is_terminating(pod))
+        .collect()
 }
 
-fn owned<'a>(set: &DaemonSet, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
+fn owned_pods<'a>(set: &DaemonSet, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> {
     let uid = set.metadata.uid.clone().unwrap_or_default();
     pods.iter().filter(move |pod| {
         let mut owners = pod.metadata.owner_references.iter().flatten();
@@ -137,7 +142,7 @@ fn owned<'a>(set: &DaemonSet, pods: &'a [Pod]) -> impl Iterator<Item = &'a Pod> 
 }
 
 /// Returns whether a pod is being deleted.
-pub fn is_ending(pod: &Pod) -> bool {
+pub fn is_terminating(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
@@ -158,10 +163,11 @@ pub fn is_ready(pod: &Pod) -> bool {
 
 /// Returns the numbers of nodes on which a DaemonSet has a pod of its newest template, and on which
 /// that pod is ready.
-fn newest(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
-    let template = annotation(set, TEMPLATE);
-    let of_newest = |pod: &&Pod| !is_ending(pod) && label(*pod, OF_TEMPLATE) == template;
-    let new: Vec<_> = owned(set, pods).filter(of_newest).collect();
+fn newest_generation_counts(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
+    let template = annotation(set, TEMPLATE_GENERATION_ANNOTATION);
+    let of_newest =
+        |pod: &&Pod| !is_terminating(pod) && label(*pod, POD_TEMPLATE_GENERATION_LABEL) == template;
+    let new: Vec<_> = owned_pods(set, pods).filter(of_newest).collect();
     let nodes: BTreeSet<_> = new.iter().filter_map(|pod| node_of(pod)).collect();
     let ready = new.iter().filter(|pod| is_ready(pod));
     let ready: BTreeSet<_> = ready.filter_map(|pod| node_of(pod)).collect();
@@ -170,12 +176,12 @@ fn newest(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
 }
 
 /// Returns the rollout state of a Deployment.
-pub fn deployment(object: &Deployment) -> Rollout {
+pub fn deployment_rollout(object: &Deployment) -> Rollout {
     let status = object.status.clone().unwrap_or_default();
     let wanted = object.spec.as_ref().and_then(|spec| spec.replicas);
     let wanted = i64::from(wanted.unwrap_or(1));
     let count = |replicas: Option<i32>| replicas.map_or(0, i64::from);
-    let behind = waiting(
+    let behind = waiting_for(
         (object.metadata.generation, status.observed_generation),
         wanted,
         count(status.updated_replicas),
@@ -183,17 +189,17 @@ pub fn deployment(object: &Deployment) -> Rollout {
     );
     let surplus = count(status.replicas) - wanted;
     match behind {
-        Some(what) => Rollout::Waiting(what),
-        None if surplus > 0 => Rollout::Waiting(format!("{surplus} old pods are still ending")),
+        Some(what) => Rollout::InProgress(what),
+        None if surplus > 0 => Rollout::InProgress(format!("{surplus} old pods are still ending")),
         None => Rollout::Done,
     }
 }
 
 /// Returns the rollout state of a DaemonSet with these pods.
-pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
+pub fn daemon_set_rollout(object: &DaemonSet, pods: &[Pod]) -> Rollout {
     let status = object.status.as_ref();
-    let (updated, ready) = newest(object, pods);
-    let behind = waiting(
+    let (updated, ready) = newest_generation_counts(object, pods);
+    let behind = waiting_for(
         (
             object.metadata.generation,
             status.and_then(|status| status.observed_generation),
@@ -202,12 +208,12 @@ pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
         updated,
         ready,
     );
-    behind.map_or(Rollout::Done, Rollout::Waiting)
+    behind.map_or(Rollout::Done, Rollout::InProgress)
 }
 
 /// Describes what a rollout waits for, from the generations of the workload and of its status, and the numbers of
 /// desired, updated and ready pods; `None` if it is complete.
-fn waiting(
+fn waiting_for(
     (own, seen): (Option<i64>, Option<i64>),
     wanted: i64,
     updated: i64,
@@ -223,7 +229,7 @@ fn waiting(
 }
 
 /// Returns the statuses of a pod's containers, init containers first.
-fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+fn container_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.as_ref();
     let first = status.and_then(|status| status.init_container_statuses.as_ref());
     let then = status.and_then(|status| status.container_statuses.as_ref());
@@ -234,7 +240,7 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
 /// them.
 pub fn pod_problems(pod: &Pod) -> Vec<String> {
     let mut problems = Vec::new();
-    for status in statuses(pod) {
+    for status in container_statuses(pod) {
         let name = &status.name;
         if let Some(waiting) = status
             .state
@@ -276,20 +282,20 @@ pub fn pod_problems(pod: &Pod) -> Vec<String> {
 }
 
 /// Reasons of a waiting container that are part of a normal start.
-const STARTING: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
+const STARTING_REASONS: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
 
 /// Returns the containers of a pod that the kubelet cannot start: container, reason, and the kubelet's message after a
 /// colon.
-pub(crate) fn hindrances(pod: &Pod) -> Vec<(String, String, String)> {
+pub(crate) fn container_problems(pod: &Pod) -> Vec<(String, String, String)> {
     let hindrance = |status: &ContainerStatus| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         let reason = waiting.reason.clone().unwrap_or_default();
         let message = waiting.message.as_deref().unwrap_or_default();
         let colon = if message.is_empty() { "" } else { ": " };
-        (!STARTING.contains(&reason.as_str()))
+        (!STARTING_REASONS.contains(&reason.as_str()))
             .then(|| (status.name.clone(), reason, format!("{colon}{message}")))
     };
-    statuses(pod).filter_map(hindrance).collect()
+    container_statuses(pod).filter_map(hindrance).collect()
 }
 
 /// Returns whether no container of a pod runs and the kubelet delays its next attempt.
@@ -298,11 +304,11 @@ pub(crate) fn is_held_back(pod: &Pod) -> bool {
         let state = status.state.as_ref();
         state.is_some_and(|state| state.running.is_some())
     };
-    !hindrances(pod).is_empty() && !statuses(pod).any(runs)
+    !container_problems(pod).is_empty() && !container_statuses(pod).any(runs)
 }
 
 /// Reasons of a waiting container whose image the kubelet cannot pull.
-const NO_IMAGE: [&str; 5] = [
+const IMAGE_PULL_REASONS: [&str; 5] = [
     "ErrImagePull",
     "ImagePullBackOff",
     "ErrImageNeverPull",
@@ -323,11 +329,11 @@ pub fn missing_images(pod: &Pod) -> Vec<(String, String)> {
         let waiting = waiting.as_ref()?;
         let reason = waiting.reason.as_deref()?;
         let message = waiting.message.as_deref().unwrap_or_default();
-        NO_IMAGE
+        IMAGE_PULL_REASONS
             .contains(&reason)
             .then(|| Some((image(&status.name)?, format!("{reason}: {message}"))))?
     };
-    statuses(pod).filter_map(missing).collect()
+    container_statuses(pod).filter_map(missing).collect()
 }
 
 #[cfg(test)]
@@ -370,27 +376,33 @@ mod tests {
                     "updatedNumberScheduled": 0, "numberAvailable": 2},
             }))
         };
-        let wait = |text: &str| Rollout::Waiting(text.to_owned());
+        let wait = |text: &str| Rollout::InProgress(text.to_owned());
         let old = pod("old", "a", "1", true, true);
         let mut foreign = pod("foreign", "b", "2", true, false);
         foreign.metadata.owner_references.as_mut().unwrap()[0].uid = "another".to_owned();
         let mut pods = vec![old, foreign, pod("new-a", "a", "2", true, false)];
         let waiting = wait("not looked at by its controller yet");
-        assert_eq!(daemon_set(&object(1), &pods), waiting);
+        assert_eq!(daemon_set_rollout(&object(1), &pods), waiting);
         assert_eq!(
-            daemon_set(&object(2), &pods),
+            daemon_set_rollout(&object(2), &pods),
             wait("1 of 2 pods are up to date")
         );
         pods.push(pod("new-b", "b", "2", false, false));
-        assert_eq!(daemon_set(&object(2), &pods), wait("1 of 2 pods are ready"));
+        assert_eq!(
+            daemon_set_rollout(&object(2), &pods),
+            wait("1 of 2 pods are ready")
+        );
         pods.push(pod("new-b-2", "b", "2", true, false));
-        assert_eq!(daemon_set(&object(2), &pods), Rollout::Done);
-        let names: Vec<_> = draining(&object(2), &pods)
+        assert_eq!(daemon_set_rollout(&object(2), &pods), Rollout::Done);
+        let names: Vec<_> = terminating_old_pods(&object(2), &pods)
             .iter()
             .map(|pod| crate::object::name(*pod))
             .collect();
         assert_eq!(names, ["old"]);
-        assert_eq!(daemon_set(&DaemonSet::default(), &[]), Rollout::Done);
+        assert_eq!(
+            daemon_set_rollout(&DaemonSet::default(), &[]),
+            Rollout::Done
+        );
     }
 
     #[test]
@@ -400,11 +412,11 @@ mod tests {
         };
         let old = json!({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 2});
         assert_eq!(
-            deployment(&object(old)),
-            Rollout::Waiting("1 old pods are still ending".to_owned())
+            deployment_rollout(&object(old)),
+            Rollout::InProgress("1 old pods are still ending".to_owned())
         );
         let done = json!({"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
-        assert_eq!(deployment(&object(done)), Rollout::Done);
+        assert_eq!(deployment_rollout(&object(done)), Rollout::Done);
         assert!(Workload::is_kind("Deployment") && !Workload::is_kind("Service"));
     }
 

@@ -7,7 +7,7 @@ use crate::chart;
 
 /// Chart value that the schema rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct SchemaViolation {
     /// Keys on the path to the value, or to the list that contains it.
     pub path: Vec<String>,
     /// Path and reason, as text for people.
@@ -17,11 +17,11 @@ pub struct Problem {
 }
 
 /// Returns a problem for each chart value that the schema rejects.
-pub fn problems(values: &Value) -> Vec<Problem> {
+pub fn find_violations(values: &Value) -> Vec<SchemaViolation> {
     let mut problems = Vec::new();
-    match serde_json::from_str(chart::SCHEMA) {
-        Ok(root) => check(&root, &root, values, &Place::default(), &mut problems),
-        Err(error) => Place::default().report(
+    match serde_json::from_str(chart::VALUES_SCHEMA) {
+        Ok(root) => validate_value(&root, &root, values, &ValuePath::default(), &mut problems),
+        Err(error) => ValuePath::default().report(
             format!("the chart's schema cannot be read: {error}"),
             &mut problems,
         ),
@@ -31,13 +31,13 @@ pub fn problems(values: &Value) -> Vec<Problem> {
 
 /// Path of a value in the document, as keys and as text.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct ValuePath {
     path: Vec<String>,
     text: String,
 }
 
-impl Place {
-    fn key(&self, key: &str) -> Self {
+impl ValuePath {
+    fn member_path(&self, key: &str) -> Self {
         let mut path = self.path.clone();
         path.push(key.to_owned());
         let text = match self.text.as_str() {
@@ -47,27 +47,27 @@ impl Place {
         Self { path, text }
     }
 
-    fn item(&self, index: usize) -> Self {
+    fn item_path(&self, index: usize) -> Self {
         Self {
             path: self.path.clone(),
             text: format!("{}[{index}]", self.text),
         }
     }
 
-    fn report(&self, text: String, problems: &mut Vec<Problem>) {
-        problems.push(Problem {
+    fn report(&self, text: String, problems: &mut Vec<SchemaViolation>) {
+        problems.push(SchemaViolation {
             path: self.path.clone(),
             text,
             is_unknown: false,
         });
     }
 
-    fn report_unknown(&self, nearest: Option<&str>, problems: &mut Vec<Problem>) {
+    fn report_unknown(&self, nearest: Option<&str>, problems: &mut Vec<SchemaViolation>) {
         let text = match nearest {
             Some(other) => format!("{}: did you mean {other}?", self.text),
             None => self.text.clone(),
         };
-        problems.push(Problem {
+        problems.push(SchemaViolation {
             path: self.path.clone(),
             text,
             is_unknown: true,
@@ -75,7 +75,13 @@ impl Place {
     }
 }
 
-fn check(root: &Value, schema: &Value, value: &Value, at: &Place, problems: &mut Vec<Problem>) {
+fn validate_value(
+    root: &Value,
+    schema: &Value,
+    value: &Value,
+    at: &ValuePath,
+    problems: &mut Vec<SchemaViolation>,
+) {
     let path = &at.text;
     let schema = match schema.get("$ref").and_then(Value::as_str) {
         Some(reference) => match root.pointer(reference.trim_start_matches('#')) {
@@ -91,7 +97,7 @@ fn check(root: &Value, schema: &Value, value: &Value, at: &Place, problems: &mut
             Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
             one => one.as_str().into_iter().collect(),
         };
-        if !types.iter().any(|wanted| is(value, wanted)) {
+        if !types.iter().any(|wanted| has_type(value, wanted)) {
             let text = format!("{path}: {value} is no {}", types.join(" or "));
             return at.report(text, problems);
         }
@@ -122,24 +128,24 @@ fn check(root: &Value, schema: &Value, value: &Value, at: &Place, problems: &mut
     }
     if let (Some(items), Some(list)) = (schema.get("items"), value.as_array()) {
         for (index, item) in list.iter().enumerate() {
-            check(root, items, item, &at.item(index), problems);
+            validate_value(root, items, item, &at.item_path(index), problems);
         }
     }
     if let Some(map) = value.as_object() {
         let known = schema.get("properties").and_then(Value::as_object);
         for (key, value) in map {
-            let at = at.key(key);
+            let at = at.member_path(key);
             match (
                 known.and_then(|known| known.get(key)),
                 schema.get("additionalProperties"),
             ) {
-                (Some(schema), _) => check(root, schema, value, &at, problems),
+                (Some(schema), _) => validate_value(root, schema, value, &at, problems),
                 (None, Some(Value::Bool(false))) => {
                     let near = known.into_iter().flatten().map(|(name, _)| name.as_str());
-                    at.report_unknown(nearest(key, near), problems);
+                    at.report_unknown(nearest_name(key, near), problems);
                 }
                 (None, Some(schema @ Value::Object(_))) => {
-                    check(root, schema, value, &at, problems);
+                    validate_value(root, schema, value, &at, problems);
                 }
                 _ => {}
             }
@@ -147,7 +153,7 @@ fn check(root: &Value, schema: &Value, value: &Value, at: &Place, problems: &mut
     }
 }
 
-fn is(value: &Value, wanted: &str) -> bool {
+fn has_type(value: &Value, wanted: &str) -> bool {
     match wanted {
         "object" => value.is_object(),
         "array" => value.is_array(),
@@ -162,7 +168,7 @@ fn is(value: &Value, wanted: &str) -> bool {
 
 /// Returns the name that differs from `key` only in case, hyphens and underscores, or that contains it or is contained
 /// in it.
-fn nearest<'a>(key: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest_name<'a>(key: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', '_'], "");
     let wanted = plain(key);
     let mut part = None;
@@ -186,8 +192,8 @@ mod tests {
 
     #[test]
     fn defaults_fit_the_schema() {
-        let values: Value = serde_saphyr::from_str(chart::VALUES).unwrap();
-        assert_eq!(problems(&values), []);
+        let values: Value = serde_saphyr::from_str(chart::DEFAULT_VALUES).unwrap();
+        assert_eq!(find_violations(&values), []);
     }
 
     #[test]
@@ -220,7 +226,10 @@ mod tests {
                 "pilot.env.A: [] is no string or number or boolean",
             ),
         ] {
-            let texts: Vec<_> = problems(&values).into_iter().map(|one| one.text).collect();
+            let texts: Vec<_> = find_violations(&values)
+                .into_iter()
+                .map(|one| one.text)
+                .collect();
             assert_eq!(texts, [problem]);
         }
     }

@@ -31,16 +31,16 @@ pub enum ValuesError {
 
 /// Chart values that the user set; later ones override earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Overrides(Map<String, Value>);
+pub struct ValueOverrides(Map<String, Value>);
 
-impl Overrides {
+impl ValueOverrides {
     /// Merges a file of values over the earlier values; errors contain `name`.
     ///
     /// # Errors
     ///
     /// When the file is not a YAML map.
-    pub fn file(&mut self, name: &str, text: &str) -> Result<(), ValuesError> {
-        self.layer(parse(name, text)?);
+    pub fn add_file(&mut self, name: &str, text: &str) -> Result<(), ValuesError> {
+        self.add_layer(parse(name, text)?);
         Ok(())
     }
 
@@ -54,11 +54,11 @@ impl Overrides {
             text: text.to_owned(),
             problem,
         };
-        for setting in split(text, ',') {
+        for setting in split_unescaped(text, ',') {
             let (path, value) = setting
                 .split_once('=')
                 .ok_or_else(|| wrong("there is no '='"))?;
-            let path = split(path, '.');
+            let path = split_unescaped(path, '.');
             if path.iter().any(String::is_empty) {
                 return Err(wrong("a part of the path is empty"));
             }
@@ -66,7 +66,7 @@ impl Overrides {
             let mut value = if strings {
                 Value::String(unescape(value))
             } else {
-                read(value)
+                parse_scalar(value)
             };
             for key in path.iter().skip(1).rev() {
                 value = Value::Object(Map::from_iter([(unescape(key), value)]));
@@ -80,7 +80,7 @@ impl Overrides {
     }
 
     /// Merges values over the earlier values.
-    pub fn layer(&mut self, values: Map<String, Value>) {
+    pub fn add_layer(&mut self, values: Map<String, Value>) {
         merge(&mut self.0, values, false);
     }
 
@@ -94,15 +94,15 @@ impl Overrides {
     /// # Errors
     ///
     /// When the chart's schema rejects a value.
-    pub fn complete(&self) -> Result<Value, ValuesError> {
+    pub fn with_defaults(&self) -> Result<Value, ValuesError> {
         let mut all: Map<String, Value> =
-            serde_saphyr::from_str(chart::VALUES).map_err(|error| ValuesError::Syntax {
+            serde_saphyr::from_str(chart::DEFAULT_VALUES).map_err(|error| ValuesError::Syntax {
                 name: "values.yaml".to_owned(),
                 cause: error.to_string(),
             })?;
         merge(&mut all, self.0.clone(), true);
         let all = Value::Object(all);
-        let problems = schema::problems(&all);
+        let problems = schema::find_violations(&all);
         if problems.is_empty() {
             Ok(all)
         } else {
@@ -121,7 +121,7 @@ impl Overrides {
         let paths: [&[&str]; 2] = [&["global", "revision"], &["revision"]];
         let set = paths.into_iter().filter_map(|path| self.text(path));
         let mut set = set.filter(|name| !name.is_empty());
-        set.next().unwrap_or(revisions::DEFAULT)
+        set.next().unwrap_or(revisions::DEFAULT_REVISION)
     }
 
     /// Returns the string at a path, if it is set.
@@ -168,16 +168,16 @@ pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, rem
 }
 
 /// Parses the value of a `--set` flag: `true`, `12`, `null`, `{a,b}`, or a string.
-fn read(text: &str) -> Value {
+fn parse_scalar(text: &str) -> Value {
     match text {
         "true" => Value::Bool(true),
         "false" => Value::Bool(false),
         "null" => Value::Null,
         _ => {
             if let Some(items) = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')) {
-                let items = split(items, ',');
+                let items = split_unescaped(items, ',');
                 let items = items.iter().filter(|item| !item.is_empty());
-                return Value::Array(items.map(|item| read(item)).collect());
+                return Value::Array(items.map(|item| parse_scalar(item)).collect());
             }
             let number = text.parse::<i64>().ok();
             // Helm reads 007 as a string.
@@ -190,7 +190,7 @@ fn read(text: &str) -> Value {
 }
 
 /// Splits a text at each unescaped `at` outside braces.
-fn split(text: &str, at: char) -> Vec<String> {
+fn split_unescaped(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_usize;
     let mut escaped = false;
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     fn set(texts: &[&str]) -> Value {
-        let mut overrides = Overrides::default();
+        let mut overrides = ValueOverrides::default();
         for text in texts {
             overrides.set(text, false).unwrap();
         }
@@ -255,7 +255,7 @@ mod tests {
         ] {
             assert_eq!(set(texts), expected, "{texts:?}");
         }
-        let mut overrides = Overrides::default();
+        let mut overrides = ValueOverrides::default();
         assert!(overrides.set("a", false).is_err());
         assert!(overrides.set(".a=1", false).is_err());
         overrides.set("a=1", true).unwrap();
@@ -264,15 +264,15 @@ mod tests {
 
     #[test]
     fn later_layers_override_and_null_removes() {
-        let mut overrides = Overrides::default();
+        let mut overrides = ValueOverrides::default();
         overrides
-            .file(
+            .add_file(
                 "a.yaml",
                 "global: {hub: one, tag: x}\ncni: {resources: null}",
             )
             .unwrap();
         overrides.set("global.hub=two", false).unwrap();
-        let all = overrides.complete().unwrap();
+        let all = overrides.with_defaults().unwrap();
         assert_eq!(all["global"]["hub"], "two");
         assert_eq!(all["global"]["tag"], "x");
         assert_eq!(all["cni"].get("resources"), None);
@@ -281,11 +281,11 @@ mod tests {
 
     #[test]
     fn unknown_value_is_an_error_that_names_it() {
-        let mut overrides = Overrides::default();
+        let mut overrides = ValueOverrides::default();
         overrides
             .set("cni.cniBindir=/x,global.platform=mars", false)
             .unwrap();
-        let error = overrides.complete().unwrap_err().to_string();
+        let error = overrides.with_defaults().unwrap_err().to_string();
         assert!(error.contains("cni.cniBindir"), "{error}");
         assert!(error.contains("cniBinDir"), "{error}");
         assert!(error.contains("global.platform"), "{error}");
@@ -293,9 +293,9 @@ mod tests {
 
     #[test]
     fn files_must_be_maps() {
-        let mut overrides = Overrides::default();
-        assert!(overrides.file("a", "").is_ok());
-        assert!(overrides.file("a", "[1]").is_err());
-        assert!(overrides.file("a", "a: [").is_err());
+        let mut overrides = ValueOverrides::default();
+        assert!(overrides.add_file("a", "").is_ok());
+        assert!(overrides.add_file("a", "[1]").is_err());
+        assert!(overrides.add_file("a", "a: [").is_err());
     }
 }

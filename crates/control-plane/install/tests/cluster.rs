@@ -4,29 +4,29 @@
 use std::{cell::RefCell, time::Duration};
 
 use ambit_install::{
-    apply::{self, Options},
+    apply::{self, InstallOptions},
     attachment,
-    cluster::Cluster,
+    cluster::ClusterApi,
     error::InstallError,
     object::ObjectRef,
     plan::Plan,
-    remove::{self, Removal},
+    remove::{self, UninstallOptions},
     render::Release,
-    values::Overrides,
+    values::ValueOverrides,
 };
 use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const NO_PROGRESS: &dyn Fn(&str) = &|_| {};
-const NO_WAIT: Options = Options {
+const NO_WAIT: InstallOptions = InstallOptions {
     wait: None,
     force: false,
 };
 
 struct Lab {
     server: ApiServer,
-    cluster: Cluster,
+    cluster: ClusterApi,
 }
 
 impl Lab {
@@ -37,11 +37,15 @@ impl Lab {
         let client = ambit_kube_kit::client::from_config(config.unwrap(), "test").unwrap();
         Self {
             server,
-            cluster: Cluster::new(client),
+            cluster: ClusterApi::new(client),
         }
     }
 
-    async fn install(&self, settings: &[&str], options: Options) -> Result<(), InstallError> {
+    async fn install(
+        &self,
+        settings: &[&str],
+        options: InstallOptions,
+    ) -> Result<(), InstallError> {
         apply::install(&self.cluster, &plan(settings), options, NO_PROGRESS).await
     }
 
@@ -56,7 +60,7 @@ impl Lab {
         let mut existing = Vec::new();
         let everything = plan(settings);
         for object in everything.objects.iter().chain(&everything.crds) {
-            let name = ObjectRef::of(object).unwrap();
+            let name = ObjectRef::from_object(object).unwrap();
             if self.cluster.get(&name).await.unwrap().is_some() {
                 existing.push(name.to_string());
             }
@@ -66,7 +70,7 @@ impl Lab {
 }
 
 fn plan(settings: &[&str]) -> Plan {
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     for setting in settings {
         overrides.set(setting, false).unwrap();
     }
@@ -75,13 +79,13 @@ fn plan(settings: &[&str]) -> Plan {
 
 /// Returns the chosen `waypointAttachment`, and the messages of the choice.
 async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     for setting in settings {
         overrides.set(setting, false).unwrap();
     }
     let printed = RefCell::new(Vec::new());
     let say = |text: &str| printed.borrow_mut().push(text.to_owned());
-    attachment::choose(&lab.cluster, "istio-system", &mut overrides, &say)
+    attachment::choose_waypoint_attachment(&lab.cluster, "istio-system", &mut overrides, &say)
         .await
         .unwrap();
     let chosen = overrides.text(&["meshConfig", "waypointAttachment"]);
@@ -148,7 +152,7 @@ async fn labels_attach_alone_beside_istios_control_plane() {
         .unwrap();
     let node = ["global.components=node", "ztunnel.revision=canary"];
     lab.install(&node, NO_WAIT).await.unwrap();
-    let name = ObjectRef::of(&istiod("istio")).unwrap();
+    let name = ObjectRef::from_object(&istiod("istio")).unwrap();
     lab.cluster
         .delete(&name, Duration::from_secs(9))
         .await
@@ -199,7 +203,7 @@ async fn installation_is_upgraded_and_removed_by_its_inventory() {
         "{first:?}"
     );
     assert!(first.contains(&"DaemonSet istio-system/ztunnel".to_owned()));
-    let inventory = apply::installed(&lab.cluster, "istio-system", "default")
+    let inventory = apply::installed_inventory(&lab.cluster, "istio-system", "default")
         .await
         .unwrap()
         .unwrap();
@@ -223,7 +227,7 @@ async fn installation_is_upgraded_and_removed_by_its_inventory() {
     assert_eq!(gone.len(), 3, "{gone:?}");
     assert!(gone.iter().all(|name| name.starts_with("NetworkPolicy ")));
 
-    let all = Removal {
+    let all = UninstallOptions {
         crds: true,
         root: true,
         namespace: true,
@@ -236,7 +240,7 @@ async fn installation_is_upgraded_and_removed_by_its_inventory() {
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
     let again =
         remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS).await;
-    assert!(matches!(again, Err(InstallError::Absent { .. })));
+    assert!(matches!(again, Err(InstallError::NotInstalled { .. })));
 }
 
 #[tokio::test]
@@ -252,9 +256,9 @@ async fn revision_is_installed_and_removed_beside_the_default() {
     lab.install(&["global.tag=two"], NO_WAIT).await.unwrap();
     assert_eq!(lab.existing().await, first);
     assert_eq!(lab.existing_of(&[canary]).await, second);
-    let inventory = apply::installed(&lab.cluster, "istio-system", "canary").await;
-    assert!(!inventory.unwrap().unwrap().has_node_parts());
-    let all = Removal {
+    let inventory = apply::installed_inventory(&lab.cluster, "istio-system", "canary").await;
+    assert!(!inventory.unwrap().unwrap().has_node_components());
+    let all = UninstallOptions {
         crds: true,
         root: true,
         namespace: true,
@@ -268,14 +272,14 @@ async fn revision_is_installed_and_removed_beside_the_default() {
     let is_definition = |name: &String| name.starts_with("CustomResourceDefinition ");
     assert!(left.iter().all(is_definition), "{left:?}");
     let again = remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS).await;
-    assert!(matches!(again, Err(InstallError::Absent { .. })));
+    assert!(matches!(again, Err(InstallError::NotInstalled { .. })));
 }
 
 #[tokio::test]
 async fn helm_hooks_are_not_applied() {
     let lab = Lab::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
-    let inventory = apply::installed(&lab.cluster, "istio-system", "default").await;
+    let inventory = apply::installed_inventory(&lab.cluster, "istio-system", "default").await;
     let objects = inventory.unwrap().unwrap().objects;
     assert!(objects.iter().all(|name| name.kind != "Job"), "{objects:?}");
     let jobs = lab.server.list("/apis/batch/v1/jobs");
@@ -342,7 +346,7 @@ async fn foreign_crds_are_neither_changed_nor_deleted() {
     let name = "serviceentries.networking.istio.io";
     let spec = |lab: &Lab| lab.server.get(CRDS, "", name).unwrap()["spec"].clone();
     assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
-    let all = Removal {
+    let all = UninstallOptions {
         crds: true,
         root: true,
         namespace: true,
@@ -367,10 +371,10 @@ async fn foreign_objects_are_not_touched() {
     ] {
         lab.server.put("/api/v1/services", theirs(labels));
         let error = lab.install(&[], NO_WAIT).await.unwrap_err();
-        assert!(matches!(error, InstallError::Foreign(..)), "{error}");
+        assert!(matches!(error, InstallError::ForeignObject(..)), "{error}");
         assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
     }
-    let force = Options {
+    let force = InstallOptions {
         force: true,
         ..NO_WAIT
     };
@@ -390,7 +394,7 @@ async fn objects_taken_over_by_others_survive_an_uninstallation() {
     let said = RefCell::new(Vec::new());
     let of = ("istio-system", "default");
     let say = |line: &str| said.borrow_mut().push(line.to_owned());
-    remove::uninstall(&lab.cluster, of, Removal::default(), &say)
+    remove::uninstall(&lab.cluster, of, UninstallOptions::default(), &say)
         .await
         .unwrap();
     let mut left = lab.existing().await;
@@ -410,7 +414,7 @@ async fn existing_namespace_survives_an_uninstallation() {
     );
     lab.install(&[], NO_WAIT).await.unwrap();
     lab.install(&[], NO_WAIT).await.unwrap();
-    let all = Removal {
+    let all = UninstallOptions {
         crds: true,
         root: true,
         namespace: true,
@@ -434,7 +438,7 @@ async fn failed_installation_reports_the_reason_and_can_be_removed() {
                 "waiting": {"reason": "ErrImageNeverPull", "message": "no such image"}}}]},
         }),
     );
-    let options = Options {
+    let options = InstallOptions {
         wait: Some(Duration::from_millis(10)),
         force: false,
     };
@@ -445,7 +449,7 @@ async fn failed_installation_reports_the_reason_and_can_be_removed() {
         "{error}"
     );
     assert!(!lab.existing().await.is_empty());
-    let none = Removal::default();
+    let none = UninstallOptions::default();
     remove::uninstall(&lab.cluster, ("istio-system", "default"), none, NO_PROGRESS)
         .await
         .unwrap();
@@ -499,7 +503,7 @@ async fn unpullable_image_fails_the_installation_early() {
             lab.server.put(PODS, pod("new", image, "ErrImagePull"));
         }
     };
-    let options = Options {
+    let options = InstallOptions {
         wait: Some(Duration::from_secs(3600)),
         force: false,
     };

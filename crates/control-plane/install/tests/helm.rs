@@ -11,9 +11,9 @@ use ambit_install::{
     object::ObjectRef,
     platform::PLATFORMS,
     render::{self, Release},
-    values::Overrides,
+    values::ValueOverrides,
 };
-use ambit_testkit::helm;
+use ambit_testkit::helm_command;
 use serde_json::Value;
 
 fn root() -> PathBuf {
@@ -24,7 +24,7 @@ fn root() -> PathBuf {
 }
 
 fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
-    let mut command = helm();
+    let mut command = helm_command();
     command
         .args([
             "template",
@@ -58,27 +58,29 @@ fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, 
 }
 
 fn ours(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     if let Some(text) = file {
-        overrides.file("values.yaml", text).unwrap();
+        overrides.add_file("values.yaml", text).unwrap();
     }
     for setting in settings {
         overrides.set(setting, false).unwrap();
     }
-    let values = overrides.complete().map_err(|error| error.to_string())?;
+    let values = overrides
+        .with_defaults()
+        .map_err(|error| error.to_string())?;
     let release = Release {
         namespace: "mesh".to_owned(),
         service: "Helm".to_owned(),
         ..Release::default()
     };
-    render::objects(&release, &values).map_err(|error| error.to_string())
+    render::render_objects(&release, &values).map_err(|error| error.to_string())
 }
 
 fn by_name(objects: Vec<Value>) -> BTreeMap<ObjectRef, Value> {
     let count = objects.len();
     let map: BTreeMap<_, _> = objects
         .into_iter()
-        .map(|object| (ObjectRef::of(&object).unwrap(), object))
+        .map(|object| (ObjectRef::from_object(&object).unwrap(), object))
         .collect();
     assert_eq!(map.len(), count, "two objects of one name");
     map
@@ -262,7 +264,7 @@ fn invalid_values_are_rejected_as_by_helm() {
 
 #[test]
 fn helm_lint_accepts_the_chart() {
-    let output = helm()
+    let output = helm_command()
         .args(["lint", "--strict", "--kube-version", "1.34.0"])
         .arg(root().join("charts/ambit"))
         .output()

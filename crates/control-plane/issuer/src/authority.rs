@@ -20,7 +20,7 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 mod renewal;
 
 /// Backdating of certificates, since peers' clocks may be behind.
-const BACKDATE: Duration = Duration::from_secs(120);
+const NOT_BEFORE_BACKDATE: Duration = Duration::from_secs(120);
 /// Maximum size of a certificate request, in bytes of PEM.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
@@ -48,7 +48,7 @@ pub enum AuthorityError {
     },
     /// The CA's private key is invalid.
     #[error("ca-key.pem is not a private key")]
-    Key(#[source] rcgen::Error),
+    InvalidKey(#[source] rcgen::Error),
     /// The CA's certificate is invalid.
     #[error("ca-cert.pem cannot sign")]
     Certificate(#[source] rcgen::Error),
@@ -60,10 +60,10 @@ pub enum AuthorityError {
     Unverified(#[source] IssueError),
     /// The root's subject cannot be reproduced exactly in a new certificate.
     #[error("the root's name cannot be copied to a new certificate; make a root by hand")]
-    Name,
+    InvalidName,
     /// Failure to generate a CA.
     #[error("cannot make a certificate authority")]
-    New(#[source] rcgen::Error),
+    Generate(#[source] rcgen::Error),
 }
 
 /// Reason why the CA did not issue a certificate.
@@ -74,16 +74,16 @@ pub enum IssueError {
     TooLarge(usize),
     /// The certificate request is malformed, or its signature is invalid.
     #[error("the certificate request cannot be read")]
-    Request(#[source] rcgen::Error),
+    InvalidRequest(#[source] rcgen::Error),
     /// The request's public key is of an unsupported type.
     #[error("the key of the certificate request is neither P-256, P-384, Ed25519 nor RSA")]
-    KeyKind,
+    UnsupportedKey,
     /// The CA's own certificate is about to expire.
     #[error("the certificate authority's own certificate expires before the requested one begins")]
     AuthorityExpired,
     /// A name is not valid as a SAN.
     #[error("{name:?} is not allowed in a certificate")]
-    Name {
+    InvalidName {
         /// Name that was rejected.
         name: String,
         /// Cause of the error.
@@ -105,9 +105,10 @@ impl Authority {
         ttl: Duration,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::New)?;
+        let key =
+            KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Generate)?;
         let params = ca_params(organization, "root", ttl, now);
-        let root = params.self_signed(&key).map_err(AuthorityError::New)?;
+        let root = params.self_signed(&key).map_err(AuthorityError::Generate)?;
         Ok(Self {
             roots: vec![root.der().clone()],
             issuer: Issuer::new(params, key),
@@ -123,11 +124,12 @@ impl Authority {
         ttl: Duration,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::New)?;
+        let key =
+            KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Generate)?;
         let params = ca_params(organization, "intermediate", ttl, now);
         let cert = params
             .signed_by(&key, &self.issuer)
-            .map_err(AuthorityError::New)?;
+            .map_err(AuthorityError::Generate)?;
         let mut intermediates = vec![cert.der().clone()];
         intermediates.extend(self.intermediates.iter().cloned());
         Ok(Self {
@@ -147,7 +149,7 @@ impl Authority {
         root_cert: &str,
     ) -> Result<Self, AuthorityError> {
         let read = |file, text: &str| {
-            pem::certificates(0, text)
+            pem::parse_certificates(0, text)
                 .map_err(|source| AuthorityError::Certificates { file, source })
         };
         let own = read("ca-cert.pem", ca_cert)?.swap_remove(0);
@@ -158,8 +160,8 @@ impl Authority {
         }
         let mut seen = std::collections::HashSet::new();
         intermediates.retain(|cert| !roots.contains(cert) && seen.insert(cert.clone()));
-        let key = KeyPair::from_pem(ca_key).map_err(AuthorityError::Key)?;
-        let not_after = read_authority(&own)?;
+        let key = KeyPair::from_pem(ca_key).map_err(AuthorityError::InvalidKey)?;
+        let not_after = parse_authority(&own)?;
         let issuer = Issuer::from_ca_cert_der(&own, key).map_err(AuthorityError::Certificate)?;
         let authority = Self {
             issuer,
@@ -168,14 +170,14 @@ impl Authority {
             not_after,
         };
         authority
-            .check(SystemTime::now())
+            .verify_chain(SystemTime::now())
             .map_err(AuthorityError::Unverified)?;
         Ok(authority)
     }
 
     /// Issues a certificate and verifies it, which detects mismatched keys, chains with gaps, path length limits and
     /// expiry.
-    fn check(&self, now: SystemTime) -> Result<(), IssueError> {
+    fn verify_chain(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");
         let (chain, key) = self.issue_workload(&identity, Duration::from_secs(60), now)?;
         WorkloadCert::valid_at(&TlsSettings::default(), chain, key, self.roots.clone(), now)
@@ -196,11 +198,11 @@ impl Authority {
     ) -> Result<Vec<String>, IssueError> {
         let key = request_key(request_pem)?;
         let leaf = self.sign(&key, identity, ttl, now)?;
-        let mut answer = vec![pem::text("CERTIFICATE", &leaf)];
+        let mut answer = vec![pem::encode_pem("CERTIFICATE", &leaf)];
         answer.extend(
             self.intermediates
                 .iter()
-                .map(|cert| pem::text("CERTIFICATE", cert)),
+                .map(|cert| pem::encode_pem("CERTIFICATE", cert)),
         );
         answer.push(self.root_pem());
         Ok(answer)
@@ -217,7 +219,7 @@ impl Authority {
         let san = name
             .clone()
             .try_into()
-            .map_err(|source| IssueError::Name { name, source })?;
+            .map_err(|source| IssueError::InvalidName { name, source })?;
         let mut params = self.leaf_params(vec![SanType::URI(san)], ttl, now)?;
         params.extended_key_usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,
@@ -262,7 +264,7 @@ impl Authority {
                     .clone()
                     .try_into()
                     .map(SanType::DnsName)
-                    .map_err(|source| IssueError::Name {
+                    .map_err(|source| IssueError::InvalidName {
                         name: name.clone(),
                         source,
                     }),
@@ -293,8 +295,8 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.subject_alt_names = sans;
-        params.serial_number = Some(serial());
-        params.not_before = (now - BACKDATE).into();
+        params.serial_number = Some(random_serial());
+        params.not_before = (now - NOT_BEFORE_BACKDATE).into();
         params.not_after = (now + ttl).min(self.not_after).into();
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![
@@ -309,7 +311,7 @@ impl Authority {
     pub fn root_pem(&self) -> String {
         self.roots
             .iter()
-            .map(|root| pem::text("CERTIFICATE", root))
+            .map(|root| pem::encode_pem("CERTIFICATE", root))
             .collect()
     }
 
@@ -344,9 +346,9 @@ impl Authority {
             .filter_map(|leaf| X509Certificate::from_der(leaf).ok())
             .map(|(_, leaf)| SerialNumber::from_slice(leaf.raw_serial()));
         let list = CertificateRevocationListParams {
-            this_update: (now - BACKDATE).into(),
+            this_update: (now - NOT_BEFORE_BACKDATE).into(),
             next_update: (now + Duration::from_secs(24 * 3600)).into(),
-            crl_number: serial(),
+            crl_number: random_serial(),
             issuing_distribution_point: None,
             revoked_certs: serials
                 .map(|serial_number| RevokedCertParams {
@@ -376,8 +378,8 @@ fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
     if request_pem.len() > MAX_REQUEST_BYTES {
         return Err(IssueError::TooLarge(request_pem.len()));
     }
-    let request =
-        CertificateSigningRequestParams::from_pem(request_pem).map_err(IssueError::Request)?;
+    let request = CertificateSigningRequestParams::from_pem(request_pem)
+        .map_err(IssueError::InvalidRequest)?;
     let known = [
         &rcgen::PKCS_ECDSA_P256_SHA256,
         &rcgen::PKCS_ECDSA_P384_SHA384,
@@ -385,12 +387,12 @@ fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
         &rcgen::PKCS_RSA_SHA256,
     ];
     if !known.contains(&request.public_key.algorithm()) {
-        return Err(IssueError::KeyKind);
+        return Err(IssueError::UnsupportedKey);
     }
     Ok(request.public_key)
 }
 
-fn read_authority(der: &CertificateDer<'_>) -> Result<SystemTime, AuthorityError> {
+fn parse_authority(der: &CertificateDer<'_>) -> Result<SystemTime, AuthorityError> {
     let (_, cert) =
         X509Certificate::from_der(der).map_err(|source| AuthorityError::Certificates {
             file: "ca-cert.pem",
@@ -411,8 +413,8 @@ fn ca_params(organization: &str, role: &str, ttl: Duration, now: SystemTime) -> 
         format!("Ambit {role} CA {:08x}", rand::rng().random::<u32>()),
     );
     params.distinguished_name = name;
-    params.serial_number = Some(serial());
-    params.not_before = (now - BACKDATE).into();
+    params.serial_number = Some(random_serial());
+    params.not_before = (now - NOT_BEFORE_BACKDATE).into();
     params.not_after = (now + ttl).into();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -421,7 +423,7 @@ fn ca_params(organization: &str, role: &str, ttl: Duration, now: SystemTime) -> 
 }
 
 /// Returns a random positive serial number of 128 bits.
-fn serial() -> SerialNumber {
+fn random_serial() -> SerialNumber {
     let mut bytes: [u8; 16] = rand::rng().random();
     if let Some(first) = bytes.first_mut() {
         // Positive, and without a leading zero that would shorten it.

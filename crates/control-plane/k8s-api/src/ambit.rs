@@ -18,7 +18,7 @@ use crate::{
 pub const GROUP: &str = "ambit.io";
 /// Kind by which routes name a subset of a service as a backend. No objects of this kind exist: the
 /// name is that of the Service, a dot, and that of the subset in the service's `DestinationRule`.
-pub const SUBSET: &str = "Subset";
+pub const SUBSET_KIND: &str = "Subset";
 
 custom_resource! {
     /// Faults that a rule of an HTTPRoute or GRPCRoute injects, by a filter of the type `ExtensionRef`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Units in nanoseconds.
-const UNITS: [(&str, f64); 6] = [
+const DURATION_UNITS: [(&str, f64); 6] = [
     ("h", 3600e9),
     ("m", 60e9),
     ("s", 1e9),
@@ -14,7 +14,7 @@ const UNITS: [(&str, f64); 6] = [
 
 /// Parses a duration, rounded to nanoseconds; `None` if the text is not a duration, has a sign or
 /// an exponent, or lacks a unit.
-pub fn istio_duration(text: &str) -> Option<Duration> {
+pub fn parse_istio_duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut nanoseconds = 0.0;
     while !rest.is_empty() {
@@ -22,7 +22,7 @@ pub fn istio_duration(text: &str) -> Option<Duration> {
         let (number, after) = rest.split_at_checked(digits)?;
         let letters = after.find(|c: char| !c.is_ascii_alphabetic());
         let (unit, after) = after.split_at_checked(letters.unwrap_or(after.len()))?;
-        let (_, size) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        let (_, size) = DURATION_UNITS.iter().find(|(name, _)| *name == unit)?;
         // Only digits and a point: neither signs nor exponents.
         nanoseconds += number.parse::<f64>().ok()? * size;
         rest = after;

@@ -1,7 +1,7 @@
 //! Decides which pods belong to the mesh, by their labels and annotations and the agents' settings.
 //! Pure.
 //!
-//! The node agent acts on [`Enablement::verdict`], the command line explains it, and the
+//! The node agent acts on [`Enablement::decide_membership`], the command line explains it, and the
 //! certificate authority issues a node proxy certificates for no other pods. The settings are the
 //! environment variables `AMBIENT_ENABLEMENT_SELECTOR` and `EXCLUDE_NAMESPACES`, as of Istio's
 //! agent.
@@ -23,7 +23,7 @@ use crate::selector::matches;
 /// Annotation that a sidecar injector sets on pods that it has injected.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 /// Value of the label `app` of node proxies, Istio's name for them.
-const NODE_PROXY: &str = "ztunnel";
+const ZTUNNEL_APP_LABEL: &str = "ztunnel";
 
 /// Labels or annotations of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -47,7 +47,7 @@ pub struct EnablementSelector {
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
     /// Whether the selectors come from the agents' settings, rather than being Istio's defaults.
-    custom: bool,
+    has_custom_selectors: bool,
     excluded: BTreeSet<String>,
     /// Namespace of node proxies, which are never captured.
     system_namespace: String,
@@ -86,13 +86,13 @@ pub fn has_sidecar(annotations: &Labels) -> bool {
 
 /// Whether a pod belongs to the mesh, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum MembershipDecision {
     /// Included by the pod's own label.
-    OwnLabel,
+    IncludedByPodLabel,
     /// Included by its namespace's label.
-    NamespaceLabel,
+    IncludedByNamespaceLabel,
     /// Included by a selector of the agents' settings.
-    Selected,
+    IncludedBySelector,
     /// Excluded, since the pod shares the node's network namespace.
     HostNetwork,
     /// Excluded, since the pod has a sidecar.
@@ -102,24 +102,26 @@ pub enum Verdict {
     /// Excluded, since the pod is a node proxy.
     NodeProxy,
     /// Excluded by the pod's own label.
-    OptedOut,
+    ExcludedByPodLabel,
     /// Not included, since neither the pod nor its namespace has the label.
     NotLabelled,
     /// Not included, since no selector of the agents' settings matches.
     NotSelected,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for MembershipDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OwnLabel => "its own label is istio.io/dataplane-mode=ambient",
-            Self::NamespaceLabel => "its namespace has the label istio.io/dataplane-mode=ambient",
-            Self::Selected => "a selector of cni.ambient.enablementSelectors matches it",
+            Self::IncludedByPodLabel => "its own label is istio.io/dataplane-mode=ambient",
+            Self::IncludedByNamespaceLabel => {
+                "its namespace has the label istio.io/dataplane-mode=ambient"
+            }
+            Self::IncludedBySelector => "a selector of cni.ambient.enablementSelectors matches it",
             Self::HostNetwork => "it uses the node's network, which is never captured",
             Self::Sidecar => "it has a sidecar (annotation sidecar.istio.io/status)",
             Self::ExcludedNamespace => "its namespace is excluded by cni.excludeNamespaces",
             Self::NodeProxy => "it is a node proxy",
-            Self::OptedOut => "its own label is istio.io/dataplane-mode=none",
+            Self::ExcludedByPodLabel => "its own label is istio.io/dataplane-mode=none",
             Self::NotLabelled => {
                 "neither it nor its namespace has the label istio.io/dataplane-mode=ambient"
             }
@@ -128,10 +130,13 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl Verdict {
+impl MembershipDecision {
     /// Returns whether the pod belongs to the mesh.
     pub fn is_included(self) -> bool {
-        matches!(self, Self::OwnLabel | Self::NamespaceLabel | Self::Selected)
+        matches!(
+            self,
+            Self::IncludedByPodLabel | Self::IncludedByNamespaceLabel | Self::IncludedBySelector
+        )
     }
 
     /// Returns whether no label could include the pod.
@@ -169,7 +174,7 @@ impl EnablementSelector {
     /// # Errors
     ///
     /// When the text is not such a list.
-    pub fn list(text: &str) -> Result<Vec<Self>, SelectorError> {
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, SelectorError> {
         match text.trim() {
             "" => Ok(Vec::new()),
             text => serde_saphyr::from_str(text)
@@ -190,30 +195,30 @@ impl Enablement {
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,
     ) -> Result<Self, SelectorError> {
-        let usual = Self::usual(excluded, system_namespace);
+        let usual = Self::with_default_selectors(excluded, system_namespace);
         if selectors.is_empty() {
             return Ok(usual);
         }
         for selector in &selectors {
-            validate(&selector.pod_selector)?;
-            validate(&selector.namespace_selector)?;
+            validate_selector(&selector.pod_selector)?;
+            validate_selector(&selector.namespace_selector)?;
         }
         Ok(Self {
             selectors,
-            custom: true,
+            has_custom_selectors: true,
             ..usual
         })
     }
 
     /// Builds the rules with Istio's default selectors.
-    pub fn usual(
+    pub fn with_default_selectors(
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,
     ) -> Self {
         let excluded = excluded.into_iter().map(|name| name.trim().to_owned());
         Self {
-            selectors: defaults(),
-            custom: false,
+            selectors: default_selectors(),
+            has_custom_selectors: false,
             excluded: excluded.filter(|name| !name.is_empty()).collect(),
             system_namespace: system_namespace.into(),
         }
@@ -221,33 +226,37 @@ impl Enablement {
 
     /// Returns whether the pod belongs to the mesh, in a namespace with these labels.
     pub fn includes<'a>(&self, pod: impl Into<PodFacts<'a>>, namespace: &Labels) -> bool {
-        self.verdict(pod, namespace).is_included()
+        self.decide_membership(pod, namespace).is_included()
     }
 
     /// Returns whether the pod belongs to the mesh, and why.
-    pub fn verdict<'a>(&self, pod: impl Into<PodFacts<'a>>, namespace: &Labels) -> Verdict {
+    pub fn decide_membership<'a>(
+        &self,
+        pod: impl Into<PodFacts<'a>>,
+        namespace: &Labels,
+    ) -> MembershipDecision {
         let pod = pod.into();
         let mode = pod.labels.get(DATAPLANE_MODE).map(String::as_str);
         if pod.host_network {
-            Verdict::HostNetwork
+            MembershipDecision::HostNetwork
         } else if pod.has_sidecar {
-            Verdict::Sidecar
+            MembershipDecision::Sidecar
         } else if self.excludes(pod.namespace) {
-            Verdict::ExcludedNamespace
+            MembershipDecision::ExcludedNamespace
         } else if self.is_node_proxy(&pod) {
-            Verdict::NodeProxy
+            MembershipDecision::NodeProxy
         } else if self.selects(pod.labels, namespace) {
             match mode {
-                _ if self.custom => Verdict::Selected,
-                Some(DATAPLANE_MODE_AMBIENT) => Verdict::OwnLabel,
-                _ => Verdict::NamespaceLabel,
+                _ if self.has_custom_selectors => MembershipDecision::IncludedBySelector,
+                Some(DATAPLANE_MODE_AMBIENT) => MembershipDecision::IncludedByPodLabel,
+                _ => MembershipDecision::IncludedByNamespaceLabel,
             }
         } else if mode == Some(DATAPLANE_MODE_NONE) {
-            Verdict::OptedOut
-        } else if self.custom {
-            Verdict::NotSelected
+            MembershipDecision::ExcludedByPodLabel
+        } else if self.has_custom_selectors {
+            MembershipDecision::NotSelected
         } else {
-            Verdict::NotLabelled
+            MembershipDecision::NotLabelled
         }
     }
 
@@ -281,11 +290,14 @@ impl Enablement {
 
     fn is_node_proxy(&self, pod: &PodFacts<'_>) -> bool {
         pod.namespace == self.system_namespace
-            && pod.labels.get(APP).is_some_and(|app| app == NODE_PROXY)
+            && pod
+                .labels
+                .get(APP)
+                .is_some_and(|app| app == ZTUNNEL_APP_LABEL)
     }
 }
 
-fn defaults() -> Vec<EnablementSelector> {
+fn default_selectors() -> Vec<EnablementSelector> {
     let ambient = || LabelSelector {
         match_labels: Some(Labels::from([(
             DATAPLANE_MODE.into(),
@@ -313,7 +325,7 @@ fn defaults() -> Vec<EnablementSelector> {
     ]
 }
 
-fn validate(selector: &LabelSelector) -> Result<(), SelectorError> {
+fn validate_selector(selector: &LabelSelector) -> Result<(), SelectorError> {
     let known = ["In", "NotIn", "Exists", "DoesNotExist"];
     selector
         .match_expressions
@@ -344,7 +356,7 @@ mod tests {
         pod
     }
 
-    fn usual() -> Enablement {
+    fn default_enablement() -> Enablement {
         let excluded = [" kube-system ".to_owned(), String::new()];
         Enablement::new(vec![], excluded, "istio-system").unwrap()
     }
@@ -354,26 +366,32 @@ mod tests {
 
     #[test]
     fn pod_label_overrides_that_of_its_namespace() {
-        use Verdict::{NamespaceLabel, NotLabelled, OptedOut, OwnLabel};
+        use MembershipDecision::{
+            ExcludedByPodLabel, IncludedByNamespaceLabel, IncludedByPodLabel, NotLabelled,
+        };
         for (namespace, pod_labels, expected) in [
             ("", "", NotLabelled),
-            (AMBIENT, "", NamespaceLabel),
-            ("", AMBIENT, OwnLabel),
-            (AMBIENT, NONE, OptedOut),
-            (AMBIENT, AMBIENT, OwnLabel),
-            (NONE, AMBIENT, OwnLabel),
+            (AMBIENT, "", IncludedByNamespaceLabel),
+            ("", AMBIENT, IncludedByPodLabel),
+            (AMBIENT, NONE, ExcludedByPodLabel),
+            (AMBIENT, AMBIENT, IncludedByPodLabel),
+            (NONE, AMBIENT, IncludedByPodLabel),
             (NONE, "", NotLabelled),
-            ("", NONE, OptedOut),
-            (AMBIENT, "istio.io/dataplane-mode=else", NamespaceLabel),
+            ("", NONE, ExcludedByPodLabel),
+            (
+                AMBIENT,
+                "istio.io/dataplane-mode=else",
+                IncludedByNamespaceLabel,
+            ),
         ] {
             let (pod, namespace) = (pod("a", pod_labels), labels(namespace));
-            let verdict = usual().verdict(&pod, &namespace);
+            let decision = default_enablement().decide_membership(&pod, &namespace);
             assert_eq!(
-                verdict, expected,
+                decision, expected,
                 "namespace {namespace:?}, pod {pod_labels:?}"
             );
-            let included = matches!(expected, OwnLabel | NamespaceLabel);
-            assert_eq!(usual().includes(&pod, &namespace), included);
+            let included = matches!(expected, IncludedByPodLabel | IncludedByNamespaceLabel);
+            assert_eq!(default_enablement().includes(&pod, &namespace), included);
         }
     }
 
@@ -385,29 +403,42 @@ mod tests {
         let mut sidecar = pod("a", AMBIENT);
         sidecar.metadata.annotations = Some(labels("sidecar.istio.io/status={}"));
         for (never, why) in [
-            (host, Verdict::HostNetwork),
-            (sidecar, Verdict::Sidecar),
-            (pod("kube-system", AMBIENT), Verdict::ExcludedNamespace),
-            (pod("istio-system", "app=ztunnel"), Verdict::NodeProxy),
+            (host, MembershipDecision::HostNetwork),
+            (sidecar, MembershipDecision::Sidecar),
+            (
+                pod("kube-system", AMBIENT),
+                MembershipDecision::ExcludedNamespace,
+            ),
+            (
+                pod("istio-system", "app=ztunnel"),
+                MembershipDecision::NodeProxy,
+            ),
         ] {
-            assert_eq!(usual().verdict(&never, &ambient), why, "{never:?}");
-            assert!(!usual().includes(&never, &ambient), "{never:?}");
+            assert_eq!(
+                default_enablement().decide_membership(&never, &ambient),
+                why,
+                "{never:?}"
+            );
+            assert!(
+                !default_enablement().includes(&never, &ambient),
+                "{never:?}"
+            );
         }
-        assert!(usual().includes(&pod("a", "app=ztunnel"), &ambient));
+        assert!(default_enablement().includes(&pod("a", "app=ztunnel"), &ambient));
         let mut generic = pod("a", "");
         generic.metadata.annotations = Some(labels("sidecar.istio.io/inject=true"));
         assert!(
-            usual().includes(&generic, &ambient),
+            default_enablement().includes(&generic, &ambient),
             "only the status opts out"
         );
     }
 
     #[test]
     fn namespace_is_included_if_an_unlabelled_pod_would_be() {
-        assert!(usual().includes_namespace("a", &labels(AMBIENT)));
-        assert!(!usual().includes_namespace("a", &labels("")));
-        assert!(!usual().includes_namespace("kube-system", &labels(AMBIENT)));
-        assert!(usual().excludes("kube-system") && !usual().excludes(""));
+        assert!(default_enablement().includes_namespace("a", &labels(AMBIENT)));
+        assert!(!default_enablement().includes_namespace("a", &labels("")));
+        assert!(!default_enablement().includes_namespace("kube-system", &labels(AMBIENT)));
+        assert!(default_enablement().excludes("kube-system") && !default_enablement().excludes(""));
     }
 
     #[test]
@@ -420,10 +451,13 @@ mod tests {
         assert!(!own.includes(&pod("a", "tier=web"), &labels("")));
         assert!(!own.includes(&pod("a", "tier=web,app=x,legacy=1"), &labels("")));
         assert!(!own.includes(&pod("a", "tier=else,app=x"), &labels(AMBIENT)));
-        let verdict = |pod_labels| own.verdict(&pod("a", pod_labels), &labels(AMBIENT));
-        assert_eq!(verdict("tier=db,app=x"), Verdict::Selected);
-        assert_eq!(verdict(AMBIENT), Verdict::NotSelected);
-        assert_eq!(verdict(NONE), Verdict::OptedOut);
+        let decision = |pod_labels| own.decide_membership(&pod("a", pod_labels), &labels(AMBIENT));
+        assert_eq!(
+            decision("tier=db,app=x"),
+            MembershipDecision::IncludedBySelector
+        );
+        assert_eq!(decision(AMBIENT), MembershipDecision::NotSelected);
+        assert_eq!(decision(NONE), MembershipDecision::ExcludedByPodLabel);
     }
 
     #[test]

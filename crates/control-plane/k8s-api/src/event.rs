@@ -8,14 +8,14 @@ use crate::{InvalidObject, Object, ObjectKey};
 
 /// File position of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Origin {
+pub struct ManifestPosition {
     /// Path of the file.
     pub file: Arc<Path>,
     /// First line of the document, or the line of the error; counted from 1.
     pub line: u64,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ManifestPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file.display(), self.line)
     }
@@ -29,7 +29,7 @@ pub enum ObjectEvent {
         /// Current state of the object.
         object: Object,
         /// File position of the object, if it is from a file.
-        origin: Option<Origin>,
+        origin: Option<ManifestPosition>,
     },
     /// Existing object that cannot be parsed, and of which the source has no earlier valid version.
     Refused {

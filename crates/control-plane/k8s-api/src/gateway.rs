@@ -133,7 +133,7 @@ impl GatewayStatus {
 
 impl Gateway {
     /// Parses the status; returns an empty one if it is missing or invalid.
-    pub fn read_status(&self) -> GatewayStatus {
+    pub fn parse_status(&self) -> GatewayStatus {
         GatewayStatus::deserialize(&self.status).unwrap_or_default()
     }
 }

@@ -26,8 +26,8 @@ pub mod wasm;
 
 pub use ambit::{HTTPFault, RateLimit};
 pub use destination::DestinationRule;
-pub use duration::istio_duration;
-pub use event::{ObjectEvent, Origin};
+pub use duration::parse_istio_duration;
+pub use event::{ManifestPosition, ObjectEvent};
 pub use gateway::{
     BackendTLSPolicy, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute,
     TLSRoute,
@@ -44,10 +44,10 @@ pub use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 pub use object::{
-    Definition, InvalidObject, Kind, Object, ObjectKey, ObjectType, ReadKeyError, created,
+    Definition, InvalidObject, Kind, Object, ObjectKey, ObjectKeyError, ObjectType, created,
     is_dns_name,
 };
-pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
+pub use release::{BUNDLE_VERSION, UnknownRelease, check_release};
 pub use secret::Secret;
 pub use status::Status;
 pub use telemetry::Telemetry;

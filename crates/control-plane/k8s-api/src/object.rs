@@ -53,7 +53,7 @@ macro_rules! for_each_kind {
             RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
             Telemetry, true, Custom, "What is measured, logged and traced.";
             WasmPlugin, true, Custom, "Code that runs in waypoints.";
-            EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
+            EnvoyFilter, true, PresenceOnly, "Changes of Envoy's configuration.";
         }
     };
 }
@@ -66,7 +66,7 @@ pub enum Definition {
     /// CustomResourceDefinition, which may be missing, added or removed at run time.
     Custom,
     /// CustomResourceDefinition of a kind without an effect, of which only the existence of objects is read.
-    Unread,
+    PresenceOnly,
 }
 
 /// Rust type of one kind of object.
@@ -172,7 +172,7 @@ for_each_kind!(kinds);
 impl Kind {
     /// Returns the kind that `apiVersion` and `kind` name; `None` if the mesh does not read it. A
     /// manifest that only changes an object may leave `apiVersion` out.
-    pub fn find(api_version: Option<&str>, kind: &str) -> Option<Self> {
+    pub fn from_api_version(api_version: Option<&str>, kind: &str) -> Option<Self> {
         let group =
             api_version.map(|version| version.split_once('/').map_or("", |(group, _)| group));
         Self::ALL.iter().copied().find(|known| {
@@ -186,8 +186,8 @@ impl Kind {
     }
 
     /// Returns whether `null` in the spec of the kind is an error.
-    fn has_no_nulls(self) -> bool {
-        (self.is_istio() && self.definition() != Definition::Unread)
+    fn rejects_nulls(self) -> bool {
+        (self.is_istio() && self.definition() != Definition::PresenceOnly)
             || self.group() == crate::ambit::GROUP
     }
 }
@@ -211,7 +211,7 @@ pub struct ObjectKey {
 
 /// Reason why a document has no [`ObjectKey`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReadKeyError {
+pub enum ObjectKeyError {
     /// Value that is not an object.
     #[error("is not an object with kind and metadata")]
     NotAnObject,
@@ -254,14 +254,14 @@ impl ObjectKey {
     }
 
     /// Parses the key of an object in JSON.
-    pub fn read(value: &Value) -> Result<Self, ReadKeyError> {
-        let object = value.as_object().ok_or(ReadKeyError::NotAnObject)?;
+    pub fn read(value: &Value) -> Result<Self, ObjectKeyError> {
+        let object = value.as_object().ok_or(ObjectKeyError::NotAnObject)?;
         let text = |field: &str| object.get(field).and_then(Value::as_str);
         let kind_name = text("kind")
             .filter(|kind| !kind.is_empty())
-            .ok_or(ReadKeyError::NoKind)?;
-        let kind = Kind::find(text("apiVersion"), kind_name).ok_or_else(|| {
-            ReadKeyError::OtherKind(match text("apiVersion") {
+            .ok_or(ObjectKeyError::NoKind)?;
+        let kind = Kind::from_api_version(text("apiVersion"), kind_name).ok_or_else(|| {
+            ObjectKeyError::OtherKind(match text("apiVersion") {
                 Some(version) => format!("{version} {kind_name}"),
                 None => kind_name.to_owned(),
             })
@@ -274,12 +274,12 @@ impl ObjectKey {
         };
         let name = meta("name")
             .filter(|name| !name.is_empty())
-            .ok_or(ReadKeyError::NoName(kind))?;
+            .ok_or(ObjectKeyError::NoName(kind))?;
         let namespace = match meta("namespace") {
             Some(namespace) if !namespace.is_empty() => ArcStr::from(namespace),
             _ => DEFAULT_NAMESPACE,
         };
-        let bad = |field, value: &str| ReadKeyError::BadName {
+        let bad = |field, value: &str| ObjectKeyError::BadName {
             kind,
             field,
             value: value.chars().take(64).collect(),
@@ -365,7 +365,7 @@ fn null_path(value: &Value, path: &mut String) -> bool {
 fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
     let mut path = "spec".to_owned();
     match value.get("spec") {
-        Some(spec) if kind.has_no_nulls() && null_path(spec, &mut path) => Err(InvalidObject {
+        Some(spec) if kind.rejects_nulls() && null_path(spec, &mut path) => Err(InvalidObject {
             field: path,
             message: "is null; give a value, or leave it out".to_owned(),
         }),
@@ -420,7 +420,7 @@ mod tests {
         let value = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "a"}});
         assert_eq!(
             ObjectKey::read(&value),
-            Err(ReadKeyError::OtherKind(
+            Err(ObjectKeyError::OtherKind(
                 "serving.knative.dev/v1 Service".into()
             ))
         );

@@ -29,21 +29,21 @@ pub enum UnknownRelease {
 /// # Errors
 ///
 /// When the release is missing or unknown.
-pub fn known_release(
+pub fn check_release(
     annotations: Option<&BTreeMap<String, String>>,
 ) -> Result<&str, UnknownRelease> {
     let release = annotations
         .and_then(|annotations| annotations.get(BUNDLE_VERSION))
         .ok_or(UnknownRelease::Unsaid)?;
     let [first, last] = KNOWN_RELEASES;
-    let is_known = number(release).is_some_and(|number| (first..=last).contains(&number));
+    let is_known = parse_release(release).is_some_and(|number| (first..=last).contains(&number));
     is_known
         .then_some(release.as_str())
         .ok_or_else(|| UnknownRelease::Other(release.clone()))
 }
 
 /// Parses major and minor number of a release, such as `v1.6.0`.
-fn number(release: &str) -> Option<(u64, u64)> {
+fn parse_release(release: &str) -> Option<(u64, u64)> {
     let mut parts = release.strip_prefix('v')?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
@@ -56,7 +56,7 @@ mod tests {
     fn releases_out_of_the_known_range_are_unknown() {
         let of = |release: &str| {
             let annotations = BTreeMap::from([(BUNDLE_VERSION.to_owned(), release.to_owned())]);
-            known_release(Some(&annotations)).map(str::to_owned)
+            check_release(Some(&annotations)).map(str::to_owned)
         };
         for known in ["v1.0.0", "v1.4.1", "v1.6.3", "v1.6.0-rc.1"] {
             assert_eq!(of(known), Ok(known.to_owned()));
@@ -64,6 +64,6 @@ mod tests {
         for other in ["v0.8.1", "v1.7.0", "v2.0.0", "1.6.3", "v1", "main", ""] {
             assert_eq!(of(other), Err(UnknownRelease::Other(other.to_owned())));
         }
-        assert_eq!(known_release(None), Err(UnknownRelease::Unsaid));
+        assert_eq!(check_release(None), Err(UnknownRelease::Unsaid));
     }
 }

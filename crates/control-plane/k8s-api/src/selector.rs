@@ -53,10 +53,10 @@ pub fn select_namespace(
 pub enum InvalidSelector {
     /// Unknown field, whose meaning for the selection is unknown.
     #[error("has the unknown field {0:?}; selectors have matchLabels and matchExpressions")]
-    Field(String),
+    UnknownField(String),
     /// Value that cannot be deserialized as a selector.
     #[error("is not a label selector: {0}")]
-    Form(#[from] serde_json::Error),
+    InvalidValue(#[from] serde_json::Error),
     /// Requirement that cannot be evaluated.
     #[error(
         "requires {operator:?} of the label {key:?}: In and NotIn need values, Exists and DoesNotExist have none"
@@ -78,7 +78,7 @@ pub fn read(value: &Value) -> Result<LabelSelector, InvalidSelector> {
     let known = ["matchLabels", "matchExpressions"];
     let mut fields = value.as_object().into_iter().flatten();
     if let Some((field, _)) = fields.find(|(field, _)| !known.contains(&field.as_str())) {
-        return Err(InvalidSelector::Field(field.clone()));
+        return Err(InvalidSelector::UnknownField(field.clone()));
     }
     let selector = LabelSelector::deserialize(value)?;
     let mut requirements = selector.match_expressions.iter().flatten();

@@ -1,5 +1,5 @@
 //! Kinds of other meshes without an effect in this one. For some kinds the existence of objects is read, in order to
-//! report it; others are not read at all. [`instead_of`] names the replacement for each.
+//! report it; others are not read at all. [`replacement_for`] names the replacement for each.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ const REPLACEMENTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Returns the replacement for objects of a kind without an effect, if one is known.
-pub fn instead_of(group: &str, kind: &str) -> Option<&'static str> {
+pub fn replacement_for(group: &str, kind: &str) -> Option<&'static str> {
     let mut all = REPLACEMENTS.iter();
     all.find(|(of_group, of_kind, _)| (*of_group, *of_kind) == (group, kind))
         .map(|(_, _, instead)| *instead)
@@ -138,8 +138,8 @@ mod tests {
     #[test]
     fn kinds_without_an_effect_have_a_replacement() {
         for kind in Kind::ALL {
-            let is_unread = kind.definition() == Definition::Unread;
-            let instead = instead_of(kind.group(), kind.as_str());
+            let is_unread = kind.definition() == Definition::PresenceOnly;
+            let instead = replacement_for(kind.group(), kind.as_str());
             assert_eq!(instead.is_some(), is_unread, "{kind}");
         }
         assert!(

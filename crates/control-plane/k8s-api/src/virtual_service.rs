@@ -21,7 +21,7 @@ custom_resource! {
 }
 
 /// Unknown fields of a type, by name.
-pub type Unknown = BTreeMap<String, Value>;
+pub type UnknownFields = BTreeMap<String, Value>;
 
 macro_rules! parts {
     ($($(#[$doc:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $type:ty,)* })*) => {
@@ -32,7 +32,7 @@ macro_rules! parts {
         pub struct $name {
             $($(#[$of_field])* pub $field: $type,)*
             #[serde(flatten)]
-            pub unknown: Unknown,
+            pub unknown: UnknownFields,
         })*
     };
 }

@@ -1,6 +1,6 @@
 //! Server-side apply of parts of many objects, for instance of their status.
 //!
-//! [`Queue`] does no IO: it keeps the newest desired value of each part, allows one write of a part at a time, and
+//! [`WriteQueue`] does no IO: it keeps the newest desired value of each part, allows one write of a part at a time, and
 //! retries a few times. The sender decides whether a write is needed, since it knows the objects.
 
 use std::{
@@ -27,7 +27,7 @@ const MAX_CONCURRENT_WRITES: usize = 4;
 
 /// Part of an object that has its own field manager, such as its status.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Part {
+pub struct StatusOwner {
     /// `group/version` of the object's API, or `v1`.
     pub api_version: String,
     /// Kind of the object.
@@ -46,9 +46,9 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq)]
 pub enum DesiredWrite {
     /// Desired status; fields of our manager that it does not contain are removed.
-    Status(Part, Value),
+    ApplyStatus(StatusOwner, Value),
     /// Cancels pending writes of the part, since the object was deleted or has another writer.
-    Forget(Part),
+    Drop(StatusOwner),
 }
 
 #[derive(Debug, Default)]
@@ -61,17 +61,17 @@ struct Entry {
 
 /// Desired writes that are pending or in flight.
 #[derive(Debug, Default)]
-struct Queue {
-    entries: BTreeMap<Part, Entry>,
+struct WriteQueue {
+    entries: BTreeMap<StatusOwner, Entry>,
     /// Parts with a pending write, in the order in which their writes were requested.
-    order: VecDeque<Part>,
+    order: VecDeque<StatusOwner>,
 }
 
-impl Queue {
-    fn take(&mut self, wish: DesiredWrite) {
+impl WriteQueue {
+    fn enqueue(&mut self, wish: DesiredWrite) {
         match wish {
-            DesiredWrite::Forget(part) => drop(self.entries.remove(&part)),
-            DesiredWrite::Status(part, value) => {
+            DesiredWrite::Drop(part) => drop(self.entries.remove(&part)),
+            DesiredWrite::ApplyStatus(part, value) => {
                 let entry = self.entries.entry(part.clone()).or_default();
                 if entry.desired.is_none() {
                     self.order.push_back(part);
@@ -83,7 +83,7 @@ impl Queue {
     }
 
     /// Returns the next write that is due, and marks it as in flight.
-    fn begin(&mut self, now: Instant) -> Option<(Part, Value)> {
+    fn start_next(&mut self, now: Instant) -> Option<(StatusOwner, Value)> {
         for _ in 0..self.order.len() {
             let part = self.order.pop_front()?;
             let Some(entry) = self.entries.get_mut(&part) else {
@@ -103,7 +103,7 @@ impl Queue {
     }
 
     /// Records the end of a write. Returns false if it failed and no attempt is left.
-    fn end(&mut self, part: &Part, value: Value, succeeded: bool, now: Instant) -> bool {
+    fn finish(&mut self, part: &StatusOwner, value: Value, succeeded: bool, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(part) else {
             return true;
         };
@@ -127,7 +127,7 @@ impl Queue {
         true
     }
 
-    /// Returns the time at which to call [`Queue::begin`] again if no other event occurs before.
+    /// Returns the time at which to call [`WriteQueue::start_next`] again if no other event occurs before.
     fn next_due(&self) -> Option<Instant> {
         let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
         waiting.filter_map(|entry| entry.not_before).min()
@@ -135,12 +135,12 @@ impl Queue {
 }
 
 /// Performs writes as they arrive on the channel, until all senders are dropped.
-pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrite>) {
-    let mut queue = Queue::default();
+pub async fn run_status_writer(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrite>) {
+    let mut queue = WriteQueue::default();
     let mut writes = FuturesUnordered::new();
     loop {
         while writes.len() < MAX_CONCURRENT_WRITES
-            && let Some((part, value)) = queue.begin(Instant::now())
+            && let Some((part, value)) = queue.start_next(Instant::now())
         {
             let client = client.clone();
             writes.push(async move { (write(client, &part, &value).await, part, value) });
@@ -148,11 +148,11 @@ pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrit
         let look = queue.next_due();
         tokio::select! {
             wish = wishes.recv() => match wish {
-                Some(wish) => queue.take(wish),
+                Some(wish) => queue.enqueue(wish),
                 None => return,
             },
             Some((result, part, value)) = writes.next(), if !writes.is_empty() => {
-                let Part { kind, namespace, name, .. } = &part;
+                let StatusOwner { kind, namespace, name, .. } = &part;
                 let succeeded = match &result {
                     Ok(()) => true,
                     // The object was deleted, which its watch will report.
@@ -162,7 +162,7 @@ pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrit
                         false
                     }
                 };
-                if !queue.end(&part, value, succeeded, Instant::now()) {
+                if !queue.finish(&part, value, succeeded, Instant::now()) {
                     tracing::warn!(kind, namespace, name, ?result, "a status cannot be written; it stays as it is");
                 }
             }
@@ -171,7 +171,7 @@ pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrit
     }
 }
 
-async fn write(client: Client, part: &Part, status: &Value) -> Result<(), kube::Error> {
+async fn write(client: Client, part: &StatusOwner, status: &Value) -> Result<(), kube::Error> {
     let (group, version) = part
         .api_version
         .split_once('/')
@@ -202,8 +202,8 @@ mod tests {
 
     use super::*;
 
-    fn part(name: &str) -> Part {
-        Part {
+    fn part(name: &str) -> StatusOwner {
+        StatusOwner {
             api_version: "v1".into(),
             kind: "Service",
             plural: "services",
@@ -214,44 +214,46 @@ mod tests {
     }
 
     fn status(name: &str, number: u32) -> DesiredWrite {
-        DesiredWrite::Status(part(name), json!(number))
+        DesiredWrite::ApplyStatus(part(name), json!(number))
     }
 
-    fn begin(queue: &mut Queue, now: Instant) -> Option<(String, Value)> {
-        queue.begin(now).map(|(part, value)| (part.name, value))
+    fn begin(queue: &mut WriteQueue, now: Instant) -> Option<(String, Value)> {
+        queue
+            .start_next(now)
+            .map(|(part, value)| (part.name, value))
     }
 
     #[test]
     fn only_the_newest_value_is_written_once() {
         let now = Instant::now();
-        let mut queue = Queue::default();
+        let mut queue = WriteQueue::default();
         for number in 1..4 {
-            queue.take(status("a", number));
+            queue.enqueue(status("a", number));
         }
-        queue.take(status("b", 1));
+        queue.enqueue(status("b", 1));
         assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(3))));
-        queue.take(status("a", 4));
+        queue.enqueue(status("a", 4));
         assert_eq!(begin(&mut queue, now), Some(("b".into(), json!(1))));
         assert_eq!(
             begin(&mut queue, now),
             None,
             "one write of a part at a time"
         );
-        assert!(queue.end(&part("a"), json!(3), true, now));
+        assert!(queue.finish(&part("a"), json!(3), true, now));
         assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(4))));
-        assert!(queue.end(&part("a"), json!(4), true, now));
-        queue.take(status("a", 5));
-        queue.take(DesiredWrite::Forget(part("a")));
+        assert!(queue.finish(&part("a"), json!(4), true, now));
+        queue.enqueue(status("a", 5));
+        queue.enqueue(DesiredWrite::Drop(part("a")));
         assert_eq!(begin(&mut queue, now), None, "forgotten");
-        assert!(queue.end(&part("b"), json!(1), true, now));
+        assert!(queue.finish(&part("b"), json!(1), true, now));
         assert!(queue.entries.is_empty());
     }
 
     #[test]
     fn failing_write_is_retried_with_growing_backoff() {
         let mut now = Instant::now();
-        let mut queue = Queue::default();
-        queue.take(status("a", 1));
+        let mut queue = WriteQueue::default();
+        queue.enqueue(status("a", 1));
         let mut attempts = 0;
         loop {
             let Some((_, value)) = begin(&mut queue, now) else {
@@ -261,13 +263,13 @@ mod tests {
                 continue;
             };
             attempts += 1;
-            if !queue.end(&part("a"), value, false, now) {
+            if !queue.finish(&part("a"), value, false, now) {
                 break;
             }
         }
         assert_eq!(attempts, MAX_ATTEMPTS);
         assert_eq!((begin(&mut queue, now), queue.next_due()), (None, None));
-        queue.take(status("a", 1));
+        queue.enqueue(status("a", 1));
         assert!(
             begin(&mut queue, now).is_some(),
             "a new wish is a new chance"

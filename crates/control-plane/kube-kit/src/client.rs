@@ -14,13 +14,13 @@ pub enum ClientError {
     Configuration(String),
     /// The configuration exists but is invalid, for example a certificate that does not parse.
     #[error("the Kubernetes API client cannot be set up: {0}")]
-    Setup(#[from] kube::Error),
+    CreateClient(#[from] kube::Error),
 }
 
 /// Creates a client from `kubeconfig` if it is given, else from `KUBECONFIG` or `~/.kube/config`,
 /// else from the pod's service account. `agent` is sent as the user agent, so that audit logs
 /// distinguish Ambit's components.
-pub async fn client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
+pub async fn create_client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
     let config = config(kubeconfig).await?;
     from_config(config, agent)
 }

@@ -37,13 +37,13 @@ pub struct EventRecord {
 
 /// Rate limit of events, without IO.
 #[derive(Debug, Default)]
-struct Budget {
+struct EventBudget {
     /// Time at which the full burst is available again.
     full_at: Option<Instant>,
 }
 
-impl Budget {
-    fn spend(&mut self, now: Instant) -> bool {
+impl EventBudget {
+    fn try_spend(&mut self, now: Instant) -> bool {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         let affordable = full_at - now <= REFILL_INTERVAL * (BURST - 1);
         if affordable {
@@ -54,7 +54,7 @@ impl Budget {
 }
 
 /// Writes events of `controller`, reported by its `instance`; ends when all senders are dropped.
-pub async fn run(
+pub async fn run_event_recorder(
     client: Client,
     controller: &str,
     instance: &str,
@@ -65,7 +65,7 @@ pub async fn run(
         instance: Some(instance.to_owned()),
     };
     let recorder = Recorder::new(client, reporter);
-    let mut budget = Budget::default();
+    let mut budget = EventBudget::default();
     while let Some(remark) = remarks.recv().await {
         let EventRecord {
             object,
@@ -74,7 +74,7 @@ pub async fn run(
             action,
             text,
         } = remark;
-        if !budget.spend(Instant::now()) {
+        if !budget.try_spend(Instant::now()) {
             tracing::debug!(reason, text, "an event is dropped: there are too many");
             continue;
         }
@@ -102,14 +102,14 @@ mod tests {
     #[test]
     fn bursts_of_events_are_limited() {
         let now = Instant::now();
-        let mut budget = Budget::default();
-        let sent = (0..1000).filter(|_| budget.spend(now)).count();
+        let mut budget = EventBudget::default();
+        let sent = (0..1000).filter(|_| budget.try_spend(now)).count();
         assert_eq!(sent, 25);
-        assert!(!budget.spend(now + REFILL_INTERVAL - Duration::from_millis(1)));
-        assert!(budget.spend(now + REFILL_INTERVAL));
-        assert!(!budget.spend(now + REFILL_INTERVAL));
+        assert!(!budget.try_spend(now + REFILL_INTERVAL - Duration::from_millis(1)));
+        assert!(budget.try_spend(now + REFILL_INTERVAL));
+        assert!(!budget.try_spend(now + REFILL_INTERVAL));
         let sent = (0..1000)
-            .filter(|_| budget.spend(now + 100 * REFILL_INTERVAL))
+            .filter(|_| budget.try_spend(now + 100 * REFILL_INTERVAL))
             .count();
         assert_eq!(sent, 25);
     }

@@ -39,7 +39,7 @@ pub enum ForwardError {
 /// # Errors
 ///
 /// When the API server or the kubelet refuses to forward. A missing listener is reported only later, by the future.
-pub async fn dial(
+pub async fn open_port_forward(
     client: &Client,
     namespace: &str,
     pod: &str,

@@ -15,7 +15,7 @@ use kube::{Api, api::PostParams};
 use tokio::{sync::watch, time::Instant};
 
 /// Time after which another candidate may take over a lease that is not renewed.
-const DURATION: Duration = Duration::from_secs(15);
+const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// Time without a successful renewal after which a leader steps down.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Interval of renewing or reading the lease.
@@ -25,11 +25,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Next action of a candidate in the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum ElectionStep {
     /// Another candidate holds the lease.
     Wait,
     /// Write this candidate as the holder into the lease; `transitions` counts changes of the holder.
-    Hold { transitions: i32, anew: bool },
+    Acquire { transitions: i32, anew: bool },
 }
 
 /// State of one candidate in the election.
@@ -56,10 +56,10 @@ impl Election {
     }
 
     /// Decides the next action from the lease that was read; `None` if the lease does not exist.
-    fn observe(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Step {
+    fn observe(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> ElectionStep {
         let Some(lease) = lease else {
             self.renewed = None;
-            return Step::Hold {
+            return ElectionStep::Acquire {
                 transitions: 0,
                 anew: true,
             };
@@ -70,7 +70,7 @@ impl Election {
         let transitions = lease.lease_transitions.unwrap_or_default();
         let holder = lease.holder_identity.as_deref().unwrap_or_default();
         if holder == self.identity {
-            return Step::Hold {
+            return ElectionStep::Acquire {
                 transitions,
                 anew: false,
             };
@@ -78,16 +78,16 @@ impl Election {
         self.renewed = None;
         let since = self.seen.as_ref().map_or(now, |(_, since)| *since);
         if holder.is_empty() || now >= since + duration(lease) {
-            return Step::Hold {
+            return ElectionStep::Acquire {
                 transitions: transitions.saturating_add(1),
                 anew: true,
             };
         }
-        Step::Wait
+        ElectionStep::Wait
     }
 
     /// Records that this candidate was written into the lease, by a request that began at `started`.
-    fn held(&mut self, lease: &LeaseSpec, started: Instant) {
+    fn record_acquired(&mut self, lease: &LeaseSpec, started: Instant) {
         self.seen = Some((lease.clone(), started));
         self.renewed = Some(started);
     }
@@ -95,12 +95,12 @@ impl Election {
 
 fn duration(lease: &LeaseSpec) -> Duration {
     let seconds = lease.lease_duration_seconds.unwrap_or_default();
-    u64::try_from(seconds).map_or(DURATION, Duration::from_secs)
+    u64::try_from(seconds).map_or(LEASE_DURATION, Duration::from_secs)
 }
 
 /// Participates in the election `name` as candidate `identity` until `stop` completes, then releases the lease.
 /// `is_leader` receives whether this candidate is the leader.
-pub async fn participate(
+pub async fn run_election(
     api: Api<Lease>,
     name: &str,
     identity: &str,
@@ -110,8 +110,11 @@ pub async fn participate(
     let mut election = Election::new(identity);
     let run = async {
         loop {
-            let attempt =
-                tokio::time::timeout(REQUEST_TIMEOUT, attempt(&api, name, &mut election)).await;
+            let attempt = tokio::time::timeout(
+                REQUEST_TIMEOUT,
+                try_acquire_or_renew(&api, name, &mut election),
+            )
+            .await;
             match attempt {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
@@ -122,7 +125,7 @@ pub async fn participate(
                     "the Kubernetes API does not answer the election"
                 ),
             }
-            publish(&is_leader, election.is_leader(Instant::now()), name);
+            publish_leadership(&is_leader, election.is_leader(Instant::now()), name);
             tokio::time::sleep(RENEW_INTERVAL).await;
         }
     };
@@ -141,27 +144,32 @@ pub async fn participate(
     }
 }
 
-fn publish(is_leader: &watch::Sender<bool>, now: bool, name: &str) {
+fn publish_leadership(is_leader: &watch::Sender<bool>, now: bool, name: &str) {
     let changed = is_leader.send_if_modified(|is_leader| std::mem::replace(is_leader, now) != now);
     if changed {
         tracing::info!(lease = name, leads = now, "leadership changed");
     }
 }
 
-async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Result<(), kube::Error> {
+async fn try_acquire_or_renew(
+    api: &Api<Lease>,
+    name: &str,
+    election: &mut Election,
+) -> Result<(), kube::Error> {
     let found = api.get_opt(name).await?;
     let started = Instant::now();
     let spec = found
         .as_ref()
         .map(|lease| lease.spec.clone().unwrap_or_default());
-    let Step::Hold { transitions, anew } = election.observe(spec.as_ref(), started) else {
+    let ElectionStep::Acquire { transitions, anew } = election.observe(spec.as_ref(), started)
+    else {
         return Ok(());
     };
     let now = MicroTime(Timestamp::now());
     let acquired = spec.as_ref().and_then(|spec| spec.acquire_time.clone());
     let spec = LeaseSpec {
         holder_identity: Some(election.identity.clone()),
-        lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+        lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
         acquire_time: acquired.filter(|_| !anew).or_else(|| Some(now.clone())),
         renew_time: Some(now),
         lease_transitions: Some(transitions),
@@ -186,7 +194,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
     };
     match written {
         Ok(_) => {
-            election.held(&spec, started);
+            election.record_acquired(&spec, started);
             Ok(())
         }
         // Another candidate was faster; the next read shows which.
@@ -224,8 +232,8 @@ mod tests {
         }
     }
 
-    fn take(transitions: i32) -> Step {
-        Step::Hold {
+    fn take(transitions: i32) -> ElectionStep {
+        ElectionStep::Acquire {
             transitions,
             anew: true,
         }
@@ -237,7 +245,7 @@ mod tests {
         let mut election = Election::new("a");
         assert_eq!(election.observe(None, now), take(0));
         assert!(!election.is_leader(now), "not before it is written");
-        election.held(&lease("a", 1), now);
+        election.record_acquired(&lease("a", 1), now);
         assert!(election.is_leader(now + 9 * SECOND));
         assert!(
             !election.is_leader(now + RENEW_DEADLINE),
@@ -254,13 +262,13 @@ mod tests {
             let now = start + round * 10 * SECOND;
             // The holder's clock runs backwards: only changes count.
             let theirs = lease("b", 1_000 - i64::from(round));
-            assert_eq!(election.observe(Some(&theirs), now), Step::Wait);
+            assert_eq!(election.observe(Some(&theirs), now), ElectionStep::Wait);
         }
         let last = lease("b", 1_000 - 19);
         let since = start + 190 * SECOND;
         assert_eq!(
             election.observe(Some(&last), since + 14 * SECOND),
-            Step::Wait
+            ElectionStep::Wait
         );
         assert_eq!(election.observe(Some(&last), since + 15 * SECOND), take(4));
     }
@@ -270,8 +278,8 @@ mod tests {
         let now = Instant::now();
         let mut election = Election::new("a");
         election.observe(None, now);
-        election.held(&lease("a", 1), now);
-        let renew = Step::Hold {
+        election.record_acquired(&lease("a", 1), now);
+        let renew = ElectionStep::Acquire {
             transitions: 3,
             anew: false,
         };
@@ -279,7 +287,7 @@ mod tests {
         assert!(election.is_leader(now + SECOND));
         assert_eq!(
             election.observe(Some(&lease("b", 2)), now + 2 * SECOND),
-            Step::Wait
+            ElectionStep::Wait
         );
         assert!(!election.is_leader(now + 2 * SECOND));
     }

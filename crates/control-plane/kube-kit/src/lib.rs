@@ -9,5 +9,5 @@ pub mod lease;
 pub mod token;
 pub mod watch;
 
-pub use client::{ClientError, client};
-pub use watch::{ObjectId, Watch, WatchEvent};
+pub use client::{ClientError, create_client};
+pub use watch::{ObjectId, ObjectWatch, WatchEvent};

@@ -14,7 +14,7 @@ use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 pub enum TokenError {
     /// The configuration's user has no token, but a client certificate, a password, or no credentials.
     #[error("the kubeconfig's user has no bearer token")]
-    None,
+    NoToken,
     /// The configuration impersonates this user, and has no token of theirs.
     #[error("the kubeconfig impersonates {0}, who has no token")]
     Impersonated(String),
@@ -34,10 +34,10 @@ pub async fn bearer_token(config: &Config) -> Result<String, TokenError> {
     }
     let layer = config.auth_layer();
     let layer = layer.map_err(|error| TokenError::Failed(error.into()))?;
-    let layer = layer.ok_or(TokenError::None)?;
+    let layer = layer.ok_or(TokenError::NoToken)?;
     let response = echo(&layer).await.map_err(TokenError::Failed)?;
     let token = response.headers().get(AUTHORIZATION).and_then(token);
-    token.map(ToOwned::to_owned).ok_or(TokenError::None)
+    token.map(ToOwned::to_owned).ok_or(TokenError::NoToken)
 }
 
 /// Service that returns the headers of a request as the client's auth layer sent it. Without the
@@ -96,9 +96,12 @@ mod tests {
 
     #[tokio::test]
     async fn users_without_a_token_are_named() {
-        assert!(matches!(token_of(json!({})).await, Err(TokenError::None)));
+        assert!(matches!(
+            token_of(json!({})).await,
+            Err(TokenError::NoToken)
+        ));
         let password = json!({"username": "u", "password": "p"});
-        assert!(matches!(token_of(password).await, Err(TokenError::None)));
+        assert!(matches!(token_of(password).await, Err(TokenError::NoToken)));
         let other = token_of(json!({"token": "plain", "as": "root"})).await;
         assert!(matches!(other, Err(TokenError::Impersonated(user)) if user == "root"));
         let broken = json!({"exec": {

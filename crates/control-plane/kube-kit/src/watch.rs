@@ -3,7 +3,7 @@
 //! Wraps `kube`'s watcher: each object is reduced at once to the value that its reader needs;
 //! objects deleted while no watch was open are reported as gone after the next listing; and an
 //! outage of the API server, however long, does not change the known objects. The bookkeeping
-//! ([`Known`]) is pure.
+//! ([`KnownObjects`]) is pure.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -42,7 +42,7 @@ pub struct ObjectId {
 
 impl ObjectId {
     /// Returns the ID of an object from the API server.
-    pub fn of<K: Resource>(object: &K) -> Self {
+    pub fn from_object<K: Resource>(object: &K) -> Self {
         let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
         let meta = object.meta();
         Self {
@@ -63,55 +63,55 @@ pub enum WatchEvent<V> {
     /// An object was deleted, or is no longer of interest. Reported exactly once for every object
     /// reported, also if it was deleted during an outage of the API server or replaced by another
     /// of the same name.
-    Gone(ObjectId),
+    Removed(ObjectId),
     /// The list is complete; objects that it did not contain have been reported as gone.
     Listed,
     /// The API server cannot be reached, with the reason. Known objects remain; a new list follows when it is reachable
     /// again. Reported once per outage.
-    Away(String),
+    Unavailable(String),
 }
 
 /// Returns the watch configuration, which bounds the size of pages and the duration of watches.
-pub fn config() -> watcher::Config {
+pub fn watcher_config() -> watcher::Config {
     watcher::Config::default()
         .page_size(PAGE_SIZE)
         .timeout(WATCH_TIMEOUT_SECONDS)
 }
 
 type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
-type Open<K> = Box<dyn Fn() -> Stream<K> + Send + Sync>;
+type OpenStream<K> = Box<dyn Fn() -> Stream<K> + Send + Sync>;
 type Project<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
 
 /// Watch of the objects of a kind that match a selector, converted to the reader's type.
-pub struct Watch<K, V> {
+pub struct ObjectWatch<K, V> {
     /// Name of the kind, for the log.
-    what: &'static str,
-    open: Open<K>,
+    resource_name: &'static str,
+    open: OpenStream<K>,
     project: Project<K, V>,
     stream: Stream<K>,
-    known: Known,
+    known: KnownObjects,
     pending: VecDeque<WatchEvent<V>>,
     listing: bool,
-    away: bool,
+    is_unavailable: bool,
     backoff: Backoff,
     pause_until: Option<Instant>,
 }
 
-impl<K, V> fmt::Debug for Watch<K, V> {
+impl<K, V> fmt::Debug for ObjectWatch<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
-            .field("what", &self.what)
+            .field("what", &self.resource_name)
             .field("objects", &self.known.objects.len())
-            .field("away", &self.away)
+            .field("away", &self.is_unavailable)
             .finish_non_exhaustive()
     }
 }
 
-impl<K, V> Watch<K, V>
+impl<K, V> ObjectWatch<K, V>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Watches through `api` the objects that `config` selects; start from [`config()`]. `project` reduces an object to
+    /// Watches through `api` the objects that `config` selects; start from [`watcher_config()`]. `project` reduces an object to
     /// the reader's value, or to `None` if the reader does not need it. For labels and annotations alone, an
     /// `Api<PartialObjectMeta<K>>` transfers only metadata.
     pub fn new(
@@ -122,14 +122,14 @@ where
     ) -> Self {
         let open = move || watcher::watcher(api.clone(), config.clone()).boxed();
         Self {
-            what,
+            resource_name: what,
             stream: open(),
             open: Box::new(open),
             project: Box::new(project),
-            known: Known::default(),
+            known: KnownObjects::default(),
             pending: VecDeque::new(),
             listing: false,
-            away: false,
+            is_unavailable: false,
             backoff: Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, 0.2),
             pause_until: None,
         }
@@ -151,15 +151,15 @@ where
                 Duration::MAX
             };
             match tokio::time::timeout(limit, self.stream.next()).await {
-                Ok(Some(Ok(event))) => self.take(event),
-                Ok(Some(Err(error))) => self.failed(&error),
+                Ok(Some(Ok(event))) => self.handle_event(event),
+                Ok(Some(Err(error))) => self.handle_error(&error),
                 Ok(None) => self.restart("the watch ended".to_owned()),
                 Err(_) => self.restart(format!("no answer within {LIST_TIMEOUT:?}")),
             }
         }
     }
 
-    fn take(&mut self, event: Event<K>) {
+    fn handle_event(&mut self, event: Event<K>) {
         if !matches!(event, Event::Init) {
             self.backoff.reset();
         }
@@ -171,37 +171,41 @@ where
             }
             Event::InitApply(object) | Event::Apply(object) => self.object(&object),
             Event::Delete(object) => {
-                let id = ObjectId::of(&object);
+                let id = ObjectId::from_object(&object);
                 if self.known.remove(&id) {
-                    self.pending.push_back(WatchEvent::Gone(id));
+                    self.pending.push_back(WatchEvent::Removed(id));
                 }
             }
             Event::InitDone => {
                 self.listing = false;
                 let gone = self.known.end_listing();
-                self.pending.extend(gone.into_iter().map(WatchEvent::Gone));
+                self.pending
+                    .extend(gone.into_iter().map(WatchEvent::Removed));
                 self.pending.push_back(WatchEvent::Listed);
-                if std::mem::replace(&mut self.away, false) {
-                    tracing::info!(what = self.what, "the Kubernetes API answers again");
+                if std::mem::replace(&mut self.is_unavailable, false) {
+                    tracing::info!(
+                        what = self.resource_name,
+                        "the Kubernetes API answers again"
+                    );
                 }
             }
         }
     }
 
     fn object(&mut self, object: &K) {
-        let id = ObjectId::of(object);
+        let id = ObjectId::from_object(object);
         let Some(value) = (self.project)(object) else {
             if self.known.remove(&id) {
-                self.pending.push_back(WatchEvent::Gone(id));
+                self.pending.push_back(WatchEvent::Removed(id));
             }
             return;
         };
         let before = self.known.insert(&id);
-        self.pending.extend(before.map(WatchEvent::Gone));
+        self.pending.extend(before.map(WatchEvent::Removed));
         self.pending.push_back(WatchEvent::Object(id, value));
     }
 
-    fn failed(&mut self, error: &watcher::Error) {
+    fn handle_error(&mut self, error: &watcher::Error) {
         match error {
             // The API server responds that our resource version is too old. kube lists again by
             // itself only if that arrives as an event of the watch.
@@ -209,7 +213,7 @@ where
             | watcher::Error::WatchFailed(kube::Error::Api(status))
                 if status.code == 410 =>
             {
-                self.list_again();
+                self.relist();
             }
             watcher::Error::WatchError(status) if status.code == 410 => self.pause(),
             // The API server rejects the request: kube would repeat it forever.
@@ -218,7 +222,7 @@ where
             }
             // The connection broke: the watch resumes from its last version.
             watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
-                tracing::debug!(what = self.what, %error, "a watch of the Kubernetes API broke");
+                tracing::debug!(what = self.resource_name, %error, "a watch of the Kubernetes API broke");
                 self.pause();
             }
             // The store may have been restored from a backup, with versions older than ours: a
@@ -228,19 +232,19 @@ where
     }
 
     fn restart(&mut self, why: String) {
-        if !std::mem::replace(&mut self.away, true) {
-            let what = self.what;
+        if !std::mem::replace(&mut self.is_unavailable, true) {
+            let what = self.resource_name;
             tracing::warn!(
                 what,
                 error = why,
                 "the Kubernetes API is unavailable; known objects are kept"
             );
-            self.pending.push_back(WatchEvent::Away(why));
+            self.pending.push_back(WatchEvent::Unavailable(why));
         }
-        self.list_again();
+        self.relist();
     }
 
-    fn list_again(&mut self) {
+    fn relist(&mut self) {
         self.listing = false;
         self.stream = (self.open)();
         self.pause();
@@ -254,7 +258,7 @@ where
 
 /// Objects that were reported to the reader, without IO.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownObjects {
     objects: HashMap<(Box<str>, Box<str>), Entry>,
     /// Number of the current list.
     round: u32,
@@ -267,7 +271,7 @@ struct Entry {
     round: u32,
 }
 
-impl Known {
+impl KnownObjects {
     fn begin_listing(&mut self) {
         self.round = self.round.wrapping_add(1);
     }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use ambit_k8s_api::{
-    InvalidObject, Object, ObjectKey, ReadKeyError, labels::OVERLAY, unread::is_mesh_group,
+    InvalidObject, Object, ObjectKey, ObjectKeyError, labels::OVERLAY, unread::is_mesh_group,
 };
 use serde_json::Value;
 
-use crate::lines::{line_of, lines_of_items};
+use crate::lines::{item_lines, line_of_path};
 
 /// Valid object of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub(crate) struct Document {
     /// Object as JSON text, which takes a fifth of the memory of a [`Value`].
     pub(crate) json: Arc<str>,
     /// Hash of the document's text, by which an unchanged document is recognised; 0 for an item of a list.
-    pub(crate) written: u64,
+    pub(crate) content_hash: u64,
     /// First line of the document in its file.
     pub(crate) line: u64,
     /// Whether the document is an overlay, which only extends an object that is defined elsewhere.
@@ -37,29 +37,29 @@ impl Document {
 
 /// Document that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct BadDocument {
+pub(crate) struct InvalidDocument {
     /// Key of the object, if it can be read from the document.
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
     /// The object with its error, if the document is an object with invalid fields.
-    pub(crate) refused: Option<Refused>,
+    pub(crate) rejected: Option<RejectedObject>,
 }
 
 /// Invalid object with its error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct RejectedObject {
     pub(crate) error: InvalidObject,
     pub(crate) value: Value,
 }
 
 /// Contents of a file.
 #[derive(Debug, Default)]
-pub(crate) struct Parsed {
+pub(crate) struct ParsedFile {
     pub(crate) documents: Vec<Document>,
-    pub(crate) bad: Vec<BadDocument>,
+    pub(crate) invalid: Vec<InvalidDocument>,
     /// Objects of the mesh's API groups that are ignored because of their kind: first line and kind of each.
-    pub(crate) unread: Vec<(u64, String)>,
+    pub(crate) ignored: Vec<(u64, String)>,
 }
 
 /// Format of a file.
@@ -69,20 +69,20 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Documents of a file as last parsed, by [`Document::written`].
-pub(crate) type Known = HashMap<u64, Document>;
+/// Documents of a file as last parsed, by [`Document::content_hash`].
+pub(crate) type KnownDocuments = HashMap<u64, Document>;
 
 /// Parses a whole file. `patch` marks a later layer, in which `null` removes a field. Documents
 /// whose text is that of one of `known` are not parsed again.
-pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> Parsed {
-    let mut parsed = Parsed::default();
+pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &KnownDocuments) -> ParsedFile {
+    let mut parsed = ParsedFile::default();
     match format {
         Format::Json => parse_one(text, 1, format, patch, &mut parsed),
         Format::Yaml => {
-            for (line, document) in split(text) {
+            for (line, document) in split_documents(text) {
                 match known.get(&hash(document)) {
                     Some(same) => {
-                        let line = line + lines_before(document);
+                        let line = line + leading_lines(document);
                         parsed.documents.push(Document {
                             line,
                             ..same.clone()
@@ -99,35 +99,35 @@ pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> P
 /// Objects of a file, with the items of lists as separate objects, and parse errors, each with the line of its
 /// document.
 #[derive(Debug, Default)]
-pub(crate) struct Values {
+pub(crate) struct ParsedValues {
     pub(crate) values: Vec<(u64, Value)>,
     pub(crate) bad: Vec<(u64, String)>,
 }
 
 /// Parses a whole file to JSON values of any kind.
-pub(crate) fn values(text: &str, format: Format) -> Values {
-    let mut all = Values::default();
+pub(crate) fn parse_values(text: &str, format: Format) -> ParsedValues {
+    let mut all = ParsedValues::default();
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str(text)
     {
-        all.add(1, value);
+        all.add_value(1, value);
         return all;
     }
     let documents = match format {
         Format::Json => vec![(1, text)],
-        Format::Yaml => split(text),
+        Format::Yaml => split_documents(text),
     };
     for (first_line, document) in documents {
         match parse_value(document, format) {
-            Ok(value) => all.add(first_line + lines_before(document), value),
+            Ok(value) => all.add_value(first_line + leading_lines(document), value),
             Err((line, message)) => all.bad.push((first_line + line.saturating_sub(1), message)),
         }
     }
     all
 }
 
-impl Values {
-    fn add(&mut self, line: u64, mut value: Value) {
+impl ParsedValues {
+    fn add_value(&mut self, line: u64, mut value: Value) {
         let items = is_list(&value).then(|| value.get_mut("items").map(Value::take));
         match items.flatten() {
             Some(Value::Array(items)) => {
@@ -153,7 +153,7 @@ fn hash(text: &str) -> u64 {
 
 /// Splits a YAML stream into documents with their first line numbers. A line that begins with `---` always ends a
 /// document, whatever the parser's state, so that an invalid document cannot swallow the next.
-pub(crate) fn split(text: &str) -> Vec<(u64, &str)> {
+pub(crate) fn split_documents(text: &str) -> Vec<(u64, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut begin_line) = (0, 1);
     let mut offset = 0;
@@ -181,36 +181,36 @@ pub(crate) fn split(text: &str) -> Vec<(u64, &str)> {
     documents
 }
 
-fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &mut Parsed) {
+fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &mut ParsedFile) {
     let value: Value = match parse_value(text, format) {
         Ok(value) => value,
         Err((line, message)) => {
             let line = first_line + line.saturating_sub(1);
-            parsed.bad.push(BadDocument {
+            parsed.invalid.push(InvalidDocument {
                 key: None,
                 line,
                 message,
-                refused: None,
+                rejected: None,
             });
             return;
         }
     };
     let items = value.get("items").and_then(Value::as_array);
     if let Some(items) = items.filter(|_| is_list(&value)) {
-        let lines = lines_of_items(text, "items");
+        let lines = item_lines(text, "items");
         for (index, item) in items.iter().enumerate() {
             let path = format!("items[{index}]");
             let line = first_line + lines.get(index).unwrap_or(&1) - 1;
-            judge(item.clone(), text, &path, (first_line, line), patch, parsed);
+            parse_object(item.clone(), text, &path, (first_line, line), patch, parsed);
         }
     } else if !value.is_null() {
-        let line = first_line + lines_before(text);
-        judge(value, text, "", (first_line, line), patch, parsed);
+        let line = first_line + leading_lines(text);
+        parse_object(value, text, "", (first_line, line), patch, parsed);
     }
 }
 
 /// Returns the number of lines before a document's content: its `---` marker, comments, empty lines.
-fn lines_before(text: &str) -> u64 {
+fn leading_lines(text: &str) -> u64 {
     let empty = |line: &&str| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
         line.is_empty() || line.starts_with('#')
@@ -246,29 +246,29 @@ fn options(text: &str) -> serde_saphyr::Options {
     }
 }
 
-fn judge(
+fn parse_object(
     mut value: Value,
     text: &str,
     path: &str,
     (first_line, line): (u64, u64),
     patch: bool,
-    parsed: &mut Parsed,
+    parsed: &mut ParsedFile,
 ) {
     let key = match ObjectKey::read(&value) {
         Ok(key) => key,
-        Err(ReadKeyError::OtherKind(kind)) => {
+        Err(ObjectKeyError::OtherKind(kind)) => {
             tracing::debug!(%kind, line, "a kind the mesh does not read");
-            if is_of_the_mesh(&value) {
-                parsed.unread.push((line, kind));
+            if has_mesh_group(&value) {
+                parsed.ignored.push((line, kind));
             }
             return;
         }
         Err(error) => {
-            parsed.bad.push(BadDocument {
+            parsed.invalid.push(InvalidDocument {
                 key: None,
                 line,
                 message: error.to_string(),
-                refused: None,
+                rejected: None,
             });
             return;
         }
@@ -285,7 +285,7 @@ fn judge(
         Ok(_) => parsed.documents.push(Document {
             key,
             json: value.to_string().into(),
-            written: if path.is_empty() { hash(text) } else { 0 },
+            content_hash: if path.is_empty() { hash(text) } else { 0 },
             line,
             overlay,
         }),
@@ -295,13 +295,13 @@ fn judge(
             } else {
                 format!("{path}.{}", error.field)
             };
-            let line = first_line + line_of(text, &field).unwrap_or(1).saturating_sub(1);
-            parsed.bad.push(BadDocument {
+            let line = first_line + line_of_path(text, &field).unwrap_or(1).saturating_sub(1);
+            parsed.invalid.push(InvalidDocument {
                 key: Some(key),
                 line,
                 message: error.to_string(),
                 // An overlay alone is not an object.
-                refused: (!patch && !overlay).then_some(Refused { error, value }),
+                rejected: (!patch && !overlay).then_some(RejectedObject { error, value }),
             });
         }
     }
@@ -309,7 +309,7 @@ fn judge(
 
 /// Returns whether an object is of an API group from which the mesh reads other kinds, so that its author expects it to
 /// have an effect.
-fn is_of_the_mesh(value: &Value) -> bool {
+fn has_mesh_group(value: &Value) -> bool {
     let version = value.get("apiVersion").and_then(Value::as_str);
     let group = version.and_then(|version| version.split_once('/'));
     group.is_some_and(|(group, _)| is_mesh_group(group))
@@ -328,8 +328,8 @@ fn take_overlay_annotation(value: &mut Value) -> bool {
 mod tests {
     use super::*;
 
-    fn yaml(text: &str) -> Parsed {
-        parse(text, Format::Yaml, false, &Known::new())
+    fn yaml(text: &str) -> ParsedFile {
+        parse(text, Format::Yaml, false, &KnownDocuments::new())
     }
 
     #[test]
@@ -339,12 +339,12 @@ mod tests {
              apiVersion: security.istio.io/v1\nkind: AuthorisationPolicy\nmetadata: {name: b}\n---\n\
              apiVersion: batch/v1\nkind: Job\nmetadata: {name: c}\n",
         );
-        assert_eq!((parsed.bad.len(), parsed.documents.len()), (0, 0));
+        assert_eq!((parsed.invalid.len(), parsed.documents.len()), (0, 0));
         let unread = [
             (1, "networking.istio.io/v1 Sidecar".to_owned()),
             (5, "security.istio.io/v1 AuthorisationPolicy".to_owned()),
         ];
-        assert_eq!(parsed.unread, unread);
+        assert_eq!(parsed.ignored, unread);
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         let parsed = yaml(
             "# a comment\n---\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n--- # b\nkind: Pod\nmetadata: {name: b}\n",
         );
-        assert_eq!(parsed.bad, []);
+        assert_eq!(parsed.invalid, []);
         let found: Vec<_> = parsed
             .documents
             .iter()
@@ -367,12 +367,16 @@ mod tests {
             "kind: Pod\nmetadata: {name: a}\n---\nkind: Pod\nmetadata: {name\n---\nkind: Pod\nmetadata: {name: c}\n",
         );
         assert_eq!(parsed.documents.len(), 2);
-        assert_eq!(parsed.bad.len(), 1);
-        assert!((4..=6).contains(&parsed.bad[0].line), "{:?}", parsed.bad);
+        assert_eq!(parsed.invalid.len(), 1);
         assert!(
-            parsed.bad[0].message.starts_with("not YAML"),
+            (4..=6).contains(&parsed.invalid[0].line),
             "{:?}",
-            parsed.bad
+            parsed.invalid
+        );
+        assert!(
+            parsed.invalid[0].message.starts_with("not YAML"),
+            "{:?}",
+            parsed.invalid
         );
     }
 
@@ -381,14 +385,14 @@ mod tests {
         let parsed = yaml(
             "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata:\n  name: p\nspec:\n  rules:\n  - form: []\n",
         );
-        assert_eq!(parsed.bad[0].line, 7, "{:?}", parsed.bad);
+        assert_eq!(parsed.invalid[0].line, 7, "{:?}", parsed.invalid);
         assert!(
-            parsed.bad[0].message.contains("unknown field `form`"),
+            parsed.invalid[0].message.contains("unknown field `form`"),
             "{:?}",
-            parsed.bad
+            parsed.invalid
         );
         assert_eq!(
-            parsed.bad[0].key.as_ref().unwrap().to_string(),
+            parsed.invalid[0].key.as_ref().unwrap().to_string(),
             "AuthorizationPolicy default/p"
         );
     }
@@ -408,11 +412,11 @@ mod tests {
             "{\"kind\":\"Pod\",\n\"metadata\":{\"name\":\"a\"}}",
             Format::Json,
             false,
-            &Known::new(),
+            &KnownDocuments::new(),
         );
         assert_eq!(parsed.documents.len(), 1);
         assert_eq!(
-            parse("{\n,}", Format::Json, false, &Known::new()).bad[0].line,
+            parse("{\n,}", Format::Json, false, &KnownDocuments::new()).invalid[0].line,
             2
         );
     }
@@ -422,16 +426,16 @@ mod tests {
         let parsed = yaml("kind: Pod\nmetadata: {name: a}\nmetadata: {name: b}\n");
         assert_eq!(parsed.documents.len(), 0);
         assert!(
-            parsed.bad[0].message.contains("duplicate"),
+            parsed.invalid[0].message.contains("duplicate"),
             "{:?}",
-            parsed.bad
+            parsed.invalid
         );
     }
 
     #[test]
     fn other_kinds_are_ignored() {
         let parsed = yaml("apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: a}\n");
-        assert!(parsed.documents.is_empty() && parsed.bad.is_empty());
+        assert!(parsed.documents.is_empty() && parsed.invalid.is_empty());
     }
 
     #[test]
@@ -450,7 +454,7 @@ mod tests {
         ] {
             let parsed = yaml(text);
             assert_eq!(
-                parsed.bad.len(),
+                parsed.invalid.len(),
                 1,
                 "{:?}",
                 text.chars().take(40).collect::<String>()
@@ -462,7 +466,7 @@ mod tests {
     fn unchanged_document_is_reused_with_its_new_line() {
         let one = "kind: Pod\nmetadata: {name: a}\n";
         let first = yaml(one).documents.remove(0);
-        let known = Known::from([(first.written, first.clone())]);
+        let known = KnownDocuments::from([(first.content_hash, first.clone())]);
         let again = parse(
             &format!("kind: Node\nmetadata: {{name: n}}\n---\n# c\n{one}"),
             Format::Yaml,
@@ -482,7 +486,7 @@ mod tests {
     #[test]
     fn values_of_lists_and_streams_are_parsed_for_any_kind() {
         let text = "# c\napiVersion: v1\nkind: List\nitems: [{kind: Sidecar}, {kind: Other}]\n---\nkind: [\n---\nkind: A\n---\n";
-        let read = values(text, Format::Yaml);
+        let read = parse_values(text, Format::Yaml);
         let kinds: Vec<_> = read
             .values
             .iter()
@@ -494,10 +498,10 @@ mod tests {
         let item = "{kind: A, metadata: {labels: {a: b, c: d, e: f}}, spec: {a: [1, 2, 3, 4, 5, 6, 7, 8]}}";
         let items = vec![item; 10_000];
         let list = format!("kind: List\nitems:\n- {}\n", items.join("\n- "));
-        let read = values(&list, Format::Yaml);
+        let read = parse_values(&list, Format::Yaml);
         assert_eq!((read.values.len(), read.bad), (10_000, vec![]));
         assert_eq!(
-            values("{\"kind\": \"List\", \"items\": [{}, {}]}", Format::Yaml)
+            parse_values("{\"kind\": \"List\", \"items\": [{}, {}]}", Format::Yaml)
                 .values
                 .len(),
             2

@@ -21,13 +21,13 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc as changes;
 
 use crate::{
-    Change, Snapshot,
-    scan::{Scanner, Written},
-    tree::Tree,
+    ManifestChange, Snapshot,
+    scan::{CompletionTimes, Scanner},
+    tree::ManifestTree,
 };
 
 /// Time to wait for further inotify events after an event.
-const DEBOUNCE: Duration = Duration::from_millis(10);
+const EVENT_DEBOUNCE: Duration = Duration::from_millis(10);
 /// Interval of scans without events, while inotify works.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of scans without inotify.
@@ -56,26 +56,26 @@ pub enum OpenError {
 }
 
 /// Reads directories once; later ones are merged over earlier ones.
-pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
+pub fn read_snapshot<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
     let layers: Vec<_> = directories
         .iter()
         .map(|path| path.as_ref().to_owned())
         .collect();
-    check(&layers)?;
-    let mut tree = Tree::default();
-    Scanner::new(layers).scan(&mut tree, true, &Written::new());
+    check_directories(&layers)?;
+    let mut tree = ManifestTree::default();
+    Scanner::new(layers).scan(&mut tree, true, &CompletionTimes::new());
     Ok(tree.snapshot())
 }
 
 /// Directories of manifests that are followed until this value is dropped.
 #[derive(Debug)]
 pub struct ManifestDirs {
-    changes: changes::Receiver<Change>,
-    wake: mpsc::SyncSender<Wake>,
+    changes: changes::Receiver<ManifestChange>,
+    wake: mpsc::SyncSender<ScannerCommand>,
 }
 
 #[derive(Debug)]
-enum Wake {
+enum ScannerCommand {
     Scan,
     Stop,
 }
@@ -83,20 +83,20 @@ enum Wake {
 impl ManifestDirs {
     /// Starts to follow `directories`; later ones are merged over earlier ones. They must exist.
     pub fn open(directories: Vec<PathBuf>) -> Result<Self, OpenError> {
-        check(&directories)?;
+        check_directories(&directories)?;
         let (wake, woken) = mpsc::sync_channel(1);
         let (sender, changes) = changes::channel(QUEUE_CAPACITY);
         let waker = wake.clone();
         thread::Builder::new()
             .name("manifests".into())
-            .spawn(move || follow(directories, waker, &woken, &sender))
+            .spawn(move || run_scanner(directories, waker, &woken, &sender))
             .map_err(OpenError::Thread)?;
         Ok(Self { changes, wake })
     }
 
     /// Waits for the next change. The first one has every object and is immediate, even if there
     /// are none. Cancelling loses nothing. Returns `None` only if the thread has ended.
-    pub async fn changed(&mut self) -> Option<Change> {
+    pub async fn next_change(&mut self) -> Option<ManifestChange> {
         self.changes.recv().await
     }
 }
@@ -105,11 +105,11 @@ impl Drop for ManifestDirs {
     fn drop(&mut self) {
         self.changes.close();
         // If the queue is full, the thread is awake already; it finds the channel closed.
-        let _ = self.wake.try_send(Wake::Stop);
+        let _ = self.wake.try_send(ScannerCommand::Stop);
     }
 }
 
-fn check(directories: &[PathBuf]) -> Result<(), OpenError> {
+fn check_directories(directories: &[PathBuf]) -> Result<(), OpenError> {
     if directories.is_empty() {
         return Err(OpenError::NoDirectory);
     }
@@ -122,16 +122,16 @@ fn check(directories: &[PathBuf]) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn follow(
+fn run_scanner(
     directories: Vec<PathBuf>,
-    waker: mpsc::SyncSender<Wake>,
-    woken: &mpsc::Receiver<Wake>,
-    sender: &changes::Sender<Change>,
+    waker: mpsc::SyncSender<ScannerCommand>,
+    woken: &mpsc::Receiver<ScannerCommand>,
+    sender: &changes::Sender<ManifestChange>,
 ) {
     let whole = CompleteFiles::default();
-    let mut watch = Watch::new(waker, whole.clone());
+    let mut watch = DirectoryWatch::new(waker, whole.clone());
     let mut scanner = Scanner::new(directories);
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     let mut first = true;
     while !sender.is_closed() {
         let written = whole.take();
@@ -141,7 +141,7 @@ fn follow(
             scan = scanner.scan(&mut tree, first, &written);
         }
         let change = tree.take_change();
-        if let Some(change) = change.or_else(|| first.then(Change::default)) {
+        if let Some(change) = change.or_else(|| first.then(ManifestChange::default)) {
             for problem in change.problems.iter() {
                 tracing::debug!(%problem, "a manifest cannot be used");
             }
@@ -150,14 +150,14 @@ fn follow(
             }
         }
         first = false;
-        let every = if watch.works() {
+        let every = if watch.is_active() {
             SCAN_INTERVAL
         } else {
             UNWATCHED_SCAN_INTERVAL
         };
-        match woken.recv_timeout(scan.again.unwrap_or(every).min(every)) {
-            Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-            Ok(Wake::Scan) => thread::sleep(DEBOUNCE),
+        match woken.recv_timeout(scan.rescan_in.unwrap_or(every).min(every)) {
+            Ok(ScannerCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(ScannerCommand::Scan) => thread::sleep(EVENT_DEBOUNCE),
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
@@ -166,7 +166,7 @@ fn follow(
 /// Files that their writer has closed or renamed into place, with their modification time at that moment. A file that
 /// has changed since does not count.
 #[derive(Clone, Debug, Default)]
-struct CompleteFiles(Arc<Mutex<Written>>);
+struct CompleteFiles(Arc<Mutex<CompletionTimes>>);
 
 impl CompleteFiles {
     fn add(&self, path: &Path) {
@@ -176,19 +176,19 @@ impl CompleteFiles {
         }
     }
 
-    fn take(&self) -> Written {
+    fn take(&self) -> CompletionTimes {
         std::mem::take(&mut *self.0.lock())
     }
 }
 
 /// The inotify instance and its watched directories.
-struct Watch {
+struct DirectoryWatch {
     watcher: Option<RecommendedWatcher>,
     watched: HashSet<PathBuf>,
 }
 
-impl Watch {
-    fn new(waker: mpsc::SyncSender<Wake>, whole: CompleteFiles) -> Self {
+impl DirectoryWatch {
+    fn new(waker: mpsc::SyncSender<ScannerCommand>, whole: CompleteFiles) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let Ok(event) = event else {
                 return;
@@ -207,7 +207,7 @@ impl Watch {
                 }
             }
             // If the queue is full, a scan is due anyway.
-            let _ = waker.try_send(Wake::Scan);
+            let _ = waker.try_send(ScannerCommand::Scan);
         });
         let watcher = watcher
             .inspect_err(
@@ -220,7 +220,7 @@ impl Watch {
         }
     }
 
-    fn works(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.watcher.is_some()
     }
 

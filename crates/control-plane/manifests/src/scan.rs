@@ -1,7 +1,7 @@
 //! Finds the manifest files of all layers and reads the changed ones, once they have settled.
 //!
 //! A file is read when its signature (device, inode, size, times) differs from the one last read and it has not been
-//! written to for [`SETTLE`], or its writer is known to have finished, so that no half-written file is read. A file
+//! written to for [`FILE_SETTLE_TIME`], or its writer is known to have finished, so that no half-written file is read. A file
 //! that became empty has a longer delay, because editors truncate before they write; so has a vanished one, because
 //! editors rename.
 
@@ -17,22 +17,22 @@ use std::{
 
 use crate::{
     document::{Format, parse},
-    tree::{FileId, Tree},
+    tree::{FileId, ManifestTree},
 };
 
 /// Time for which a changed file must be unmodified before it is read.
-const SETTLE: Duration = Duration::from_millis(30);
+const FILE_SETTLE_TIME: Duration = Duration::from_millis(30);
 /// Time for which a file that held objects must be empty before its objects are removed.
-const SETTLE_EMPTY: Duration = Duration::from_secs(1);
+const EMPTY_FILE_SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Time for which a file must be missing before its objects are removed.
-const VANISHED: Duration = Duration::from_millis(60);
+const VANISHED_FILE_GRACE_PERIOD: Duration = Duration::from_millis(60);
 /// Maximum size of a file in bytes; larger files are an error.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Maximum depth of directories; deeper ones are an error.
 const MAX_DEPTH: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Signature {
+struct FileSignature {
     device: u64,
     inode: u64,
     size: u64,
@@ -40,7 +40,7 @@ struct Signature {
     changed: (i64, i64),
 }
 
-impl From<&Metadata> for Signature {
+impl From<&Metadata> for FileSignature {
     fn from(meta: &Metadata) -> Self {
         Self {
             device: meta.dev(),
@@ -53,13 +53,13 @@ impl From<&Metadata> for Signature {
 }
 
 /// Completely written files, with their modification time when their writer had finished.
-pub(crate) type Written = HashMap<PathBuf, SystemTime>;
+pub(crate) type CompletionTimes = HashMap<PathBuf, SystemTime>;
 
 /// State of the files as last scanned.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     layers: Vec<PathBuf>,
-    read: HashMap<FileId, Signature>,
+    read: HashMap<FileId, FileSignature>,
     vanished: HashMap<FileId, Instant>,
 }
 
@@ -69,18 +69,18 @@ pub(crate) struct ScanResult {
     /// All directories found, to be watched by inotify.
     pub(crate) directories: Vec<PathBuf>,
     /// Delay after which to scan again, if a file has not settled yet.
-    pub(crate) again: Option<Duration>,
+    pub(crate) rescan_in: Option<Duration>,
 }
 
 impl ScanResult {
-    fn again_in(&mut self, after: Duration) {
+    fn request_rescan(&mut self, after: Duration) {
         let after = after.max(Duration::from_millis(5));
-        self.again = Some(self.again.map_or(after, |again| again.min(after)));
+        self.rescan_in = Some(self.rescan_in.map_or(after, |again| again.min(after)));
     }
 }
 
 #[derive(Default)]
-struct Found {
+struct FoundFiles {
     files: BTreeMap<FileId, Metadata>,
     /// Directories that could not be listed: the files below them keep their state.
     protected: Vec<FileId>,
@@ -97,20 +97,25 @@ impl Scanner {
 
     /// Scans every file, and applies changes to `tree`. The first scan does not wait for files to
     /// settle.
-    pub(crate) fn scan(&mut self, tree: &mut Tree, first: bool, written: &Written) -> ScanResult {
+    pub(crate) fn scan(
+        &mut self,
+        tree: &mut ManifestTree,
+        first: bool,
+        written: &CompletionTimes,
+    ) -> ScanResult {
         let mut scan = ScanResult::default();
-        let mut found = Found::default();
+        let mut found = FoundFiles::default();
         for (layer, root) in self.layers.clone().into_iter().enumerate() {
             let id = FileId {
                 layer,
                 path: root.as_path().into(),
             };
             let mut seen = HashSet::new();
-            match list(&id, 0, &mut seen, &mut found, &mut scan, tree) {
-                Ok(()) => tree.readable(&id),
+            match list_files(&id, 0, &mut seen, &mut found, &mut scan, tree) {
+                Ok(()) => tree.clear_unreadable(&id),
                 Err(error) => {
                     found.protected.push(id.clone());
-                    tree.unreadable(
+                    tree.set_unreadable(
                         &id,
                         format!("cannot be listed: {error}; what was read from it stays"),
                     );
@@ -119,7 +124,7 @@ impl Scanner {
         }
         for (id, meta) in &found.files {
             self.vanished.remove(id);
-            let signature = Signature::from(meta);
+            let signature = FileSignature::from(meta);
             if self.read.get(id) == Some(&signature) {
                 continue;
             }
@@ -131,19 +136,24 @@ impl Scanner {
                 && (is_emptied || !is_whole)
                 && let Some(wait) = time_to_settle(meta, is_emptied)
             {
-                scan.again_in(wait);
+                scan.request_rescan(wait);
                 continue;
             }
             if !self.read_file(id, signature, tree) {
-                scan.again_in(SETTLE);
+                scan.request_rescan(FILE_SETTLE_TIME);
             }
         }
-        self.forget_vanished(&found, tree, &mut scan);
+        self.remove_vanished(&found, tree, &mut scan);
         scan
     }
 
     /// Reads one file into `tree`; returns false if the file changed meanwhile.
-    fn read_file(&mut self, id: &FileId, signature: Signature, tree: &mut Tree) -> bool {
+    fn read_file(
+        &mut self,
+        id: &FileId,
+        signature: FileSignature,
+        tree: &mut ManifestTree,
+    ) -> bool {
         match read_text(&id.path) {
             Ok((text, after)) if after == signature => {
                 let format = if id.path.extension().is_some_and(|ext| ext == "json") {
@@ -151,16 +161,16 @@ impl Scanner {
                 } else {
                     Format::Yaml
                 };
-                tree.readable(id);
-                let parsed = parse(&text, format, id.layer > 0, &tree.known(id));
-                tree.file_read(id, parsed);
+                tree.clear_unreadable(id);
+                let parsed = parse(&text, format, id.layer > 0, &tree.known_documents(id));
+                tree.set_file(id, parsed);
                 self.read.insert(id.clone(), signature);
                 true
             }
             Ok(_) => false,
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => {
-                tree.unreadable(
+                tree.set_unreadable(
                     id,
                     format!("cannot be read: {error}; what was read from it stays"),
                 );
@@ -170,7 +180,12 @@ impl Scanner {
         }
     }
 
-    fn forget_vanished(&mut self, found: &Found, tree: &mut Tree, scan: &mut ScanResult) {
+    fn remove_vanished(
+        &mut self,
+        found: &FoundFiles,
+        tree: &mut ManifestTree,
+        scan: &mut ScanResult,
+    ) {
         let missing: Vec<FileId> = tree
             .files()
             .chain(self.read.keys())
@@ -184,12 +199,12 @@ impl Scanner {
             .collect();
         for id in missing {
             let since = *self.vanished.entry(id.clone()).or_insert_with(Instant::now);
-            if since.elapsed() >= VANISHED {
+            if since.elapsed() >= VANISHED_FILE_GRACE_PERIOD {
                 self.vanished.remove(&id);
                 self.read.remove(&id);
-                tree.file_gone(&id);
+                tree.remove_file(&id);
             } else {
-                scan.again_in(VANISHED.saturating_sub(since.elapsed()));
+                scan.request_rescan(VANISHED_FILE_GRACE_PERIOD.saturating_sub(since.elapsed()));
             }
         }
     }
@@ -201,17 +216,21 @@ fn time_to_settle(meta: &Metadata, is_emptied: bool) -> Option<Duration> {
     let age = SystemTime::now()
         .duration_since(meta.modified().ok()?)
         .ok()?;
-    let settle = if is_emptied { SETTLE_EMPTY } else { SETTLE };
+    let settle = if is_emptied {
+        EMPTY_FILE_SETTLE_TIME
+    } else {
+        FILE_SETTLE_TIME
+    };
     settle.checked_sub(age).filter(|wait| !wait.is_zero())
 }
 
-fn list(
+fn list_files(
     at: &FileId,
     depth: usize,
     seen: &mut HashSet<(u64, u64)>,
-    found: &mut Found,
+    found: &mut FoundFiles,
     scan: &mut ScanResult,
-    tree: &mut Tree,
+    tree: &mut ManifestTree,
 ) -> io::Result<()> {
     let meta = fs::metadata(&at.path)?;
     if !seen.insert((meta.dev(), meta.ino())) {
@@ -237,17 +256,21 @@ fn list(
         };
         // Links are followed; a dangling one counts as a missing file.
         match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => match list(&id, depth + 1, seen, found, scan, tree) {
-                Ok(()) => tree.readable(&id),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => tree.readable(&id),
-                Err(error) => {
-                    found.protected.push(id.clone());
-                    tree.unreadable(
-                        &id,
-                        format!("cannot be listed: {error}; what was read from it stays"),
-                    );
+            Ok(meta) if meta.is_dir() => {
+                match list_files(&id, depth + 1, seen, found, scan, tree) {
+                    Ok(()) => tree.clear_unreadable(&id),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        tree.clear_unreadable(&id)
+                    }
+                    Err(error) => {
+                        found.protected.push(id.clone());
+                        tree.set_unreadable(
+                            &id,
+                            format!("cannot be listed: {error}; what was read from it stays"),
+                        );
+                    }
                 }
-            },
+            }
             Ok(meta) if meta.is_file() && is_manifest => {
                 found.files.insert(id, meta);
             }
@@ -255,7 +278,7 @@ fn list(
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if is_manifest => {
                 found.protected.push(id.clone());
-                tree.unreadable(
+                tree.set_unreadable(
                     &id,
                     format!("cannot be read: {error}; what was read from it stays"),
                 );
@@ -267,7 +290,7 @@ fn list(
 }
 
 /// Returns the text of a file and its signature after reading.
-fn read_text(path: &Path) -> io::Result<(String, Signature)> {
+fn read_text(path: &Path) -> io::Result<(String, FileSignature)> {
     let mut file = File::open(path)?;
     let mut text = String::new();
     let read = file
@@ -279,7 +302,7 @@ fn read_text(path: &Path) -> io::Result<(String, Signature)> {
             "larger than {MAX_FILE_BYTES} bytes"
         )));
     }
-    let signature = Signature::from(&file.metadata()?);
+    let signature = FileSignature::from(&file.metadata()?);
     Ok((text, signature))
 }
 

@@ -11,8 +11,8 @@ use ambit_k8s_api::{Object, ObjectKey};
 use serde_json::Value;
 
 use crate::{
-    Change, ObjectEvent, Origin, Problem, Snapshot,
-    document::{Document, Known, Parsed, Refused},
+    ManifestChange, ManifestPosition, ManifestProblem, ObjectEvent, Snapshot,
+    document::{Document, KnownDocuments, ParsedFile, RejectedObject},
 };
 
 /// File of one of the layers. Ordered by layers, lower ones first.
@@ -26,30 +26,30 @@ pub(crate) struct FileId {
 struct FileState {
     documents: HashMap<ObjectKey, Document>,
     /// Invalid objects without an earlier valid version in the file.
-    refused: HashMap<ObjectKey, Refused>,
-    problems: Vec<Problem>,
+    refused: HashMap<ObjectKey, RejectedObject>,
+    problems: Vec<ManifestProblem>,
 }
 
 /// Objects of all layers, and their merged result.
 #[derive(Debug, Default)]
-pub(crate) struct Tree {
+pub(crate) struct ManifestTree {
     files: BTreeMap<FileId, FileState>,
     /// Files that have documents of an object.
     holders: HashMap<ObjectKey, BTreeSet<FileId>>,
     /// Hash of the merged JSON of every reported object.
     reported: HashMap<ObjectKey, u64>,
-    object_problems: BTreeMap<ObjectKey, Problem>,
+    object_problems: BTreeMap<ObjectKey, ManifestProblem>,
     /// Problems with reading files and directories.
-    path_problems: BTreeMap<FileId, Problem>,
+    path_problems: BTreeMap<FileId, ManifestProblem>,
     touched: HashSet<ObjectKey>,
     problems_changed: bool,
 }
 
-impl Tree {
+impl ManifestTree {
     /// Handles a file that was read. Objects whose documents are invalid now keep their earlier
     /// version.
-    pub(crate) fn file_read(&mut self, id: &FileId, parsed: Parsed) {
-        let origin = |line| Origin {
+    pub(crate) fn set_file(&mut self, id: &FileId, parsed: ParsedFile) {
+        let origin = |line| ManifestPosition {
             file: Arc::clone(&id.path),
             line,
         };
@@ -58,7 +58,7 @@ impl Tree {
         for document in parsed.documents {
             if let Some(first) = new.documents.get(&document.key) {
                 if first.json != document.json {
-                    new.problems.push(Problem {
+                    new.problems.push(ManifestProblem {
                         origin: origin(document.line),
                         message: format!(
                             "is given a second time, differently; line {} of the same file is used",
@@ -72,10 +72,10 @@ impl Tree {
             new.documents.insert(document.key.clone(), document);
         }
         let mut keep_all = false;
-        for bad in parsed.bad {
+        for bad in parsed.invalid {
             match &bad.key {
                 Some(key) if !new.documents.contains_key(key) => {
-                    match (old.documents.remove_entry(key), bad.refused) {
+                    match (old.documents.remove_entry(key), bad.rejected) {
                         (Some((key, document)), _) => {
                             new.documents.insert(key, document);
                         }
@@ -88,17 +88,17 @@ impl Tree {
                 Some(_) => {}
                 None => keep_all = true,
             }
-            new.problems.push(Problem {
+            new.problems.push(ManifestProblem {
                 origin: origin(bad.line),
                 object: bad.key,
                 message: bad.message,
             });
         }
-        for (line, kind) in parsed.unread {
-            new.problems.push(Problem {
+        for (line, kind) in parsed.ignored {
+            new.problems.push(ManifestProblem {
                 origin: origin(line),
                 object: None,
-                message: crate::unread_message(&kind),
+                message: crate::ignored_message(&kind),
             });
         }
         if keep_all {
@@ -118,7 +118,7 @@ impl Tree {
     }
 
     /// Handles the removal of a file.
-    pub(crate) fn file_gone(&mut self, id: &FileId) {
+    pub(crate) fn remove_file(&mut self, id: &FileId) {
         let old = self.files.remove(id).unwrap_or_default();
         self.problems_changed |= !old.problems.is_empty();
         self.problems_changed |= self.path_problems.remove(id).is_some();
@@ -127,12 +127,12 @@ impl Tree {
     }
 
     /// Records that a file or directory cannot be read; its earlier contents stay in force.
-    pub(crate) fn unreadable(&mut self, id: &FileId, message: String) {
-        let origin = Origin {
+    pub(crate) fn set_unreadable(&mut self, id: &FileId, message: String) {
+        let origin = ManifestPosition {
             file: Arc::clone(&id.path),
             line: 1,
         };
-        let problem = Problem {
+        let problem = ManifestProblem {
             origin,
             object: None,
             message,
@@ -144,7 +144,7 @@ impl Tree {
     }
 
     /// Records that a file or directory can be read again.
-    pub(crate) fn readable(&mut self, id: &FileId) {
+    pub(crate) fn clear_unreadable(&mut self, id: &FileId) {
         self.problems_changed |= self.path_problems.remove(id).is_some();
     }
 
@@ -160,17 +160,17 @@ impl Tree {
     }
 
     /// Returns the changes since the last call; `None` without any.
-    pub(crate) fn take_change(&mut self) -> Option<Change> {
+    pub(crate) fn take_change(&mut self) -> Option<ManifestChange> {
         let touched: BTreeSet<_> = std::mem::take(&mut self.touched).into_iter().collect();
         let events: Vec<_> = touched
             .into_iter()
-            .filter_map(|key| self.merge(key))
+            .filter_map(|key| self.merge_object(key))
             .collect();
         if events.is_empty() && !std::mem::take(&mut self.problems_changed) {
             return None;
         }
         self.problems_changed = false;
-        Some(Change {
+        Some(ManifestChange {
             events,
             problems: self.problems().into(),
         })
@@ -180,31 +180,31 @@ impl Tree {
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.take_change();
         let object = |key: &ObjectKey| {
-            let (value, origin, _) = self.lay(key);
+            let (value, origin, _) = self.merge_layers(key);
             let object = Object::from_value(key.kind, &value?).ok()?;
             Some((key.clone(), (object, origin?)))
         };
         Snapshot {
             objects: self.reported.keys().filter_map(object).collect(),
             problems: self.problems(),
-            unread: Vec::new(),
+            ignored: Vec::new(),
         }
     }
 
     /// Returns the documents of a file as last read.
-    pub(crate) fn known(&self, id: &FileId) -> Known {
+    pub(crate) fn known_documents(&self, id: &FileId) -> KnownDocuments {
         let documents = self
             .files
             .get(id)
             .into_iter()
             .flat_map(|file| file.documents.values());
         documents
-            .filter(|document| document.written != 0)
-            .map(|document| (document.written, document.clone()))
+            .filter(|document| document.content_hash != 0)
+            .map(|document| (document.content_hash, document.clone()))
             .collect()
     }
 
-    fn problems(&self) -> Vec<Problem> {
+    fn problems(&self) -> Vec<ManifestProblem> {
         let of_files = self.files.values().flat_map(|file| &file.problems);
         let mut problems: Vec<_> = of_files
             .chain(self.path_problems.values())
@@ -251,17 +251,19 @@ impl Tree {
     }
 
     /// Merges the layers of one object again, and returns the change of the object, if any.
-    fn merge(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
+    fn merge_object(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
         let old_problem = self.object_problems.remove(&key);
-        let (value, origin, mut problem) = self.lay(&key);
+        let (value, origin, mut problem) = self.merge_layers(&key);
         let event = match (value, origin) {
             (Some(value), Some(origin)) => match Object::from_value(key.kind, &value) {
-                Ok(object) => self.is_news(&key, &value).then_some(ObjectEvent::Applied {
-                    object,
-                    origin: Some(origin),
-                }),
+                Ok(object) => self
+                    .is_changed_value(&key, &value)
+                    .then_some(ObjectEvent::Applied {
+                        object,
+                        origin: Some(origin),
+                    }),
                 Err(error) => {
-                    problem = Some(Problem {
+                    problem = Some(ManifestProblem {
                         origin,
                         object: Some(key.clone()),
                         message: format!("{error} (after merging the layers)"),
@@ -270,13 +272,14 @@ impl Tree {
                 }
             },
             _ => match self.refused(&key) {
-                Some(Refused { error, value }) => {
+                Some(RejectedObject { error, value }) => {
                     let value = Box::new(value);
-                    self.is_news(&key, &value).then(|| ObjectEvent::Refused {
-                        key: key.clone(),
-                        error,
-                        value,
-                    })
+                    self.is_changed_value(&key, &value)
+                        .then(|| ObjectEvent::Refused {
+                            key: key.clone(),
+                            error,
+                            value,
+                        })
                 }
                 None => self
                     .reported
@@ -292,13 +295,13 @@ impl Tree {
     }
 
     /// Returns the invalid object with its error, if no file has a valid version.
-    fn refused(&self, key: &ObjectKey) -> Option<Refused> {
+    fn refused(&self, key: &ObjectKey) -> Option<RejectedObject> {
         let mut files = self.files.values();
         files.find_map(|file| file.refused.get(key)).cloned()
     }
 
     /// Returns whether the object differs from the last reported version; records it as reported.
-    fn is_news(&mut self, key: &ObjectKey, value: &Value) -> bool {
+    fn is_changed_value(&mut self, key: &ObjectKey, value: &Value) -> bool {
         let mut hasher = DefaultHasher::new();
         value.to_string().hash(&mut hasher);
         let hash = hasher.finish();
@@ -307,12 +310,19 @@ impl Tree {
 
     /// Merges the documents of an object: the first of each layer, then its overlays. Returns object, position, and
     /// error.
-    fn lay(&self, key: &ObjectKey) -> (Option<Value>, Option<Origin>, Option<Problem>) {
+    fn merge_layers(
+        &self,
+        key: &ObjectKey,
+    ) -> (
+        Option<Value>,
+        Option<ManifestPosition>,
+        Option<ManifestProblem>,
+    ) {
         let holders = self.holders.get(key).into_iter().flatten();
         let documents: Vec<_> = holders
             .filter_map(|id| Some((id, self.files.get(id)?.documents.get(key)?)))
             .collect();
-        let at = |(id, document): &(&FileId, &Document)| Origin {
+        let at = |(id, document): &(&FileId, &Document)| ManifestPosition {
             file: Arc::clone(&id.path),
             line: document.line,
         };
@@ -331,7 +341,7 @@ impl Tree {
                     ordered.push((entry.0.layer, false, entry));
                 }
                 Some(used) if used.1.json != entry.1.json => {
-                    problem = Some(Problem {
+                    problem = Some(ManifestProblem {
                         origin: at(entry),
                         object: Some(key.clone()),
                         message: format!(

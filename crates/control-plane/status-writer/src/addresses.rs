@@ -14,25 +14,25 @@ use ambit_k8s_api::{ObjectKey, ServiceEntry, created, istio::Resolution, labels}
 use serde_json::{Value, json};
 
 /// First and last allocated number, which is the last 16 bits of the addresses of both families.
-const FIRST_NUMBER: u16 = 1;
-const LAST_NUMBER: u16 = u16::MAX - 1;
+const FIRST_ADDRESS_NUMBER: u16 = 1;
+const LAST_ADDRESS_NUMBER: u16 = u16::MAX - 1;
 
 /// Hosts of a ServiceEntry that need allocated addresses, and the addresses it has.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Addresses {
+pub struct EntryAddresses {
     /// Creation time as text, whose order is that of age.
     created: String,
     /// Hosts that need addresses.
-    wanted: Vec<String>,
+    requested_hosts: Vec<String>,
     /// Addresses in the ServiceEntry's spec.
     own: Vec<IpAddr>,
     /// Hosts and addresses in the ServiceEntry's status.
     allocated: Vec<(String, String)>,
 }
 
-impl Addresses {
+impl EntryAddresses {
     /// Returns the addresses of an entry.
-    pub(crate) fn of(entry: &ServiceEntry) -> Self {
+    pub(crate) fn from_entry(entry: &ServiceEntry) -> Self {
         let spec = &entry.spec;
         let own: Vec<_> = spec
             .addresses
@@ -48,11 +48,11 @@ impl Addresses {
         let wants = spec.addresses.is_empty() && spec.resolution != Resolution::None && !opted_out;
         let is_eligible =
             |host: &&String| !host.starts_with('*') || spec.resolution == Resolution::DynamicDns;
-        let mut wanted = Vec::new();
+        let mut requested_hosts = Vec::new();
         for host in spec.hosts.iter().filter(is_eligible).filter(|_| wants) {
             let host = host.to_ascii_lowercase();
-            if !wanted.contains(&host) {
-                wanted.push(host);
+            if !requested_hosts.contains(&host) {
+                requested_hosts.push(host);
             }
         }
         let allocated = entry.status.get("addresses").and_then(Value::as_array);
@@ -62,7 +62,7 @@ impl Addresses {
         };
         Self {
             created: created(&entry.metadata),
-            wanted,
+            requested_hosts,
             own,
             allocated: allocated
                 .into_iter()
@@ -77,12 +77,12 @@ impl Addresses {
         let allocated = self.allocated.iter();
         let allocated = allocated.filter_map(|(_, value)| value.parse().ok());
         let all = self.own.iter().copied().chain(allocated);
-        all.filter_map(number).collect()
+        all.filter_map(address_number).collect()
     }
 }
 
 /// Returns the number that an address of the allocated ranges ends in; `None` for other addresses.
-fn number(ip: IpAddr) -> Option<u16> {
+fn address_number(ip: IpAddr) -> Option<u16> {
     match ip {
         IpAddr::V4(ip) => match ip.octets() {
             [240, 240, high, low] => Some(u16::from_be_bytes([high, low])),
@@ -95,7 +95,7 @@ fn number(ip: IpAddr) -> Option<u16> {
     }
 }
 
-fn addresses(number: u16) -> [IpAddr; 2] {
+fn addresses_for_number(number: u16) -> [IpAddr; 2] {
     let [high, low] = number.to_be_bytes();
     [
         Ipv4Addr::new(240, 240, high, low).into(),
@@ -105,27 +105,31 @@ fn addresses(number: u16) -> [IpAddr; 2] {
 
 /// Numbers of allocated addresses, and the ServiceEntries that hold them.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct AddressPool {
     /// ServiceEntries that hold each number, by age; the oldest one keeps it.
     holders: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
-    of: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
+    numbers_by_entry: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
     /// Number to try next. A released number is not reused soon.
     next: u16,
 }
 
-impl Default for Pool {
+impl Default for AddressPool {
     fn default() -> Self {
         Self {
             holders: BTreeMap::new(),
-            of: BTreeMap::new(),
-            next: FIRST_NUMBER,
+            numbers_by_entry: BTreeMap::new(),
+            next: FIRST_ADDRESS_NUMBER,
         }
     }
 }
 
-impl Pool {
+impl AddressPool {
     /// Records the addresses of a ServiceEntry. Returns other ServiceEntries that must give up a number to it.
-    pub(crate) fn update(&mut self, key: &ObjectKey, entry: &Addresses) -> BTreeSet<ObjectKey> {
+    pub(crate) fn update(
+        &mut self,
+        key: &ObjectKey,
+        entry: &EntryAddresses,
+    ) -> BTreeSet<ObjectKey> {
         self.forget(key);
         let numbers = entry.numbers();
         let mut younger = BTreeSet::new();
@@ -135,7 +139,7 @@ impl Pool {
             younger.extend(holders.iter().skip(1).map(|(_, key)| key.clone()));
         }
         if !numbers.is_empty() {
-            self.of
+            self.numbers_by_entry
                 .insert(key.clone(), (entry.created.clone(), numbers));
         }
         younger
@@ -143,7 +147,7 @@ impl Pool {
 
     /// Removes a deleted ServiceEntry and releases its numbers.
     pub(crate) fn forget(&mut self, key: &ObjectKey) {
-        let Some((created, numbers)) = self.of.remove(key) else {
+        let Some((created, numbers)) = self.numbers_by_entry.remove(key) else {
             return;
         };
         for number in numbers {
@@ -158,16 +162,16 @@ impl Pool {
 
     /// Allocates the missing addresses of a ServiceEntry. Returns the desired status; `None` if the object has it
     /// already.
-    pub(crate) fn allocate(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
+    pub(crate) fn allocate(&mut self, key: &ObjectKey, entry: &EntryAddresses) -> Option<Value> {
         let mut allocated: Vec<(String, String)> = Vec::new();
-        for host in &entry.wanted {
+        for host in &entry.requested_hosts {
             let before: Vec<_> = entry
                 .allocated
                 .iter()
                 .filter(|(of, _)| of == host)
                 .collect();
             let is_its = |(_, value): &&(String, String)| {
-                let number = value.parse().ok().and_then(number);
+                let number = value.parse().ok().and_then(address_number);
                 let first = number.and_then(|number| self.holders.get(&number)?.first());
                 first.is_some_and(|(_, first)| first == key)
             };
@@ -175,11 +179,11 @@ impl Pool {
                 allocated.extend(before.into_iter().cloned());
                 continue;
             }
-            let Some(number) = self.take(key, &entry.created) else {
+            let Some(number) = self.take_number(key, &entry.created) else {
                 tracing::error!(%key, host, "no address is left for this host: it has none");
                 continue;
             };
-            let new = addresses(number).into_iter();
+            let new = addresses_for_number(number).into_iter();
             allocated.extend(new.map(|ip| (host.clone(), ip.to_string())));
         }
         // An address in the status that is not ours may be another controller's, or still in use.
@@ -190,18 +194,18 @@ impl Pool {
         Some(json!({"addresses": allocated.iter().map(one).collect::<Vec<_>>()}))
     }
 
-    fn take(&mut self, key: &ObjectKey, created: &str) -> Option<u16> {
+    fn take_number(&mut self, key: &ObjectKey, created: &str) -> Option<u16> {
         let from = self.next;
-        let mut all = (from..=LAST_NUMBER).chain(FIRST_NUMBER..from);
+        let mut all = (from..=LAST_ADDRESS_NUMBER).chain(FIRST_ADDRESS_NUMBER..from);
         let number = all.find(|number| !self.holders.contains_key(number))?;
-        self.next = if number == LAST_NUMBER {
-            FIRST_NUMBER
+        self.next = if number == LAST_ADDRESS_NUMBER {
+            FIRST_ADDRESS_NUMBER
         } else {
             number + 1
         };
         let holder = (created.to_owned(), key.clone());
         self.holders.entry(number).or_default().insert(holder);
-        let of = self.of.entry(key.clone());
+        let of = self.numbers_by_entry.entry(key.clone());
         let of = of.or_insert_with(|| (created.to_owned(), BTreeSet::new()));
         of.1.insert(number);
         Some(number)
@@ -218,13 +222,13 @@ mod tests {
         ObjectKey::new(Kind::ServiceEntry, "shop", name)
     }
 
-    fn entry(created: &str, allocated: &[(&str, &str)]) -> Addresses {
+    fn entry(created: &str, allocated: &[(&str, &str)]) -> EntryAddresses {
         let pair = |(host, value): &(&str, &str)| ((*host).to_owned(), (*value).to_owned());
-        Addresses {
+        EntryAddresses {
             created: created.to_owned(),
-            wanted: vec!["a.com".to_owned()],
+            requested_hosts: vec!["a.com".to_owned()],
             allocated: allocated.iter().map(pair).collect(),
-            ..Addresses::default()
+            ..EntryAddresses::default()
         }
     }
 
@@ -237,13 +241,13 @@ mod tests {
 
     #[test]
     fn each_host_gets_and_keeps_one_address_of_each_family() {
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         pool.update(&key("a"), &entry("1", &[]));
         let first = values(pool.allocate(&key("a"), &entry("1", &[])));
         assert_eq!(first, ["240.240.0.1", "2001:2::1"]);
         let known = [("a.com", first[0].as_str()), ("a.com", first[1].as_str())];
         // After a restart, entries are reported in any order.
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         pool.update(&key("b"), &entry("2", &[]));
         pool.update(&key("a"), &entry("1", &known));
         assert_eq!(pool.allocate(&key("a"), &entry("1", &known)), None);
@@ -258,7 +262,7 @@ mod tests {
     #[test]
     fn older_entry_keeps_a_duplicate_address() {
         let same = [("a.com", "240.240.0.1"), ("a.com", "2001:2::1")];
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         assert!(pool.update(&key("young"), &entry("2", &same)).is_empty());
         let younger = pool.update(&key("old"), &entry("1", &same));
         assert_eq!(younger, [key("young")].into());
@@ -269,10 +273,10 @@ mod tests {
 
     #[test]
     fn addresses_of_specs_are_not_allocated() {
-        let mut pool = Pool::default();
-        let own = Addresses {
+        let mut pool = AddressPool::default();
+        let own = EntryAddresses {
             own: vec!["240.240.0.1".parse().unwrap()],
-            ..Addresses::default()
+            ..EntryAddresses::default()
         };
         pool.update(&key("own"), &own);
         assert_eq!(pool.allocate(&key("own"), &own), None);
@@ -282,25 +286,29 @@ mod tests {
 
     #[test]
     fn only_eligible_hosts_get_an_address() {
-        let wanted = |spec: Value| {
+        let requested_hosts = |spec: Value| {
             let entry = json!({"spec": spec, "metadata": {"labels": {}}});
             let entry: ServiceEntry = serde_json::from_value(entry).unwrap();
-            Addresses::of(&entry).wanted
+            EntryAddresses::from_entry(&entry).requested_hosts
         };
         assert_eq!(
-            wanted(json!({"hosts": ["A.com", "*.b.com"], "resolution": "DNS"})),
+            requested_hosts(json!({"hosts": ["A.com", "*.b.com"], "resolution": "DNS"})),
             ["a.com"]
         );
         assert_eq!(
-            wanted(json!({"hosts": ["*.b.com"], "resolution": "DYNAMIC_DNS"})),
+            requested_hosts(json!({"hosts": ["*.b.com"], "resolution": "DYNAMIC_DNS"})),
             ["*.b.com"]
         );
-        assert!(wanted(json!({"hosts": ["a.com"]})).is_empty());
+        assert!(requested_hosts(json!({"hosts": ["a.com"]})).is_empty());
         let with = json!({"hosts": ["a.com"], "resolution": "DNS", "addresses": ["192.0.2.1"]});
-        assert!(wanted(with).is_empty());
+        assert!(requested_hosts(with).is_empty());
         let opted_out = json!({"spec": {"hosts": ["a.com"], "resolution": "DNS"},
             "metadata": {"labels": {"networking.istio.io/enable-autoallocate-ip": "false"}}});
         let opted_out: ServiceEntry = serde_json::from_value(opted_out).unwrap();
-        assert!(Addresses::of(&opted_out).wanted.is_empty());
+        assert!(
+            EntryAddresses::from_entry(&opted_out)
+                .requested_hosts
+                .is_empty()
+        );
     }
 }

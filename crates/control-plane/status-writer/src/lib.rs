@@ -26,8 +26,8 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
-mod parts;
 mod report;
+mod status_list;
 mod table;
 
 use ambit_kube_kit::{apply, events};
@@ -35,8 +35,8 @@ use ambit_rt::DrainWatcher;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
-pub use addresses::Addresses;
-pub use report::{Facts, ObservedObject, Report, concerns};
+pub use addresses::EntryAddresses;
+pub use report::{ObservedObject, Report, StatusFacts, has_status};
 pub use table::{StatusTable, Writes};
 
 /// Name under which the controller reports events.
@@ -55,18 +55,21 @@ pub fn start(
     let (reports, taken) = mpsc::unbounded_channel();
     let (desired_writes, queued_writes) = mpsc::unbounded_channel();
     let (events, queued_events) = mpsc::unbounded_channel();
-    ambit_rt::spawn("status", apply::run(client.clone(), queued_writes));
+    ambit_rt::spawn(
+        "status",
+        apply::run_status_writer(client.clone(), queued_writes),
+    );
     ambit_rt::spawn("events", async move {
-        events::run(client, CONTROLLER, &replica, queued_events).await;
+        events::run_event_recorder(client, CONTROLLER, &replica, queued_events).await;
     });
     ambit_rt::spawn(
         "status book",
-        keep(taken, is_mesh_leader, desired_writes, events, drain.clone()),
+        run_status_table(taken, is_mesh_leader, desired_writes, events, drain.clone()),
     );
     reports
 }
 
-async fn keep(
+async fn run_status_table(
     mut reports: mpsc::UnboundedReceiver<Report>,
     mut is_leader: watch::Receiver<bool>,
     desired_writes: mpsc::UnboundedSender<apply::DesiredWrite>,
@@ -77,7 +80,7 @@ async fn keep(
     loop {
         let out = tokio::select! {
             report = reports.recv() => match report {
-                Some(report) => table.take(report),
+                Some(report) => table.apply(report),
                 None => return,
             },
             Ok(()) = is_leader.changed() => {

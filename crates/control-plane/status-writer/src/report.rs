@@ -1,6 +1,6 @@
 //! Reports about objects, for the writer of conditions.
 
-use ambit_derive::{Problem, condition::Standing};
+use ambit_derive::{Problem, condition::DerivedStatus};
 use ambit_k8s_api::{Kind, Object, ObjectKey, status::conditions};
 use serde_json::Value;
 
@@ -14,11 +14,11 @@ pub enum Report {
     /// Problems of the object that changed because of other objects.
     Problems(ObjectKey, Vec<Problem>),
     /// Derived conditions of the object that changed because of other objects.
-    Standing(ObjectKey, Standing),
+    DerivedStatus(ObjectKey, DerivedStatus),
     /// The object was deleted.
-    Gone(ObjectKey),
+    Deleted(ObjectKey),
     /// Every object that existed at the start was reported.
-    Complete,
+    AllObserved,
 }
 
 /// Object with the problems and conditions that were derived for it.
@@ -27,7 +27,7 @@ pub struct ObservedObject {
     /// Key of the object.
     pub key: ObjectKey,
     /// Fields of the object that conditions depend on.
-    pub facts: Facts,
+    pub facts: StatusFacts,
     /// Problems that were found in the object.
     pub problems: Vec<Problem>,
     /// Whether the problems have changed since the last report.
@@ -35,12 +35,12 @@ pub struct ObservedObject {
     /// Whether any part of a policy is enforced.
     pub in_force: bool,
     /// Conditions that depend on other objects; `None` if they are not derived yet.
-    pub standing: Option<Standing>,
+    pub derived_status: Option<DerivedStatus>,
 }
 
 /// Fields of an object that the writer of conditions needs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts {
+pub struct StatusFacts {
     /// API version, `group/version`.
     pub api_version: String,
     /// UID of the object.
@@ -52,19 +52,19 @@ pub struct Facts {
     /// Published conditions of the object.
     pub conditions: Vec<Value>,
     /// Published entries of the object's parts, such as listeners or parents.
-    pub parts: Vec<Value>,
+    pub list_entries: Vec<Value>,
     /// Addresses of a ServiceEntry's hosts; empty for other kinds.
-    pub addresses: addresses::Addresses,
+    pub addresses: addresses::EntryAddresses,
 }
 
 /// Returns whether objects of a kind have conditions that this crate writes.
-pub fn concerns(kind: Kind) -> bool {
-    !ambit_derive::conditions(kind).is_empty() || ambit_derive::parts(kind).is_some()
+pub fn has_status(kind: Kind) -> bool {
+    !ambit_derive::conditions(kind).is_empty() || ambit_derive::status_list(kind).is_some()
 }
 
-impl Facts {
+impl StatusFacts {
     /// Returns the fields of an object.
-    pub fn of(object: &Object) -> Self {
+    pub fn from_object(object: &Object) -> Self {
         let metadata = object.metadata();
         Self {
             api_version: object.status().api_version().to_owned(),
@@ -72,7 +72,7 @@ impl Facts {
             generation: metadata.generation,
             is_attached: ambit_derive::is_attached(object),
             conditions: object.status().conditions(),
-            parts: parts(
+            list_entries: list_entries(
                 object.kind(),
                 match object {
                     Object::Gateway(gateway) => &gateway.status,
@@ -85,14 +85,14 @@ impl Facts {
                 },
             ),
             addresses: match object {
-                Object::ServiceEntry(entry) => addresses::Addresses::of(entry),
-                _ => addresses::Addresses::default(),
+                Object::ServiceEntry(entry) => addresses::EntryAddresses::from_entry(entry),
+                _ => addresses::EntryAddresses::default(),
             },
         }
     }
 
     /// Returns the fields of an object that cannot be parsed.
-    pub fn of_unreadable(kind: Kind, value: &Value) -> Self {
+    pub fn from_invalid_json(kind: Kind, value: &Value) -> Self {
         let text = |pointer: &str| {
             let value = value.pointer(pointer).and_then(Value::as_str);
             value.unwrap_or_default().to_owned()
@@ -104,9 +104,9 @@ impl Facts {
                 .pointer("/metadata/generation")
                 .and_then(Value::as_i64),
             conditions: value.get("status").map(conditions).unwrap_or_default(),
-            parts: value
+            list_entries: value
                 .get("status")
-                .map(|status| parts(kind, status))
+                .map(|status| list_entries(kind, status))
                 .unwrap_or_default(),
             ..Self::default()
         }
@@ -114,8 +114,8 @@ impl Facts {
 }
 
 /// Returns the parts in a status that have conditions of their own.
-fn parts(kind: Kind, status: &Value) -> Vec<Value> {
-    let list = ambit_derive::parts(kind).map(|of| of.list);
+fn list_entries(kind: Kind, status: &Value) -> Vec<Value> {
+    let list = ambit_derive::status_list(kind).map(|of| of.list);
     let parts = list.and_then(|list| status.get(list)?.as_array());
     parts.cloned().unwrap_or_default()
 }

@@ -7,21 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_derive::{
-    condition::{self, ConditionType, Subject, Verdict},
-    conditions, parts,
+    condition::{self, ConditionContent, ConditionInput, ConditionType},
+    conditions, status_list,
 };
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_kube_kit::{
-    apply::{DesiredWrite, Part},
+    apply::{DesiredWrite, StatusOwner},
     events::EventRecord,
 };
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
 use crate::{
-    addresses::Pool,
-    parts::{self, desired},
-    report::{ObservedObject, Report, concerns},
+    addresses::AddressPool,
+    report::{ObservedObject, Report, has_status},
+    status_list::{self, desired_condition},
 };
 
 /// Field manager that writes allocated addresses.
@@ -41,7 +41,7 @@ pub struct StatusTable {
     is_leader: bool,
     entries: BTreeMap<ObjectKey, Entry>,
     /// Allocated addresses of ServiceEntries.
-    pool: Pool,
+    pool: AddressPool,
     /// Whether every object that existed at the start is known.
     complete: bool,
 }
@@ -50,16 +50,16 @@ pub struct StatusTable {
 struct Entry {
     observed: ObservedObject,
     /// Requested conditions that the object does not show yet, by type.
-    requested: BTreeMap<&'static str, Option<Verdict>>,
+    requested: BTreeMap<&'static str, Option<ConditionContent>>,
     /// Requested addresses that the object does not show yet.
     requested_addresses: Option<Value>,
     /// Requested parts that the object does not show yet.
-    requested_parts: Option<Vec<Value>>,
+    requested_list_entries: Option<Vec<Value>>,
 }
 
 impl StatusTable {
     /// Handles one report; returns the resulting writes and events.
-    pub fn take(&mut self, report: Report) -> Writes {
+    pub fn apply(&mut self, report: Report) -> Writes {
         let mut out = Writes::default();
         match report {
             Report::Observed(observed) => self.update(*observed, &mut out),
@@ -67,24 +67,24 @@ impl StatusTable {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.observed.problems = problems;
                     if self.is_leader {
-                        compare(entry, &mut out);
+                        compare_conditions(entry, &mut out);
                     }
                 }
             }
-            Report::Standing(key, standing) => {
+            Report::DerivedStatus(key, derived_status) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
-                    entry.observed.standing = Some(standing);
+                    entry.observed.derived_status = Some(derived_status);
                     if self.is_leader {
-                        compare(entry, &mut out);
+                        compare_conditions(entry, &mut out);
                     }
                 }
             }
-            Report::Complete => {
+            Report::AllObserved => {
                 self.complete = true;
                 let all: Vec<_> = self.entries.keys().cloned().collect();
                 self.allocate_addresses(all, &mut out);
             }
-            Report::Gone(key) => {
+            Report::Deleted(key) => {
                 self.pool.forget(&key);
                 if let Some(entry) = self.entries.remove(&key) {
                     out.desired_writes.extend(forget(&entry.observed));
@@ -100,10 +100,10 @@ impl StatusTable {
         self.is_leader = is_leader;
         for entry in self.entries.values_mut() {
             entry.requested.clear();
-            entry.requested_parts = None;
+            entry.requested_list_entries = None;
             entry.requested_addresses = None;
             if is_leader {
-                compare(entry, &mut out);
+                compare_conditions(entry, &mut out);
             } else {
                 out.desired_writes.extend(forget(&entry.observed));
             }
@@ -129,21 +129,21 @@ impl StatusTable {
             let Some(status) = self.pool.allocate(&key, &entry.observed.facts.addresses) else {
                 continue;
             };
-            let part = part(&entry.observed, ADDRESSES_MANAGER);
+            let part = write_target(&entry.observed, ADDRESSES_MANAGER);
             out.desired_writes
-                .push(DesiredWrite::Status(part, status.clone()));
+                .push(DesiredWrite::ApplyStatus(part, status.clone()));
             entry.requested_addresses = Some(status);
         }
     }
 
     fn update(&mut self, observed: ObservedObject, out: &mut Writes) {
         let key = observed.key.clone();
-        if !concerns(key.kind) {
-            self.remark_news(&observed, out);
+        if !has_status(key.kind) {
+            self.report_new_problems(&observed, out);
             return;
         }
         let mut requested = BTreeMap::new();
-        let (mut requested_addresses, mut requested_parts) = (None, None);
+        let (mut requested_addresses, mut requested_list_entries) = (None, None);
         if let Some(old) = self.entries.remove(&key) {
             // Until the status shows them, the requested addresses count as the entry's.
             if old.observed.facts.uid == observed.facts.uid
@@ -157,11 +157,11 @@ impl StatusTable {
                 && old.observed.facts.uid == observed.facts.uid
             {
                 requested = old.requested;
-                requested_parts = old.requested_parts;
+                requested_list_entries = old.requested_list_entries;
             }
         }
         if self.is_leader && !reports_problems(key.kind) {
-            self.remark_news(&observed, out);
+            self.report_new_problems(&observed, out);
         }
         let mut affected = BTreeSet::new();
         if key.kind == Kind::ServiceEntry && requested_addresses.is_none() {
@@ -172,19 +172,19 @@ impl StatusTable {
             observed,
             requested,
             requested_addresses,
-            requested_parts,
+            requested_list_entries,
         };
         if self.is_leader {
-            compare(&mut entry, out);
+            compare_conditions(&mut entry, out);
         }
         self.entries.insert(key, entry);
         self.allocate_addresses(affected, out);
     }
 
-    fn remark_news(&self, observed: &ObservedObject, out: &mut Writes) {
+    fn report_new_problems(&self, observed: &ObservedObject, out: &mut Writes) {
         if self.is_leader && observed.is_news && !observed.problems.is_empty() {
-            let text = condition::text(&observed.problems);
-            out.events.push(remark(observed, "Unusable", text));
+            let text = condition::join_messages(&observed.problems);
+            out.events.push(warning_event(observed, "Unusable", text));
         }
     }
 }
@@ -197,89 +197,114 @@ fn reports_problems(kind: Kind) -> bool {
 /// Returns cancellations of all pending writes of an object.
 fn forget(observed: &ObservedObject) -> impl Iterator<Item = DesiredWrite> {
     let managers = conditions(observed.key.kind).iter().map(|one| one.manager);
-    let managers = managers.chain(parts(observed.key.kind).map(|of| of.manager));
-    managers.map(|manager| DesiredWrite::Forget(part(observed, manager)))
+    let managers = managers.chain(status_list(observed.key.kind).map(|of| of.manager));
+    managers.map(|manager| DesiredWrite::Drop(write_target(observed, manager)))
 }
 
 /// Requests writes of conditions that differ from the published ones.
-fn compare(entry: &mut Entry, out: &mut Writes) {
-    compare_parts(entry, out);
+fn compare_conditions(entry: &mut Entry, out: &mut Writes) {
+    compare_list(entry, out);
     let observed = &entry.observed;
-    let subject = Subject {
+    let input = ConditionInput {
         problems: &observed.problems,
         in_force: observed.in_force,
         is_attached: observed.facts.is_attached,
-        standing: observed.standing.as_ref(),
+        derived_status: observed.derived_status.as_ref(),
     };
-    let known = |of: &&ConditionType| !of.needs_standing || observed.standing.is_some();
+    let known = |of: &&ConditionType| !of.needs_derived_status || observed.derived_status.is_some();
     for of in conditions(observed.key.kind).iter().filter(known) {
-        let wanted = (of.verdict)(&subject);
-        let there = observed.facts.conditions.iter();
+        let desired = (of.build)(&input);
+        let observed_value = observed.facts.conditions.iter();
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
-        let there = there.clone().find(is_it);
-        if is_current(of, there, wanted.as_ref(), observed.facts.generation) {
+        let observed_value = observed_value.clone().find(is_it);
+        if is_current(
+            of,
+            observed_value,
+            desired.as_ref(),
+            observed.facts.generation,
+        ) {
             entry.requested.remove(of.name);
             continue;
         }
-        if entry.requested.get(of.name) == Some(&wanted) {
+        if entry.requested.get(of.name) == Some(&desired) {
             continue;
         }
-        let status = wanted.as_ref().map_or_else(
+        let status = desired.as_ref().map_or_else(
             || json!({}),
-            |verdict| json!({"conditions": [condition(of, verdict, there, observed)]}),
+            |condition| json!({"conditions": [condition_json(of, condition, observed_value, observed)]}),
         );
-        out.desired_writes
-            .push(DesiredWrite::Status(part(observed, of.manager), status));
-        if let Some(verdict) = wanted.as_ref().filter(|verdict| verdict.is_trouble) {
-            out.events
-                .push(remark(observed, verdict.reason, verdict.message.clone()));
+        out.desired_writes.push(DesiredWrite::ApplyStatus(
+            write_target(observed, of.manager),
+            status,
+        ));
+        if let Some(condition) = desired
+            .as_ref()
+            .filter(|condition| condition.needs_attention)
+        {
+            out.events.push(warning_event(
+                observed,
+                condition.reason,
+                condition.message.clone(),
+            ));
         }
-        entry.requested.insert(of.name, wanted);
+        entry.requested.insert(of.name, desired);
     }
 }
 
 /// Requests writes of parts that differ from the published ones.
-fn compare_parts(entry: &mut Entry, out: &mut Writes) {
+fn compare_list(entry: &mut Entry, out: &mut Writes) {
     let observed = &entry.observed;
-    let (Some(of), Some(standing)) = (parts(observed.key.kind), &observed.standing) else {
+    let (Some(of), Some(derived_status)) =
+        (status_list(observed.key.kind), &observed.derived_status)
+    else {
         return;
     };
-    let there = &observed.facts.parts;
-    let wanted = parts::wanted(&of, &standing.parts, there, observed.facts.generation);
-    if parts::is_current(there, &wanted) {
-        entry.requested_parts = None;
+    let observed_value = &observed.facts.list_entries;
+    let desired = status_list::desired_entries(
+        &of,
+        &derived_status.entries,
+        observed_value,
+        observed.facts.generation,
+    );
+    if status_list::is_current(observed_value, &desired) {
+        entry.requested_list_entries = None;
         return;
     }
-    let pending = entry.requested_parts.as_ref();
-    if pending.is_some_and(|requested| parts::is_current(requested, &wanted)) {
+    let pending = entry.requested_list_entries.as_ref();
+    if pending.is_some_and(|requested| status_list::is_current(requested, &desired)) {
         return;
     }
-    let status = json!({of.list: wanted});
-    out.desired_writes
-        .push(DesiredWrite::Status(part(observed, of.manager), status));
-    entry.requested_parts = Some(wanted);
+    let status = json!({of.list: desired});
+    out.desired_writes.push(DesiredWrite::ApplyStatus(
+        write_target(observed, of.manager),
+        status,
+    ));
+    entry.requested_list_entries = Some(desired);
 }
 
 /// Returns whether a published condition has its desired value already.
 fn is_current(
     of: &ConditionType,
-    there: Option<&Value>,
-    wanted: Option<&Verdict>,
+    observed_value: Option<&Value>,
+    desired: Option<&ConditionContent>,
     generation: Option<i64>,
 ) -> bool {
-    match (there, wanted) {
-        (Some(there), Some(wanted)) => desired(of.name, wanted, generation).is_published(there),
-        (there, wanted) => there.is_none() && wanted.is_none(),
+    match (observed_value, desired) {
+        (Some(observed_value), Some(desired)) => {
+            desired_condition(of.name, desired, generation).is_published(observed_value)
+        }
+        (observed_value, desired) => observed_value.is_none() && desired.is_none(),
     }
 }
 
-fn condition(
+fn condition_json(
     of: &ConditionType,
-    verdict: &Verdict,
-    there: Option<&Value>,
+    condition: &ConditionContent,
+    observed_value: Option<&Value>,
     observed: &ObservedObject,
 ) -> Value {
-    let mut condition = desired(of.name, verdict, observed.facts.generation).to_json(there);
+    let mut condition =
+        desired_condition(of.name, condition, observed.facts.generation).to_json(observed_value);
     // Istio's own conditions have the generation as text, Kubernetes' as a number.
     if let Some(generation) = condition.get_mut("observedGeneration")
         && observed.key.kind.is_istio()
@@ -289,8 +314,8 @@ fn condition(
     condition
 }
 
-fn part(observed: &ObservedObject, manager: &'static str) -> Part {
-    Part {
+fn write_target(observed: &ObservedObject, manager: &'static str) -> StatusOwner {
+    StatusOwner {
         api_version: observed.facts.api_version.clone(),
         kind: observed.key.kind.as_str(),
         plural: observed.key.kind.plural(),
@@ -300,7 +325,7 @@ fn part(observed: &ObservedObject, manager: &'static str) -> Part {
     }
 }
 
-fn remark(observed: &ObservedObject, reason: &'static str, text: String) -> EventRecord {
+fn warning_event(observed: &ObservedObject, reason: &'static str, text: String) -> EventRecord {
     let text_of = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     EventRecord {
         object: ObjectReference {

@@ -13,13 +13,13 @@ use ambit_k8s_api::{
 use serde_json::{Value, json};
 
 use super::{
-    MESH, Remark, full_name, hosts, order,
-    rule::{Rule, RuleMatch, RuleMirror, Target},
-    values::plain,
+    FieldRemark, MESH_GATEWAY, fully_qualified_name, hosts, order,
+    rule::{DestinationTarget, RouteRule, RuleMatch, RuleMirror},
+    values::to_value_without_empty,
 };
 
 /// Maximum number of characters of an object's name.
-const MAX_NAME: usize = 253;
+const MAX_NAME_LENGTH: usize = 253;
 
 /// Objects that replace a VirtualService.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,7 +27,7 @@ pub struct Conversion {
     /// The HTTPRoute, and the HTTPFaults that it names.
     pub objects: Vec<Value>,
     /// Differences in behaviour that the owner should know.
-    pub notes: Vec<Remark>,
+    pub notes: Vec<FieldRemark>,
 }
 
 /// Converts a VirtualService to an HTTPRoute and HTTPFaults.
@@ -35,7 +35,10 @@ pub struct Conversion {
 /// # Errors
 ///
 /// With every reason why it cannot be converted.
-pub fn http_routes(from: &VirtualService, cluster_domain: &str) -> Result<Conversion, Vec<Remark>> {
+pub fn convert_to_http_routes(
+    from: &VirtualService,
+    cluster_domain: &str,
+) -> Result<Conversion, Vec<FieldRemark>> {
     let namespace = from.metadata.namespace.as_deref().unwrap_or("default");
     let name = from.metadata.name.as_deref().unwrap_or_default();
     let mut work = Converter {
@@ -47,30 +50,30 @@ pub fn http_routes(from: &VirtualService, cluster_domain: &str) -> Result<Conver
         faults: Vec::new(),
     };
     let spec = &from.spec;
-    let parents = work.parents(&spec.hosts);
-    if !spec.gateways.is_empty() && !spec.gateways.iter().all(|one| one == MESH) {
-        work.reason(
+    let parents = work.parent_refs(&spec.hosts);
+    if !spec.gateways.is_empty() && !spec.gateways.iter().all(|one| one == MESH_GATEWAY) {
+        work.reject(
             "gateways",
             "it is for gateways at the edge of the mesh: attach an HTTPRoute to their Gateway objects",
         );
     }
     if !spec.export_to.is_empty() && spec.export_to != ["*"] {
-        work.reason(
+        work.reject(
             "exportTo",
             "an HTTPRoute is followed by every waypoint of its service",
         );
     }
     for key in spec.unknown.keys() {
-        work.reason(key.as_str(), "is not supported");
+        work.reject(key.as_str(), "is not supported");
     }
     if spec.http.is_empty() && work.reasons.is_empty() {
-        work.reason("http", "there are no rules for HTTP");
+        work.reject("http", "there are no rules for HTTP");
     }
     let rules = spec.http.iter().enumerate();
     let rules: Vec<_> = rules
-        .map(|(number, rule)| work.rule(number, Rule::read(number, rule)))
+        .map(|(number, rule)| work.convert_rule(number, RouteRule::from_http_rule(number, rule)))
         .collect();
-    work.reasons.extend(order::changes(&rules));
+    work.reasons.extend(order::order_differences(&rules));
     if !work.reasons.is_empty() {
         return Err(work.reasons);
     }
@@ -83,7 +86,7 @@ pub fn http_routes(from: &VirtualService, cluster_domain: &str) -> Result<Conver
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
         "metadata": {"name": name, "namespace": namespace},
-        "spec": plain(&route),
+        "spec": to_value_without_empty(&route),
     })];
     objects.extend(work.faults);
     Ok(Conversion {
@@ -97,43 +100,43 @@ struct Converter<'a> {
     namespace: &'a str,
     name: &'a str,
     cluster_domain: &'a str,
-    reasons: Vec<Remark>,
-    notes: Vec<Remark>,
+    reasons: Vec<FieldRemark>,
+    notes: Vec<FieldRemark>,
     faults: Vec<Value>,
 }
 
 impl Converter<'_> {
-    fn reason(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.reasons.push(Remark::new(field, message));
+    fn reject(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.reasons.push(FieldRemark::new(field, message));
     }
 
-    fn note(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.notes.push(Remark::new(field, message));
+    fn add_note(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.notes.push(FieldRemark::new(field, message));
     }
 
     /// Returns name and namespace of the Service that a destination's host names.
-    fn service(&mut self, field: &str, host: &str) -> Option<(String, String)> {
-        let full = full_name(host, self.namespace, self.cluster_domain);
-        let service = full.and_then(|name| hosts::service(&name, self.cluster_domain));
+    fn resolve_service(&mut self, field: &str, host: &str) -> Option<(String, String)> {
+        let full = fully_qualified_name(host, self.namespace, self.cluster_domain);
+        let service = full.and_then(|name| hosts::service_of_hostname(&name, self.cluster_domain));
         if service.is_none() {
             let message = format!(
                 "{host:?} is no service of Kubernetes by its name, or by its full name with .svc.{}",
                 self.cluster_domain
             );
-            self.reason(field, message);
+            self.reject(field, message);
         }
         service
     }
 
-    fn parents(&mut self, hosts: &[String]) -> Vec<ParentReference> {
+    fn parent_refs(&mut self, hosts: &[String]) -> Vec<ParentReference> {
         let mut parents = Vec::new();
         for (number, host) in hosts.iter().enumerate() {
             let field = format!("hosts[{number}]");
-            let Some((name, namespace)) = self.service(&field, host) else {
+            let Some((name, namespace)) = self.resolve_service(&field, host) else {
                 continue;
             };
             if namespace != self.namespace {
-                self.note(
+                self.add_note(
                     &field,
                     format!(
                         "only callers in {} follow a route for a service of {namespace}",
@@ -152,23 +155,27 @@ impl Converter<'_> {
         parents
     }
 
-    fn rule(&mut self, number: usize, mut rule: Rule) -> HttpRouteRule {
+    fn convert_rule(&mut self, number: usize, mut rule: RouteRule) -> HttpRouteRule {
         self.reasons.append(&mut rule.unsupported);
         self.notes.append(&mut rule.notes);
-        let at = rule.at.clone();
-        let matches: Vec<_> = rule.matches.iter().map(|one| self.one_match(one)).collect();
+        let at = rule.field_path.clone();
+        let matches: Vec<_> = rule
+            .matches
+            .iter()
+            .map(|one| self.convert_match(one))
+            .collect();
         let mut filters = rule.filters;
         self.apply_rewrite(&at, &matches, &mut filters);
         if let Some(fault) = &rule.fault {
-            filters.push(self.fault(&at, number, fault));
+            filters.push(self.convert_fault(&at, number, fault));
         }
         for mirror in &rule.mirrors {
-            filters.extend(self.mirror(mirror));
+            filters.extend(self.convert_mirror(mirror));
         }
         let is_only = rule.destinations.len() == 1;
         let mut backend_refs = Vec::new();
         for to in rule.destinations {
-            let backend = self.backend(&to.to);
+            let backend = self.convert_backend(&to.to);
             backend_refs.extend(backend.map(|backend| HttpBackendRef {
                 weight: (!is_only).then(|| i32::try_from(to.weight).unwrap_or(i32::MAX)),
                 filters: to.filters,
@@ -182,13 +189,13 @@ impl Converter<'_> {
             filters,
             backend_refs,
             timeouts: (!is_without_timeouts).then_some(rule.timeouts),
-            retry: self.retry(&at, rule.retry),
+            retry: self.convert_retry(&at, rule.retry),
             ..HttpRouteRule::default()
         }
     }
 
-    fn one_match(&mut self, from: &RuleMatch) -> HttpRouteMatch {
-        let at = &from.at;
+    fn convert_match(&mut self, from: &RuleMatch) -> HttpRouteMatch {
+        let at = &from.field_path;
         let beyond = [
             (
                 "gateways",
@@ -213,7 +220,7 @@ impl Converter<'_> {
         ];
         for (field, is_there, message) in beyond {
             if is_there {
-                self.reason(format!("{at}.{field}"), message);
+                self.reject(format!("{at}.{field}"), message);
             }
         }
         let path = from.request.path.as_ref();
@@ -223,7 +230,7 @@ impl Converter<'_> {
             let message = format!(
                 "{trimmed} and what is below it match; {trimmed}more does not, unlike before"
             );
-            self.note(format!("{at}.uri"), message);
+            self.add_note(format!("{at}.uri"), message);
         }
         from.request.clone()
     }
@@ -245,7 +252,7 @@ impl Converter<'_> {
             || !matches.iter().all(has_path)
             || ![0, matches.len()].contains(&count)
         {
-            self.reason(
+            self.reject(
                 format!("{at}.rewrite.uri"),
                 "paths are rewritten where all matches of the rule are prefixes, or none is: split the rule",
             );
@@ -258,10 +265,10 @@ impl Converter<'_> {
         }
     }
 
-    fn fault(&mut self, at: &str, number: usize, spec: &HttpFaultSpec) -> HttpRouteFilter {
+    fn convert_fault(&mut self, at: &str, number: usize, spec: &HttpFaultSpec) -> HttpRouteFilter {
         let name = format!("{}-{number}", self.name);
-        if name.len() > MAX_NAME {
-            self.reason(
+        if name.len() > MAX_NAME_LENGTH {
+            self.reject(
                 format!("{at}.fault"),
                 format!("an HTTPFault of the name {name:?} has too many characters"),
             );
@@ -270,7 +277,7 @@ impl Converter<'_> {
             "apiVersion": "ambit.io/v1alpha1",
             "kind": "HTTPFault",
             "metadata": {"name": name, "namespace": self.namespace},
-            "spec": plain(spec),
+            "spec": to_value_without_empty(spec),
         }));
         HttpRouteFilter {
             type_: "ExtensionRef".to_owned(),
@@ -284,8 +291,8 @@ impl Converter<'_> {
         }
     }
 
-    fn mirror(&mut self, from: &RuleMirror) -> Option<HttpRouteFilter> {
-        let to = self.backend(&from.to)?;
+    fn convert_mirror(&mut self, from: &RuleMirror) -> Option<HttpRouteFilter> {
+        let to = self.convert_backend(&from.to)?;
         Some(HttpRouteFilter {
             type_: "RequestMirror".to_owned(),
             request_mirror: Some(HttpRequestMirror {
@@ -303,11 +310,11 @@ impl Converter<'_> {
         })
     }
 
-    fn backend(&mut self, to: &Target) -> Option<HttpBackendRef> {
-        let at = &to.at;
-        let (name, namespace) = self.service(&format!("{at}.host"), &to.host)?;
+    fn convert_backend(&mut self, to: &DestinationTarget) -> Option<HttpBackendRef> {
+        let at = &to.field_path;
+        let (name, namespace) = self.resolve_service(&format!("{at}.host"), &to.host)?;
         let Some(port) = to.port else {
-            self.reason(
+            self.reject(
                 format!("{at}.port"),
                 "a backend of an HTTPRoute has a port: add port.number",
             );
@@ -315,7 +322,7 @@ impl Converter<'_> {
         };
         let elsewhere = namespace != self.namespace;
         if elsewhere {
-            self.note(
+            self.add_note(
                 at,
                 format!(
                     "a ReferenceGrant in {namespace} must allow HTTPRoutes of {}",
@@ -327,7 +334,7 @@ impl Converter<'_> {
             None => (None, None, name),
             Some(subset) => (
                 Some(ambit::GROUP.to_owned()),
-                Some(ambit::SUBSET.to_owned()),
+                Some(ambit::SUBSET_KIND.to_owned()),
                 format!("{name}.{subset}"),
             ),
         };
@@ -341,10 +348,10 @@ impl Converter<'_> {
         })
     }
 
-    fn retry(&mut self, at: &str, from: Option<HttpRouteRetry>) -> Option<HttpRouteRetry> {
+    fn convert_retry(&mut self, at: &str, from: Option<HttpRouteRetry>) -> Option<HttpRouteRetry> {
         let retry = from?;
         if retry.attempts == Some(0) {
-            self.note(
+            self.add_note(
                 format!("{at}.retries.attempts"),
                 "an HTTPRoute cannot turn retries off: requests without side effects are sent again, at most twice",
             );

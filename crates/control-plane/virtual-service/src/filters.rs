@@ -16,24 +16,24 @@ use ambit_k8s_api::{
 };
 
 use super::{
-    rule::{Rule, RuleMirror},
-    values::{milliseconds, whole_number},
+    rule::{RouteRule, RuleMirror},
+    values::{parse_milliseconds, saturating_i32},
 };
 
-impl Rule {
+impl RouteRule {
     /// Converts the fields of a rule that modify requests or responses.
     pub(super) fn read_filters(&mut self, from: &HttpRule) {
-        let at = self.at.clone();
-        self.filters = self.headers(&format!("{at}.headers"), from.headers.as_ref());
+        let at = self.field_path.clone();
+        self.filters = self.convert_headers(&format!("{at}.headers"), from.headers.as_ref());
         if let Some(cors) = &from.cors_policy {
-            let filter = self.cors(&format!("{at}.corsPolicy"), cors);
+            let filter = self.convert_cors(&format!("{at}.corsPolicy"), cors);
             self.filters.push(filter);
         }
         if let Some(fault) = &from.fault {
             let at = format!("{at}.fault");
             self.fault = Some(self.read_fault(&at, fault));
             if from.redirect.is_some() {
-                self.unsupported(at, "redirect and fault exclude each other");
+                self.add_unsupported(at, "redirect and fault exclude each other");
             }
         }
         if let Some(rewrite) = &from.rewrite {
@@ -41,9 +41,9 @@ impl Rule {
                 let uri = one.uri.as_ref();
                 one.ignore_uri_case && uri.is_some_and(|uri| uri.prefix.is_some())
             });
-            let filter = self.rewrite(&format!("{at}.rewrite"), rewrite);
+            let filter = self.convert_rewrite(&format!("{at}.rewrite"), rewrite);
             if ignores_case && rewrite.uri.is_some() {
-                self.unsupported(
+                self.add_unsupported(
                     format!("{at}.rewrite.uri"),
                     "prefixes are not replaced where their case is ignored",
                 );
@@ -51,23 +51,31 @@ impl Rule {
             self.filters.push(filter);
         }
         if let Some(redirect) = &from.redirect {
-            let filter = self.redirect(&format!("{at}.redirect"), redirect);
+            let filter = self.convert_redirect(&format!("{at}.redirect"), redirect);
             self.filters.push(filter);
         }
     }
 
-    pub(super) fn headers(&mut self, at: &str, from: Option<&Headers>) -> Vec<HttpRouteFilter> {
+    pub(super) fn convert_headers(
+        &mut self,
+        at: &str,
+        from: Option<&Headers>,
+    ) -> Vec<HttpRouteFilter> {
         let mut filters = Vec::new();
         let Some(headers) = from else { return filters };
-        self.unknown(at, &headers.unknown);
-        if let Some(changes) = self.header_changes(&format!("{at}.request"), &headers.request) {
+        self.add_unknown_fields(at, &headers.unknown);
+        if let Some(changes) =
+            self.convert_header_changes(&format!("{at}.request"), &headers.request)
+        {
             filters.push(HttpRouteFilter {
                 type_: "RequestHeaderModifier".to_owned(),
                 request_header_modifier: Some(changes),
                 ..HttpRouteFilter::default()
             });
         }
-        if let Some(changes) = self.header_changes(&format!("{at}.response"), &headers.response) {
+        if let Some(changes) =
+            self.convert_header_changes(&format!("{at}.response"), &headers.response)
+        {
             filters.push(HttpRouteFilter {
                 type_: "ResponseHeaderModifier".to_owned(),
                 response_header_modifier: Some(changes),
@@ -77,17 +85,21 @@ impl Rule {
         filters
     }
 
-    fn header_changes(&mut self, at: &str, changes: &HeaderChanges) -> Option<HttpHeaderFilter> {
-        self.unknown(at, &changes.unknown);
+    fn convert_header_changes(
+        &mut self,
+        at: &str,
+        changes: &HeaderChanges,
+    ) -> Option<HttpHeaderFilter> {
+        self.add_unknown_fields(at, &changes.unknown);
         for (name, value) in changes.set.iter().chain(&changes.add) {
             if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
-                self.unsupported(
+                self.add_unsupported(
                     format!("{at}[{name}]"),
                     "the host is changed by rewrite.authority",
                 );
             }
             if value.contains('%') {
-                self.unsupported(
+                self.add_unsupported(
                     format!("{at}[{name}]"),
                     "values with placeholders have no counterpart",
                 );
@@ -109,12 +121,12 @@ impl Rule {
         (filter != HttpHeaderFilter::default()).then_some(filter)
     }
 
-    fn cors(&mut self, at: &str, from: &CorsPolicy) -> HttpRouteFilter {
-        self.unknown(at, &from.unknown);
+    fn convert_cors(&mut self, at: &str, from: &CorsPolicy) -> HttpRouteFilter {
+        self.add_unknown_fields(at, &from.unknown);
         let mut origins = Vec::new();
         for (number, origin) in from.allow_origins.iter().enumerate() {
             let at = format!("{at}.allowOrigins[{number}]");
-            self.unknown(&at, &origin.unknown);
+            self.add_unknown_fields(&at, &origin.unknown);
             match origin {
                 StringMatch {
                     exact: Some(exact), ..
@@ -122,17 +134,17 @@ impl Rule {
                 StringMatch {
                     regex: Some(regex), ..
                 } if regex == ".*" => origins.push("*".to_owned()),
-                _ => self.unsupported(
+                _ => self.add_unsupported(
                     at,
                     "a CORS filter has whole origins, and * for a label or for all",
                 ),
             }
         }
         let max_age = from.max_age.as_deref().and_then(|text| {
-            let seconds = milliseconds(text).filter(|all| *all > 0 && all % 1000 == 0);
+            let seconds = parse_milliseconds(text).filter(|all| *all > 0 && all % 1000 == 0);
             let seconds = seconds.and_then(|all| i32::try_from(all / 1000).ok());
             if seconds.is_none() {
-                self.unsupported(
+                self.add_unsupported(
                     format!("{at}.maxAge"),
                     format!("{text:?} is no number of seconds"),
                 );
@@ -155,24 +167,24 @@ impl Rule {
     }
 
     fn read_fault(&mut self, at: &str, from: &Fault) -> HttpFaultSpec {
-        self.unknown(at, &from.unknown);
+        self.add_unknown_fields(at, &from.unknown);
         let delay = from.delay.as_ref().map(|delay| {
             let at = format!("{at}.delay");
-            self.unknown(&at, &delay.unknown);
+            self.add_unknown_fields(&at, &delay.unknown);
             let share = delay.percentage.as_ref();
-            let (percent, fraction) = self.percentage(&format!("{at}.percentage"), share);
+            let (percent, fraction) = self.parse_percentage(&format!("{at}.percentage"), share);
             FaultDelay {
                 fixed_delay: self
-                    .duration(format!("{at}.fixedDelay"), delay.fixed_delay.as_deref()),
+                    .parse_duration(format!("{at}.fixedDelay"), delay.fixed_delay.as_deref()),
                 percent,
                 fraction,
             }
         });
         let abort = from.abort.as_ref().map(|abort| {
             let at = format!("{at}.abort");
-            self.unknown(&at, &abort.unknown);
+            self.add_unknown_fields(&at, &abort.unknown);
             let share = abort.percentage.as_ref();
-            let (percent, fraction) = self.percentage(&format!("{at}.percentage"), share);
+            let (percent, fraction) = self.parse_percentage(&format!("{at}.percentage"), share);
             FaultAbort {
                 http_status: abort.http_status,
                 grpc_status: abort.grpc_status.clone(),
@@ -185,7 +197,7 @@ impl Rule {
 
     /// Converts the percentage of affected requests to a whole percentage or a fraction; without either, both APIs mean
     /// all requests.
-    fn percentage(
+    fn parse_percentage(
         &mut self,
         field: &str,
         from: Option<&Percent>,
@@ -193,19 +205,19 @@ impl Rule {
         let Some(percent) = from else {
             return (None, None);
         };
-        self.unknown(field, &percent.unknown);
+        self.add_unknown_fields(field, &percent.unknown);
         let value = percent.value;
         if !(0.0..=100.0).contains(&value) {
-            self.unsupported(field, format!("{value} is no share of 100"));
+            self.add_unsupported(field, format!("{value} is no share of 100"));
             return (None, None);
         }
         // A millionth is the smallest fraction that Envoy samples.
         let millionths = (value * 10_000.0).round();
         if millionths % 10_000.0 == 0.0 {
-            return (Some(whole_number(millionths / 10_000.0)), None);
+            return (Some(saturating_i32(millionths / 10_000.0)), None);
         }
         let fraction = Fraction {
-            numerator: whole_number(millionths),
+            numerator: saturating_i32(millionths),
             denominator: Some(1_000_000),
         };
         (None, Some(fraction))
@@ -215,21 +227,21 @@ impl Rule {
     pub(super) fn read_mirrors(&mut self, from: &HttpRule) {
         let one = from.mirror.iter().map(|to| {
             let share = from.mirror_percentage.as_ref();
-            (format!("{}.mirror", self.at), to, share)
+            (format!("{}.mirror", self.field_path), to, share)
         });
         let several = from.mirrors.iter().enumerate().map(|(number, mirror)| {
-            let at = format!("{}.mirrors[{number}]", self.at);
+            let at = format!("{}.mirrors[{number}]", self.field_path);
             (at, &mirror.destination, mirror.percentage.as_ref())
         });
         for (at, to, share) in one.chain(several).collect::<Vec<_>>() {
             if to.subset.is_some() {
-                self.unsupported(
+                self.add_unsupported(
                     &at,
                     "requests are not mirrored to subsets: name a Service of its pods",
                 );
             }
-            let (percent, fraction) = self.percentage(&format!("{at}.percentage"), share);
-            let to = self.target(at, to);
+            let (percent, fraction) = self.parse_percentage(&format!("{at}.percentage"), share);
+            let to = self.parse_target(at, to);
             self.mirrors.push(RuleMirror {
                 to,
                 percent,
@@ -237,18 +249,18 @@ impl Rule {
             });
         }
         for mirror in &from.mirrors {
-            self.unknown(&format!("{}.mirrors", self.at), &mirror.unknown);
+            self.add_unknown_fields(&format!("{}.mirrors", self.field_path), &mirror.unknown);
         }
     }
 
-    fn rewrite(&mut self, at: &str, from: &Rewrite) -> HttpRouteFilter {
-        self.unknown(at, &from.unknown);
+    fn convert_rewrite(&mut self, at: &str, from: &Rewrite) -> HttpRouteFilter {
+        self.add_unknown_fields(at, &from.unknown);
         let uri = from.uri.clone().filter(|uri| !uri.is_empty());
-        let path = uri.filter(|uri| self.is_path(&format!("{at}.uri"), uri));
+        let path = uri.filter(|uri| self.validate_path(&format!("{at}.uri"), uri));
         let field = format!("{at}.authority");
-        let authority = self.hostname(&field, from.authority.as_deref());
+        let authority = self.parse_hostname(&field, from.authority.as_deref());
         if authority.as_ref().is_some_and(|(_, port)| port.is_some()) {
-            self.unsupported(field, "a host is rewritten without a port");
+            self.add_unsupported(field, "a host is rewritten without a port");
         }
         HttpRouteFilter {
             type_: "URLRewrite".to_owned(),
@@ -265,18 +277,18 @@ impl Rule {
         }
     }
 
-    fn redirect(&mut self, at: &str, from: &Redirect) -> HttpRouteFilter {
-        self.unknown(at, &from.unknown);
+    fn convert_redirect(&mut self, at: &str, from: &Redirect) -> HttpRouteFilter {
+        self.add_unknown_fields(at, &from.unknown);
         let code = from.redirect_code.unwrap_or(301);
         if ![301, 302, 303, 307, 308].contains(&code) {
-            self.unsupported(
+            self.add_unsupported(
                 format!("{at}.redirectCode"),
                 format!("{code} is no redirect"),
             );
         }
         let uri = from.uri.clone().filter(|uri| !uri.is_empty());
-        let path = uri.filter(|uri| self.is_path(&format!("{at}.uri"), uri));
-        let authority = self.hostname(&format!("{at}.authority"), from.authority.as_deref());
+        let path = uri.filter(|uri| self.validate_path(&format!("{at}.uri"), uri));
+        let authority = self.parse_hostname(&format!("{at}.authority"), from.authority.as_deref());
         // A redirect to another host does not repeat the service's port, as in Istio.
         let of_host = authority.as_ref().map(|(_, port)| {
             let of_scheme = match from.scheme.as_deref() {
@@ -304,7 +316,7 @@ impl Rule {
     }
 
     /// Parses host name and port of the authority in a redirect or rewrite.
-    fn hostname(&mut self, field: &str, from: Option<&str>) -> Option<(String, Option<i32>)> {
+    fn parse_hostname(&mut self, field: &str, from: Option<&str>) -> Option<(String, Option<i32>)> {
         let text = from.filter(|text| !text.is_empty())?;
         let lower = text.to_ascii_lowercase();
         let (name, port) = match lower.split_once(':') {
@@ -312,17 +324,17 @@ impl Rule {
             None => (lower.as_str(), None),
         };
         if !ambit_k8s_api::is_dns_name(name, 253) || port == Some(None) {
-            self.unsupported(field, format!("{text:?} is no host name"));
+            self.add_unsupported(field, format!("{text:?} is no host name"));
             return None;
         }
         Some((name.to_owned(), port.flatten().map(i32::from)))
     }
 
-    fn is_path(&mut self, field: &str, text: &str) -> bool {
+    fn validate_path(&mut self, field: &str, text: &str) -> bool {
         let is_path = text.starts_with('/') && !text.contains(['?', '#']);
         if !is_path {
             let message = format!("{text:?} is no path: it begins with a slash and has no query");
-            self.unsupported(field, message);
+            self.add_unsupported(field, message);
         }
         is_path
     }

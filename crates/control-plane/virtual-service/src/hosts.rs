@@ -2,7 +2,7 @@
 
 /// Returns the fully qualified name of a host; a host without dots is a Service of the VirtualService's namespace.
 /// `None` if it is not a valid name.
-pub fn full_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<String> {
+pub fn fully_qualified_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<String> {
     let lower = host.to_ascii_lowercase();
     let is_wildcard = lower.starts_with("*.");
     let name = lower.strip_prefix("*.").unwrap_or(&lower);
@@ -21,7 +21,10 @@ pub fn full_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<St
 }
 
 /// Returns name and namespace of the Kubernetes Service with a fully qualified name.
-pub(crate) fn service(full_name: &str, cluster_domain: &str) -> Option<(String, String)> {
+pub(crate) fn service_of_hostname(
+    full_name: &str,
+    cluster_domain: &str,
+) -> Option<(String, String)> {
     let rest = full_name.strip_suffix(cluster_domain)?;
     let (name, namespace) = rest.strip_suffix(".svc.")?.split_once('.')?;
     let is_service = !namespace.contains('.') && name != "*";
@@ -34,7 +37,7 @@ mod tests {
 
     #[test]
     fn short_names_are_services_of_the_own_namespace() {
-        let full = |host| full_name(host, "shop", "cluster.local");
+        let full = |host| fully_qualified_name(host, "shop", "cluster.local");
         for (host, expected) in [
             ("reviews", "reviews.shop.svc.cluster.local"),
             ("Reviews", "reviews.shop.svc.cluster.local"),
@@ -66,7 +69,7 @@ mod tests {
 
     #[test]
     fn services_are_distinguished_from_other_hosts() {
-        let is = |name| service(name, "cluster.local");
+        let is = |name| service_of_hostname(name, "cluster.local");
         let pair = |name: &str, namespace: &str| Some((name.to_owned(), namespace.to_owned()));
         assert_eq!(is("a.b.svc.cluster.local"), pair("a", "b"));
         for name in [

@@ -4,10 +4,10 @@
 
 use ambit_k8s_api::gateway::{HttpNamedMatch, HttpRouteMatch, HttpRouteRule};
 
-use super::Remark;
+use super::FieldRemark;
 
 /// Returns a remark for each pair of matches whose order an HTTPRoute would change.
-pub(crate) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
+pub(crate) fn order_differences(rules: &[HttpRouteRule]) -> Vec<FieldRemark> {
     let all = HttpRouteMatch::default();
     let matches: Vec<(usize, &HttpRouteMatch)> = rules
         .iter()
@@ -25,7 +25,7 @@ pub(crate) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
             .filter(|(earlier, _)| earlier < later)
             .find(|(_, other)| precedence(one) > precedence(other) && overlap(one, other));
         if let Some((earlier, _)) = overtaken {
-            changes.push(Remark::new(
+            changes.push(FieldRemark::new(
                 format!("http[{later}]"),
                 format!(
                     "it would go before http[{earlier}] in an HTTPRoute, which prefers the more specific match: give the \
@@ -41,7 +41,7 @@ pub(crate) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
 /// Returns the precedence of a match in an HTTPRoute: path type, path length, method, number of headers, number of
 /// query parameters; the greatest wins.
 fn precedence(one: &HttpRouteMatch) -> (u8, usize, bool, usize, usize) {
-    let (kind, path) = path(one);
+    let (kind, path) = path_match(one);
     let kind = match kind {
         "Exact" => 2,
         "PathPrefix" => 1,
@@ -56,7 +56,7 @@ fn precedence(one: &HttpRouteMatch) -> (u8, usize, bool, usize, usize) {
     )
 }
 
-fn path(one: &HttpRouteMatch) -> (&str, &str) {
+fn path_match(one: &HttpRouteMatch) -> (&str, &str) {
     let path = one.path.as_ref();
     let kind = path.and_then(|path| path.type_.as_deref());
     let value = path.and_then(|path| path.value.as_deref());
@@ -70,9 +70,9 @@ fn overlap(one: &HttpRouteMatch, other: &HttpRouteMatch) -> bool {
         _ => true,
     };
     methods
-        && paths_overlap(path(one), path(other))
-        && !exclude(&one.headers, &other.headers, true)
-        && !exclude(&one.query_params, &other.query_params, false)
+        && paths_overlap(path_match(one), path_match(other))
+        && !exclude_each_other(&one.headers, &other.headers, true)
+        && !exclude_each_other(&one.query_params, &other.query_params, false)
 }
 
 fn paths_overlap(one: (&str, &str), other: (&str, &str)) -> bool {
@@ -96,7 +96,11 @@ fn is_below(path: &str, prefix: &str) -> bool {
 }
 
 /// Returns whether both lists require different values of the same header or query parameter.
-fn exclude(one: &[HttpNamedMatch], other: &[HttpNamedMatch], ignores_case: bool) -> bool {
+fn exclude_each_other(
+    one: &[HttpNamedMatch],
+    other: &[HttpNamedMatch],
+    ignores_case: bool,
+) -> bool {
     let is_exact = |one: &&HttpNamedMatch| one.type_.as_deref().unwrap_or("Exact") == "Exact";
     one.iter().filter(is_exact).any(|one| {
         other.iter().filter(is_exact).any(|other| {

@@ -9,12 +9,12 @@ use ambit_k8s_api::{
         Fraction, HttpNamedMatch, HttpPathMatch, HttpRouteFilter, HttpRouteMatch, HttpRouteRetry,
         HttpRouteTimeouts,
     },
-    virtual_service::{Destination, HttpMatch, HttpRule, Retries, StringMatch, Unknown},
+    virtual_service::{Destination, HttpMatch, HttpRule, Retries, StringMatch, UnknownFields},
 };
 
 use super::{
-    Remark, is_for_mesh,
-    values::{escaped, gateway_duration, milliseconds},
+    FieldRemark, is_for_mesh,
+    values::{escape_regex, format_gateway_duration, parse_milliseconds},
 };
 
 /// Statuses of Istio's retry condition `5xx`: all registered ones.
@@ -33,9 +33,9 @@ const CONNECTION_ERRORS: [&str; 6] = [
 
 /// Rule of a VirtualService, expressed in the types of an HTTPRoute's rule.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rule {
+pub struct RouteRule {
     /// Path of the rule in the spec, such as `http[0]`.
-    pub at: String,
+    pub field_path: String,
     /// Name of the rule.
     pub name: Option<String>,
     /// Alternative matches; if empty, every request matches.
@@ -54,16 +54,16 @@ pub struct Rule {
     /// Retry policy; zero attempts disable retries.
     pub retry: Option<HttpRouteRetry>,
     /// Fields without a counterpart, or with an invalid value, without which the rule would match or route differently.
-    pub unsupported: Vec<Remark>,
+    pub unsupported: Vec<FieldRemark>,
     /// Ignored fields whose absence changes no behaviour.
-    pub notes: Vec<Remark>,
+    pub notes: Vec<FieldRemark>,
 }
 
 /// Conditions of a rule on a request, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleMatch {
     /// Path of the match in the spec.
-    pub at: String,
+    pub field_path: String,
     /// Conditions on path, headers, method and query parameters. A path of the type `PathPrefix` is a prefix that may
     /// end within a segment.
     pub request: HttpRouteMatch,
@@ -79,9 +79,9 @@ pub struct RuleMatch {
 
 /// Service, or a subset of its endpoints, that receives requests.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Target {
+pub struct DestinationTarget {
     /// Path of the destination in the spec.
-    pub at: String,
+    pub field_path: String,
     /// Host as written in the VirtualService.
     pub host: String,
     /// Subset of the service's endpoints.
@@ -94,7 +94,7 @@ pub struct Target {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleDestination {
     /// Service that receives the requests.
-    pub to: Target,
+    pub to: DestinationTarget,
     /// Weight among the rule's destinations.
     pub weight: u32,
     /// Filters of requests to this destination.
@@ -105,26 +105,26 @@ pub struct RuleDestination {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleMirror {
     /// Service that receives the mirrored requests.
-    pub to: Target,
+    pub to: DestinationTarget,
     /// Mirrored percentage, 0 to 100.
     pub percent: Option<i32>,
     /// Mirrored fraction, if it is not a whole percentage.
     pub fraction: Option<Fraction>,
 }
 
-impl Rule {
+impl RouteRule {
     /// Converts the rule at position `number` of `spec.http`.
-    pub fn read(number: usize, from: &HttpRule) -> Self {
+    pub fn from_http_rule(number: usize, from: &HttpRule) -> Self {
         let at = format!("http[{number}]");
         let mut rule = Self {
-            at: at.clone(),
+            field_path: at.clone(),
             name: from.name.clone().filter(|name| !name.is_empty()),
             ..Self::default()
         };
-        rule.unknown(&at, &from.unknown);
+        rule.add_unknown_fields(&at, &from.unknown);
         let matches = from.matches.iter().enumerate();
         rule.matches = matches
-            .map(|(index, one)| rule.one_match(format!("{at}.match[{index}]"), one))
+            .map(|(index, one)| rule.parse_match(format!("{at}.match[{index}]"), one))
             .collect();
         rule.read_filters(from);
         rule.read_destinations(from);
@@ -139,62 +139,68 @@ impl Rule {
         let of_request = from.timeout.as_deref();
         let retries = from.retries.as_ref();
         let of_attempt = retries.and_then(|retries| retries.per_try_timeout.as_deref());
-        let field = format!("{}.retries.perTryTimeout", self.at);
-        let length = |text: Option<&str>| text.and_then(milliseconds).filter(|all| *all > 0);
+        let field = format!("{}.retries.perTryTimeout", self.field_path);
+        let length = |text: Option<&str>| text.and_then(parse_milliseconds).filter(|all| *all > 0);
         let is_longer = length(of_request)
             .zip(length(of_attempt))
             .is_some_and(|(request, attempt)| attempt > request);
-        self.timeouts.request = self.duration(format!("{}.timeout", self.at), of_request);
-        self.timeouts.backend_request = self.duration(field.clone(), of_attempt);
+        self.timeouts.request =
+            self.parse_duration(format!("{}.timeout", self.field_path), of_request);
+        self.timeouts.backend_request = self.parse_duration(field.clone(), of_attempt);
         if is_longer {
             let message = "has no effect: the timeout of the whole request is shorter";
-            self.notes.push(Remark::new(field, message));
+            self.notes.push(FieldRemark::new(field, message));
             self.timeouts.backend_request = None;
         }
     }
 
-    pub(super) fn unsupported(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.unsupported.push(Remark::new(field, message));
+    pub(super) fn add_unsupported(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.unsupported.push(FieldRemark::new(field, message));
     }
 
     /// Reports fields that are unknown or have no counterpart in HTTPRoutes.
-    pub(super) fn unknown(&mut self, at: &str, unknown: &Unknown) {
+    pub(super) fn add_unknown_fields(&mut self, at: &str, unknown: &UnknownFields) {
         for key in unknown.keys() {
-            self.unsupported(format!("{at}.{key}"), "is not supported");
+            self.add_unsupported(format!("{at}.{key}"), "is not supported");
         }
     }
 
-    fn one_match(&mut self, at: String, from: &HttpMatch) -> RuleMatch {
-        self.unknown(&at, &from.unknown);
+    fn parse_match(&mut self, at: String, from: &HttpMatch) -> RuleMatch {
+        self.add_unknown_fields(&at, &from.unknown);
         if from.stat_prefix.is_some() {
-            self.notes.push(Remark::new(
+            self.notes.push(FieldRemark::new(
                 format!("{at}.statPrefix"),
                 "has no effect: metrics have Istio's names",
             ));
         }
         let method = from.method.as_ref().and_then(|method| {
             if method.exact.is_none() {
-                self.unsupported(format!("{at}.method"), "only whole methods can be matched");
+                self.add_unsupported(format!("{at}.method"), "only whole methods can be matched");
             }
             method.exact.clone()
         });
         let uri = from.uri.as_ref();
-        let path = uri.and_then(|uri| self.path(format!("{at}.uri"), uri, from.ignore_uri_case));
-        let mut headers = self.named(&format!("{at}.headers"), &from.headers, true);
+        let path = uri
+            .and_then(|uri| self.parse_path_match(format!("{at}.uri"), uri, from.ignore_uri_case));
+        let mut headers = self.parse_named_matches(&format!("{at}.headers"), &from.headers, true);
         if let Some(authority) = &from.authority {
-            self.unknown(&format!("{at}.authority"), &authority.unknown);
+            self.add_unknown_fields(&format!("{at}.authority"), &authority.unknown);
             headers.push(named_match("host", authority));
         }
-        let port = self.port(format!("{at}.port"), from.port);
+        let port = self.parse_port(format!("{at}.port"), from.port);
         RuleMatch {
             request: HttpRouteMatch {
                 path,
                 headers,
-                query_params: self.named(&format!("{at}.queryParams"), &from.query_params, false),
+                query_params: self.parse_named_matches(
+                    &format!("{at}.queryParams"),
+                    &from.query_params,
+                    false,
+                ),
                 method,
                 ..HttpRouteMatch::default()
             },
-            without_headers: self.named(
+            without_headers: self.parse_named_matches(
                 &format!("{at}.withoutHeaders"),
                 &from.without_headers,
                 true,
@@ -202,25 +208,28 @@ impl Rule {
             port,
             source_namespace: from.source_namespace.clone().filter(|one| !one.is_empty()),
             is_for_mesh: is_for_mesh(&from.gateways),
-            at,
+            field_path: at,
         }
     }
 
-    fn path(
+    fn parse_path_match(
         &mut self,
         at: String,
         from: &StringMatch,
         ignores_case: bool,
     ) -> Option<HttpPathMatch> {
-        self.unknown(&at, &from.unknown);
+        self.add_unknown_fields(&at, &from.unknown);
         let (kind, value) = match from {
             StringMatch {
                 exact: Some(value), ..
-            } if ignores_case => ("RegularExpression", format!("(?i){}", escaped(value))),
+            } if ignores_case => ("RegularExpression", format!("(?i){}", escape_regex(value))),
             StringMatch {
                 prefix: Some(value),
                 ..
-            } if ignores_case => ("RegularExpression", format!("(?i){}.*", escaped(value))),
+            } if ignores_case => (
+                "RegularExpression",
+                format!("(?i){}.*", escape_regex(value)),
+            ),
             StringMatch {
                 exact: Some(value), ..
             } => ("Exact", value.clone()),
@@ -232,12 +241,12 @@ impl Rule {
                 regex: Some(value), ..
             } => ("RegularExpression", value.clone()),
             _ => {
-                self.unsupported(at, "it has no value");
+                self.add_unsupported(at, "it has no value");
                 return None;
             }
         };
         if kind != "RegularExpression" && !value.starts_with('/') {
-            self.unsupported(at, format!("{value:?} does not begin with a slash"));
+            self.add_unsupported(at, format!("{value:?} does not begin with a slash"));
             return None;
         }
         Some(HttpPathMatch {
@@ -246,7 +255,7 @@ impl Rule {
         })
     }
 
-    fn named(
+    fn parse_named_matches(
         &mut self,
         at: &str,
         from: &BTreeMap<String, StringMatch>,
@@ -255,13 +264,13 @@ impl Rule {
         let mut matches = Vec::new();
         for (name, value) in from {
             let field = format!("{at}[{name}]");
-            self.unknown(&field, &value.unknown);
+            self.add_unknown_fields(&field, &value.unknown);
             let name = match name.as_str() {
                 ":authority" if are_headers => "host",
                 name => name,
             };
             if name.starts_with(':') {
-                self.unsupported(field, "only the pseudo-header :authority can be matched");
+                self.add_unsupported(field, "only the pseudo-header :authority can be matched");
                 continue;
             }
             matches.push(named_match(name, value));
@@ -272,14 +281,14 @@ impl Rule {
     fn read_destinations(&mut self, from: &HttpRule) {
         let is_only = from.route.len() == 1;
         for (number, to) in from.route.iter().enumerate() {
-            let at = format!("{}.route[{number}]", self.at);
-            self.unknown(&at, &to.unknown);
-            let filters = self.headers(&format!("{at}.headers"), to.headers.as_ref());
+            let at = format!("{}.route[{number}]", self.field_path);
+            self.add_unknown_fields(&at, &to.unknown);
+            let filters = self.convert_headers(&format!("{at}.headers"), to.headers.as_ref());
             let weight = u32::try_from(to.weight.unwrap_or_default()).unwrap_or_else(|_| {
-                self.unsupported(format!("{at}.weight"), "is less than 0");
+                self.add_unsupported(format!("{at}.weight"), "is less than 0");
                 0
             });
-            let to = self.target(format!("{at}.destination"), &to.destination);
+            let to = self.parse_target(format!("{at}.destination"), &to.destination);
             self.destinations.push(RuleDestination {
                 to,
                 // Istio ignores the weight of a single destination.
@@ -287,43 +296,43 @@ impl Rule {
                 filters,
             });
         }
-        let at = self.at.clone();
+        let at = self.field_path.clone();
         match (from.route.is_empty(), from.redirect.is_some()) {
-            (true, false) => self.unsupported(at, "it sends requests nowhere"),
-            (false, true) => self.unsupported(at, "redirect and route exclude each other"),
+            (true, false) => self.add_unsupported(at, "it sends requests nowhere"),
+            (false, true) => self.add_unsupported(at, "redirect and route exclude each other"),
             _ => {}
         }
     }
 
-    pub(super) fn target(&mut self, at: String, from: &Destination) -> Target {
-        self.unknown(&at, &from.unknown);
+    pub(super) fn parse_target(&mut self, at: String, from: &Destination) -> DestinationTarget {
+        self.add_unknown_fields(&at, &from.unknown);
         if let Some(port) = &from.port {
-            self.unknown(&format!("{at}.port"), &port.unknown);
+            self.add_unknown_fields(&format!("{at}.port"), &port.unknown);
         }
         let number = from.port.as_ref().and_then(|port| port.number);
-        let port = self.port(format!("{at}.port.number"), number.map(i64::from));
-        Target {
+        let port = self.parse_port(format!("{at}.port.number"), number.map(i64::from));
+        DestinationTarget {
             host: from.host.clone(),
             subset: from.subset.clone().filter(|subset| !subset.is_empty()),
             port,
-            at,
+            field_path: at,
         }
     }
 
-    fn port(&mut self, field: String, number: Option<i64>) -> Option<u16> {
+    fn parse_port(&mut self, field: String, number: Option<i64>) -> Option<u16> {
         let number = number?;
         let port = u16::try_from(number).ok().filter(|port| *port > 0);
         if port.is_none() {
-            self.unsupported(field, format!("{number} is no port"));
+            self.add_unsupported(field, format!("{number} is no port"));
         }
         port
     }
 
     fn read_retries(&mut self, from: &Retries) -> HttpRouteRetry {
-        let at = format!("{}.retries", self.at);
-        self.unknown(&at, &from.unknown);
+        let at = format!("{}.retries", self.field_path);
+        self.add_unknown_fields(&at, &from.unknown);
         if from.attempts < 0 {
-            self.unsupported(format!("{at}.attempts"), "is less than 0");
+            self.add_unsupported(format!("{at}.attempts"), "is less than 0");
         }
         let mut codes = Vec::new();
         let conditions = from.retry_on.as_deref().unwrap_or_default();
@@ -337,7 +346,7 @@ impl Rule {
                 condition if CONNECTION_ERRORS.contains(&condition) => {}
                 condition => match condition.parse() {
                     Ok(code) => codes.push(code),
-                    Err(_) => self.unsupported(
+                    Err(_) => self.add_unsupported(
                         format!("{at}.retryOn"),
                         format!("{condition:?} has no counterpart; statuses have"),
                     ),
@@ -353,18 +362,18 @@ impl Rule {
         HttpRouteRetry {
             codes,
             attempts: Some(from.attempts.max(0)),
-            backoff: self.duration(format!("{at}.backoff"), from.backoff.as_deref()),
+            backoff: self.parse_duration(format!("{at}.backoff"), from.backoff.as_deref()),
             ..HttpRouteRetry::default()
         }
     }
 
     /// Converts a duration from Istio's format to that of the Gateway API.
-    pub(super) fn duration(&mut self, field: String, text: Option<&str>) -> Option<String> {
+    pub(super) fn parse_duration(&mut self, field: String, text: Option<&str>) -> Option<String> {
         let text = text.filter(|text| !text.is_empty())?;
-        let read = milliseconds(text).and_then(gateway_duration);
+        let read = parse_milliseconds(text).and_then(format_gateway_duration);
         if read.is_none() {
             let message = format!("{text:?} is no duration of whole milliseconds, such as 1.5s");
-            self.unsupported(field, message);
+            self.add_unsupported(field, message);
         }
         read
     }
@@ -379,7 +388,10 @@ fn named_match(name: &str, value: &StringMatch) -> HttpNamedMatch {
         StringMatch {
             prefix: Some(value),
             ..
-        } => (Some("RegularExpression"), format!("{}.*", escaped(value))),
+        } => (
+            Some("RegularExpression"),
+            format!("{}.*", escape_regex(value)),
+        ),
         StringMatch {
             regex: Some(value), ..
         } => (Some("RegularExpression"), value.clone()),

@@ -20,7 +20,7 @@ fn read(text: &str) -> std::sync::Arc<VirtualService> {
 }
 
 fn yaml(spec: &str) -> String {
-    let conversion = http_routes(&read(spec), "cluster.local").unwrap();
+    let conversion = convert_to_http_routes(&read(spec), "cluster.local").unwrap();
     let objects = conversion.objects.iter();
     let texts: Vec<_> = objects
         .map(|object| serde_saphyr::to_string(&object["spec"]).unwrap())
@@ -29,7 +29,7 @@ fn yaml(spec: &str) -> String {
 }
 
 fn left(spec: &str) -> Vec<String> {
-    let reasons = http_routes(&read(spec), "cluster.local").unwrap_err();
+    let reasons = convert_to_http_routes(&read(spec), "cluster.local").unwrap_err();
     reasons.iter().map(ToString::to_string).collect()
 }
 
@@ -149,7 +149,7 @@ fn rules_whose_order_would_change_are_rejected() {
     ] {
         let rules = rules.replace("TO", "{destination: {host: reviews, port: {number: 80}}}");
         let spec = format!("hosts: [reviews]\nhttp:\n{rules}\n");
-        let result = http_routes(&read(&spec), "cluster.local");
+        let result = convert_to_http_routes(&read(&spec), "cluster.local");
         match (field, result) {
             (None, Ok(_)) => {}
             (Some(field), Err(reasons)) => {

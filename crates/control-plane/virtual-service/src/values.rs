@@ -1,6 +1,6 @@
 //! Values in the formats of Istio and of the Gateway API.
 
-use ambit_k8s_api::istio_duration;
+use ambit_k8s_api::parse_istio_duration;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -8,15 +8,15 @@ use serde_json::Value;
 const MAX_MILLISECONDS: u64 = 1_000_000_000_000;
 
 /// Parses a duration in Istio's format to milliseconds; `None` if they are not whole.
-pub(super) fn milliseconds(text: &str) -> Option<u64> {
-    let duration = istio_duration(text)?;
+pub(super) fn parse_milliseconds(text: &str) -> Option<u64> {
+    let duration = parse_istio_duration(text)?;
     let all = u64::try_from(duration.as_millis()).ok()?;
     let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
     (is_whole && all < MAX_MILLISECONDS).then_some(all)
 }
 
 /// Formats milliseconds as a duration of the Gateway API (GEP-2257); `None` if they exceed the format's range.
-pub(super) fn gateway_duration(milliseconds: u64) -> Option<String> {
+pub(super) fn format_gateway_duration(milliseconds: u64) -> Option<String> {
     let mut rest = milliseconds;
     let mut text = String::new();
     for (unit, of) in [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)] {
@@ -36,12 +36,12 @@ pub(super) fn gateway_duration(milliseconds: u64) -> Option<String> {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "at most a million")]
-pub(super) fn whole_number(value: f64) -> i32 {
+pub(super) fn saturating_i32(value: f64) -> i32 {
     value as i32
 }
 
 /// Returns a regular expression that matches exactly this text.
-pub(super) fn escaped(text: &str) -> String {
+pub(super) fn escape_regex(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         if !character.is_alphanumeric() && !matches!(character, '-' | '_' | ' ') {
@@ -53,7 +53,7 @@ pub(super) fn escaped(text: &str) -> String {
 }
 
 /// Returns a value as JSON, without empty fields.
-pub(super) fn plain(value: &impl Serialize) -> Value {
+pub(super) fn to_value_without_empty(value: &impl Serialize) -> Value {
     without_empty(serde_json::to_value(value).unwrap_or_default())
 }
 
@@ -96,7 +96,7 @@ mod tests {
             ("-1s", None),
             ("soon", None),
         ] {
-            let read = milliseconds(text).and_then(gateway_duration);
+            let read = parse_milliseconds(text).and_then(format_gateway_duration);
             assert_eq!(read.as_deref(), expected, "{text:?}");
         }
     }

@@ -8,40 +8,40 @@ use ambit_k8s_api::{
     selector::{self, LabelSelector},
 };
 use ambit_waypoint_objects::{
-    self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings,
-    is_deployed, is_of_revision,
+    self as waypoint, CONTROLLER, ConfigMaps, GATEWAY_CLASS, MANAGED_LABEL, Parameters, Settings,
+    WaypointObjectKind, is_deployed, is_of_revision,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::{
-    release::Release,
+    release::GatewayApiRelease,
     status::{self, GatewayState, Progress},
 };
 
-/// Field manager of all writes of this crate, except for [`REPLICAS_MANAGER`].
-pub(crate) const MANAGER: &str = "ambit-waypoints";
+/// Field manager of all writes of this crate, except for [`REPLICAS_FIELD_MANAGER`].
+pub(crate) const FIELD_MANAGER: &str = "ambit-waypoints";
 /// Field manager of a Deployment's `replicas` between the time when an autoscaler takes over and its first write: a
 /// field without a manager would fall back to one pod.
-pub(crate) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
+pub(crate) const REPLICAS_FIELD_MANAGER: &str = "ambit-waypoint-replicas";
 
 /// Namespace and name of a Gateway, and of all its objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Name {
+pub(crate) struct GatewayName {
     pub(crate) namespace: Box<str>,
     pub(crate) name: Box<str>,
 }
 
 /// GatewayClass `istio-waypoint`, as observed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Class {
+pub(crate) struct GatewayClassState {
     pub(crate) controller: String,
     /// Generation of the spec.
     pub(crate) generation: Option<i64>,
     /// Whether the class has the condition `Accepted` for this generation.
     pub(crate) is_accepted: bool,
     /// Release of the Gateway API that the class's status names.
-    pub(crate) release: Option<Release>,
+    pub(crate) release: Option<GatewayApiRelease>,
 }
 
 /// Existing object of a waypoint, reduced to the fields that decide about writes. A change of any but the version
@@ -49,7 +49,7 @@ pub(crate) struct Class {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ExistingObject {
     /// Another field manager that applies the object, if there is one.
-    pub(crate) other: Option<String>,
+    pub(crate) other_manager: Option<String>,
     /// UID of the Gateway that owns the object, if we applied it.
     pub(crate) gateway_uid: Option<String>,
     /// UID of the object.
@@ -61,7 +61,7 @@ pub(crate) struct ExistingObject {
     /// Labels of the object.
     pub(crate) labels: BTreeMap<String, String>,
     /// Whether our field manager owns a Deployment's `replicas`; an autoscaler or user that scales the Deployment takes the field over.
-    pub(crate) replicas_ours: bool,
+    pub(crate) owns_replicas: bool,
     /// Value of a Deployment's `replicas`.
     pub(crate) replicas: Option<i32>,
     /// Cluster IPs of a Service.
@@ -74,9 +74,9 @@ pub(crate) struct ExistingObject {
 
 impl ExistingObject {
     /// Returns the fields that objects of all kinds have.
-    pub(crate) fn of(metadata: &ObjectMeta) -> Self {
+    pub(crate) fn from_metadata(metadata: &ObjectMeta) -> Self {
         Self {
-            other: other_manager(metadata),
+            other_manager: other_manager(metadata),
             gateway_uid: gateway_uid(metadata),
             uid: metadata.uid.clone(),
             generation: metadata.generation,
@@ -87,7 +87,7 @@ impl ExistingObject {
     }
 
     /// Returns whether nothing but the resource version differs from `before`.
-    fn is_as(&self, before: &Self) -> bool {
+    fn is_equivalent_to(&self, before: &Self) -> bool {
         let version = before.resource_version.clone();
         let of_that_version = Self {
             resource_version: version,
@@ -98,8 +98,8 @@ impl ExistingObject {
 }
 
 /// Returns the field managers that own the label which marks an object as a waypoint's.
-fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
-    let label = format!("f:{MANAGED}");
+fn field_managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
+    let label = format!("f:{MANAGED_LABEL}");
     let entries = metadata.managed_fields.iter().flatten();
     let appliers = entries.filter(move |entry| {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
@@ -110,26 +110,26 @@ fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
 }
 
-/// Returns a field manager of that label other than [`MANAGER`].
+/// Returns a field manager of that label other than [`FIELD_MANAGER`].
 fn other_manager(metadata: &ObjectMeta) -> Option<String> {
-    let other = managers(metadata).find(|manager| *manager != MANAGER);
+    let other = field_managers(metadata).find(|manager| *manager != FIELD_MANAGER);
     other.map(str::to_owned)
 }
 
 /// Returns the UID of the Gateway that owns an object which this crate applied.
 fn gateway_uid(metadata: &ObjectMeta) -> Option<String> {
-    managers(metadata).find(|manager| *manager == MANAGER)?;
+    field_managers(metadata).find(|manager| *manager == FIELD_MANAGER)?;
     let mut owners = metadata.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.kind == "Gateway")?;
     Some(owner.uid.clone())
 }
 
 /// Returns whether our field manager owns a Deployment's `replicas`.
-pub(crate) fn replicas_ours(metadata: &ObjectMeta) -> bool {
+pub(crate) fn owns_replicas(metadata: &ObjectMeta) -> bool {
     let mut entries = metadata.managed_fields.iter().flatten();
     entries.any(|entry| {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-        entry.manager.as_deref() == Some(MANAGER)
+        entry.manager.as_deref() == Some(FIELD_MANAGER)
             && fields.is_some_and(|fields| fields.pointer("/f:spec/f:replicas").is_some())
     })
 }
@@ -141,33 +141,33 @@ pub(crate) enum ClassAction<'a> {
     Create,
     /// Write the status conditions of the GatewayClass for this generation: `Accepted`, and whether the release of the
     /// Gateway API is supported.
-    Accept(&'a Release, Option<i64>),
+    Accept(&'a GatewayApiRelease, Option<i64>),
 }
 
 /// Planned writes for a Gateway and its objects.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Plan {
+pub(crate) enum DeploymentPlan {
     /// Apply the objects of the first list, then delete those of the second. An object that is marked as new must not
     /// exist under another owner.
-    Apply(Vec<Write>, Vec<Removal>),
+    Apply(Vec<ObjectWrite>, Vec<ObjectRemoval>),
     /// Write only the Gateway's status, with this state.
-    Refuse(GatewayState),
+    Reject(GatewayState),
     /// The Gateway is no longer a waypoint: delete its objects and our part of its status.
-    Release(Vec<Removal>),
+    Release(Vec<ObjectRemoval>),
 }
 
 /// Object to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Removal {
-    pub(crate) part: Part,
+pub(crate) struct ObjectRemoval {
+    pub(crate) part: WaypointObjectKind,
     /// UID of the observed object, so that no object which replaced it is deleted.
     pub(crate) uid: Option<String>,
 }
 
 /// Server-side apply of one object.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Write {
-    pub(crate) part: Part,
+pub(crate) struct ObjectWrite {
+    pub(crate) part: WaypointObjectKind,
     pub(crate) object: Value,
     pub(crate) is_new: bool,
     /// Field manager of the write.
@@ -175,7 +175,7 @@ pub(crate) struct Write {
     /// Resource version on which the write depends; an object that has changed since is not written. If `replicas` is
     /// omitted because the Deployment seems to have been scaled, the number would fall to one if our field manager owns
     /// the field by now; if it is written, that would undo a later scaling.
-    pub(crate) decided_by: Option<String>,
+    pub(crate) replicas_owner: Option<String>,
 }
 
 /// Gateways and their objects, as observed in the cluster.
@@ -188,22 +188,22 @@ pub(crate) struct GatewayTable {
     /// Discovery selectors, of which a namespace must match one.
     selectors: Vec<LabelSelector>,
     /// Release of the Gateway API's installed CRDs.
-    release: Release,
-    class: Option<Class>,
+    release: GatewayApiRelease,
+    class: Option<GatewayClassState>,
     /// Labels of each namespace.
     namespaces: BTreeMap<Box<str>, BTreeMap<String, String>>,
     /// Gateways of every class.
-    gateways: BTreeMap<Name, Gateway>,
-    existing: BTreeMap<(Part, Name), ExistingObject>,
+    gateways: BTreeMap<GatewayName, Gateway>,
+    existing: BTreeMap<(WaypointObjectKind, GatewayName), ExistingObject>,
     maps: ConfigMaps,
-    due: BTreeSet<Name>,
+    due: BTreeSet<GatewayName>,
 }
 
 impl GatewayTable {
     pub(crate) fn new(
         settings: Settings,
         revision: &str,
-        release: Release,
+        release: GatewayApiRelease,
         system_namespace: &str,
     ) -> Self {
         Self {
@@ -222,7 +222,7 @@ impl GatewayTable {
     }
 
     /// Updates the observed GatewayClass of waypoints; `None` if it does not exist.
-    pub(crate) fn class(&mut self, class: Option<Class>) {
+    pub(crate) fn set_class(&mut self, class: Option<GatewayClassState>) {
         if self.class != class {
             self.class = class;
             self.due = self.gateways.keys().cloned().collect();
@@ -242,21 +242,25 @@ impl GatewayTable {
     }
 
     /// Updates the observed Service of a control plane, which may now manage other Gateways.
-    pub(crate) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
+    pub(crate) fn set_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.revisions.set(service, of) {
             self.due = self.gateways.keys().cloned().collect();
         }
     }
 
     /// Sets the discovery selectors of namespaces.
-    pub(crate) fn discover(&mut self, selectors: Vec<LabelSelector>) {
+    pub(crate) fn set_discovery_selectors(&mut self, selectors: Vec<LabelSelector>) {
         if self.selectors != selectors {
             self.selectors = selectors;
             self.due = self.gateways.keys().cloned().collect();
         }
     }
 
-    pub(crate) fn namespace(&mut self, name: Box<str>, labels: Option<BTreeMap<String, String>>) {
+    pub(crate) fn set_namespace(
+        &mut self,
+        name: Box<str>,
+        labels: Option<BTreeMap<String, String>>,
+    ) {
         let inside = self.gateways.keys().filter(|key| key.namespace == name);
         self.due.extend(inside.cloned());
         match labels {
@@ -265,7 +269,7 @@ impl GatewayTable {
         }
     }
 
-    pub(crate) fn gateway(&mut self, name: Name, gateway: Option<Gateway>) {
+    pub(crate) fn set_gateway(&mut self, name: GatewayName, gateway: Option<Gateway>) {
         match gateway {
             Some(gateway) => {
                 self.due.insert(name.clone());
@@ -278,22 +282,27 @@ impl GatewayTable {
         }
     }
 
-    pub(crate) fn config_map(&mut self, map: &Name, parameters: Option<Parameters>) {
+    pub(crate) fn set_config_map(&mut self, map: &GatewayName, parameters: Option<Parameters>) {
         let concerns_all = self.maps.set(&map.namespace, &map.name, parameters);
         let concerned = self.gateways.iter().filter(|(_, gateway)| {
-            concerns_all || waypoint::refers_to(gateway, &map.namespace, &map.name)
+            concerns_all || waypoint::references_config_map(gateway, &map.namespace, &map.name)
         });
         self.due.extend(concerned.map(|(name, _)| name.clone()));
     }
 
-    pub(crate) fn object(&mut self, part: Part, name: Name, existing: Option<ExistingObject>) {
+    pub(crate) fn set_object(
+        &mut self,
+        part: WaypointObjectKind,
+        name: GatewayName,
+        existing: Option<ExistingObject>,
+    ) {
         let key = (part, name.clone());
         let before = match existing.clone() {
             Some(existing) => self.existing.insert(key, existing),
             None => self.existing.remove(&key),
         };
         let is_same = match (&before, &existing) {
-            (Some(before), Some(now)) => now.is_as(before),
+            (Some(before), Some(now)) => now.is_equivalent_to(before),
             (before, now) => before.is_none() && now.is_none(),
         };
         if !is_same && self.gateways.contains_key(&name) {
@@ -302,19 +311,19 @@ impl GatewayTable {
     }
 
     /// Takes the Gateways that are due for reconciliation; each is returned once.
-    pub(crate) fn take_due(&mut self) -> BTreeSet<Name> {
+    pub(crate) fn take_due(&mut self) -> BTreeSet<GatewayName> {
         std::mem::take(&mut self.due)
     }
 
     /// Schedules a further reconciliation of a Gateway.
-    pub(crate) fn requeue(&mut self, name: Name) {
+    pub(crate) fn requeue(&mut self, name: GatewayName) {
         if self.gateways.contains_key(&name) {
             self.due.insert(name);
         }
     }
 
     /// Plans the writes for a Gateway; `None` if another control plane manages it, and takes over its objects.
-    pub(crate) fn plan(&self, name: &Name) -> Option<Plan> {
+    pub(crate) fn plan(&self, name: &GatewayName) -> Option<DeploymentPlan> {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
         let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
@@ -323,61 +332,66 @@ impl GatewayTable {
         if !is_discovered || !is_of_revision(gateway, namespace, &self.revisions) {
             return None;
         }
-        if gateway.spec.gateway_class_name != CLASS {
-            return self.release(name, gateway);
+        if gateway.spec.gateway_class_name != GATEWAY_CLASS {
+            return self.release_plan(name, gateway);
         }
         let class = self.class.as_ref()?;
         if class.controller != CONTROLLER || !is_deployed(gateway) {
             return None;
         }
-        let parts = || Part::ALL.into_iter();
-        let others = parts().filter_map(|part| self.existing_object(part, name)?.other.clone());
+        let parts = || WaypointObjectKind::ALL.into_iter();
+        let others =
+            parts().filter_map(|part| self.existing_object(part, name)?.other_manager.clone());
         if let Some(other) = others.into_iter().next() {
-            return Some(Plan::Refuse(GatewayState::ManagedByOther(other)));
+            return Some(DeploymentPlan::Reject(GatewayState::ManagedByOther(other)));
         }
-        let objects = match waypoint::objects(gateway, &self.settings, &self.maps) {
+        let objects = match waypoint::build_objects(gateway, &self.settings, &self.maps) {
             Ok(objects) => objects,
             Err(why) => {
                 // Existing objects stay.
-                let existing_object = self.is_its(Part::Deployment, name, gateway);
+                let existing_object =
+                    self.is_owned_by_gateway(WaypointObjectKind::Deployment, name, gateway);
                 let progress = existing_object.then(|| self.progress(name));
-                return Some(Plan::Refuse(GatewayState::Unusable(why, progress)));
+                return Some(DeploymentPlan::Reject(GatewayState::Invalid(why, progress)));
             }
         };
         let mut writes = Vec::new();
         if objects.autoscaler.is_some() {
-            writes.extend(self.hand_over(name));
+            writes.extend(self.replicas_handover(name));
         }
-        writes.extend(objects.all().into_iter().map(|(part, object)| Write {
+        writes.extend(objects.all().into_iter().map(|(part, object)| ObjectWrite {
             part,
             object: object.clone(),
             is_new: self.existing_object(part, name).is_none(),
-            manager: MANAGER,
-            decided_by: self.decided_by(part, name),
+            manager: FIELD_MANAGER,
+            replicas_owner: self.replicas_owner(part, name),
         }));
-        let unwanted = |part: &Part| !objects.all().iter().any(|(wanted, _)| wanted == part);
+        let unwanted =
+            |part: &WaypointObjectKind| !objects.all().iter().any(|(wanted, _)| wanted == part);
         let removals = self.removals(name, gateway, unwanted);
-        let was_autoscaled = removals.iter().any(|of| of.part == Part::Autoscaler);
-        let deployment = self.existing_object(Part::Deployment, name);
-        let is_scaled = deployment.is_some_and(|existing| !existing.replicas_ours);
+        let was_autoscaled = removals
+            .iter()
+            .any(|of| of.part == WaypointObjectKind::Autoscaler);
+        let deployment = self.existing_object(WaypointObjectKind::Deployment, name);
+        let is_scaled = deployment.is_some_and(|existing| !existing.owns_replicas);
         if is_scaled && !was_autoscaled && !objects.sets_replicas {
             for write in writes
                 .iter_mut()
-                .filter(|write| write.part == Part::Deployment)
+                .filter(|write| write.part == WaypointObjectKind::Deployment)
             {
                 let spec = write.object.get_mut("spec").and_then(Value::as_object_mut);
                 drop(spec.and_then(|spec| spec.remove("replicas")));
             }
         }
-        Some(Plan::Apply(writes, removals))
+        Some(DeploymentPlan::Apply(writes, removals))
     }
 
-    /// Returns the write that hands the current `replicas` of a Deployment to [`REPLICAS_MANAGER`], if necessary.
-    fn hand_over(&self, name: &Name) -> Option<Write> {
-        let existing = self.existing_object(Part::Deployment, name)?;
-        let replicas = existing.replicas.filter(|_| existing.replicas_ours)?;
-        let part = Part::Deployment;
-        Some(Write {
+    /// Returns the write that hands the current `replicas` of a Deployment to [`REPLICAS_FIELD_MANAGER`], if necessary.
+    fn replicas_handover(&self, name: &GatewayName) -> Option<ObjectWrite> {
+        let existing = self.existing_object(WaypointObjectKind::Deployment, name)?;
+        let replicas = existing.replicas.filter(|_| existing.owns_replicas)?;
+        let part = WaypointObjectKind::Deployment;
+        Some(ObjectWrite {
             part,
             object: json!({
                 "apiVersion": part.api_version(),
@@ -386,42 +400,47 @@ impl GatewayTable {
                 "spec": {"replicas": replicas},
             }),
             is_new: false,
-            manager: REPLICAS_MANAGER,
-            decided_by: self.decided_by(part, name),
+            manager: REPLICAS_FIELD_MANAGER,
+            replicas_owner: self.replicas_owner(part, name),
         })
     }
 
-    /// Returns the resource version on which a write depends, see [`Write::decided_by`].
-    fn decided_by(&self, part: Part, name: &Name) -> Option<String> {
+    /// Returns the resource version on which a write depends, see [`ObjectWrite::replicas_owner`].
+    fn replicas_owner(&self, part: WaypointObjectKind, name: &GatewayName) -> Option<String> {
         let existing = self.existing_object(part, name)?;
         let version = existing.resource_version.clone();
-        version.filter(|_| part == Part::Deployment)
+        version.filter(|_| part == WaypointObjectKind::Deployment)
     }
 
     /// Plans the removal of the objects of a Gateway that was a waypoint and now has another class.
-    fn release(&self, name: &Name, gateway: &Gateway) -> Option<Plan> {
+    fn release_plan(&self, name: &GatewayName, gateway: &Gateway) -> Option<DeploymentPlan> {
         let removals = self.removals(name, gateway, |_| true);
-        (!removals.is_empty()).then_some(Plan::Release(removals))
+        (!removals.is_empty()).then_some(DeploymentPlan::Release(removals))
     }
 
     /// Returns deletions of those objects of a Gateway that have these kinds.
     fn removals(
         &self,
-        name: &Name,
+        name: &GatewayName,
         gateway: &Gateway,
-        parts: impl Fn(&Part) -> bool,
-    ) -> Vec<Removal> {
-        let of_it = Part::ALL.into_iter().filter(parts);
-        let of_it = of_it.filter(|part| self.is_its(*part, name, gateway));
+        parts: impl Fn(&WaypointObjectKind) -> bool,
+    ) -> Vec<ObjectRemoval> {
+        let of_it = WaypointObjectKind::ALL.into_iter().filter(parts);
+        let of_it = of_it.filter(|part| self.is_owned_by_gateway(*part, name, gateway));
         let removal = |part| {
             let uid = self.existing_object(part, name)?.uid.clone();
-            Some(Removal { part, uid })
+            Some(ObjectRemoval { part, uid })
         };
         of_it.filter_map(removal).collect()
     }
 
     /// Returns whether this crate created an object for exactly this Gateway, by its UID.
-    fn is_its(&self, part: Part, name: &Name, gateway: &Gateway) -> bool {
+    fn is_owned_by_gateway(
+        &self,
+        part: WaypointObjectKind,
+        name: &GatewayName,
+        gateway: &Gateway,
+    ) -> bool {
         let gateway_uid = self
             .existing_object(part, name)
             .and_then(|of| of.gateway_uid.as_deref());
@@ -429,14 +448,14 @@ impl GatewayTable {
     }
 
     /// Returns the desired status of a Gateway; `None` if the Gateway has it already.
-    pub(crate) fn status(&self, name: &Name, state: &GatewayState) -> Option<Value> {
+    pub(crate) fn status(&self, name: &GatewayName, state: &GatewayState) -> Option<Value> {
         let gateway = self.gateways.get(name)?;
-        status::differing(gateway, state)
+        status::status_patch(gateway, state)
     }
 
     /// Returns the deployment progress of a waypoint whose objects are written.
-    pub(crate) fn progress(&self, name: &Name) -> Progress {
-        let service = self.existing_object(Part::Service, name);
+    pub(crate) fn progress(&self, name: &GatewayName) -> Progress {
+        let service = self.existing_object(WaypointObjectKind::Service, name);
         Progress {
             hostname: format!(
                 "{}.{}.svc.{}",
@@ -449,12 +468,16 @@ impl GatewayTable {
                 .map(|service| service.load_balancers.clone())
                 .unwrap_or_default(),
             is_ready: self
-                .existing_object(Part::Deployment, name)
+                .existing_object(WaypointObjectKind::Deployment, name)
                 .is_some_and(|of| of.is_ready),
         }
     }
 
-    fn existing_object(&self, part: Part, name: &Name) -> Option<&ExistingObject> {
+    fn existing_object(
+        &self,
+        part: WaypointObjectKind,
+        name: &GatewayName,
+    ) -> Option<&ExistingObject> {
         self.existing.get(&(part, name.clone()))
     }
 }

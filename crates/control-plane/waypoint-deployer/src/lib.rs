@@ -16,9 +16,11 @@ mod write;
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use ambit_k8s_api::{Gateway, revisions::ControlPlane, selector::LabelSelector};
-use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
+use ambit_kube_kit::watch::{self as objects, ObjectId, ObjectWatch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
-use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Parameters, Part, Settings};
+use ambit_waypoint_objects::{
+    GATEWAY_CLASS, MANAGED_BY_VALUE, MANAGED_LABEL, Parameters, Settings, WaypointObjectKind,
+};
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -35,8 +37,10 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
-use gateway_table::{Class, ClassAction, ExistingObject, GatewayTable, Name, Plan};
-use release::Release;
+use gateway_table::{
+    ClassAction, DeploymentPlan, ExistingObject, GatewayClassState, GatewayName, GatewayTable,
+};
+use release::GatewayApiRelease;
 use status::GatewayState;
 
 /// First and longest backoff after a write that failed.
@@ -46,7 +50,7 @@ const GATEWAY_CRD: &str = "gateways.gateway.networking.k8s.io";
 
 /// Controller that deploys waypoints, with its settings and inputs.
 #[derive(Clone)]
-pub struct Deployer {
+pub struct WaypointDeployer {
     /// Client of the cluster's API.
     pub client: Client,
     /// Settings of all waypoints.
@@ -61,7 +65,7 @@ pub struct Deployer {
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
 
-impl fmt::Debug for Deployer {
+impl fmt::Debug for WaypointDeployer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Deployer")
             .field("revision", &self.revision)
@@ -69,31 +73,33 @@ impl fmt::Debug for Deployer {
     }
 }
 
-impl Deployer {
+impl WaypointDeployer {
     /// Deploys waypoints while the cluster has the CRD of Gateways; never returns.
     pub async fn run(self) {
-        let config = objects::config().fields(&format!("metadata.name={GATEWAY_CRD}"));
+        let config = objects::watcher_config().fields(&format!("metadata.name={GATEWAY_CRD}"));
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
-            let release = Release::of(definition.metadata.annotations.as_ref());
-            serves_v1(definition).then_some(release)
-        });
+        let mut definition =
+            ObjectWatch::new("CustomResourceDefinition", api, config, |definition| {
+                let release =
+                    GatewayApiRelease::from_annotations(definition.metadata.annotations.as_ref());
+                serves_v1(definition).then_some(release)
+            });
         let mut there = None;
         loop {
             let Some(release) = there.take() else {
-                there = changed(&mut definition, None).await;
+                there = wait_for_release_change(&mut definition, None).await;
                 continue;
             };
             release.warn();
             tokio::select! {
                 () = self.clone().deploy(release.clone()) => {}
-                now = changed(&mut definition, Some(&release)) => there = now,
+                now = wait_for_release_change(&mut definition, Some(&release)) => there = now,
             }
         }
     }
 
     /// Deploys waypoints with the CRDs of this release of the Gateway API; never returns.
-    async fn deploy(mut self, release: Release) {
+    async fn deploy(mut self, release: GatewayApiRelease) {
         let namespace = self.system_namespace.as_str();
         let mut table = GatewayTable::new(self.settings, &self.revision, release, namespace);
         let mut watches = Watches::new(&self.client, namespace);
@@ -112,12 +118,12 @@ impl Deployer {
             let Some(selectors) = self.discovery.borrow_and_update().clone() else {
                 continue;
             };
-            table.discover(selectors);
-            if listed.len() < LISTED_KINDS || retry_at.is_some() {
+            table.set_discovery_selectors(selectors);
+            if listed.len() < LISTED_KIND_COUNT || retry_at.is_some() {
                 continue;
             }
             let is_mesh_leader = *self.is_mesh_leader.borrow_and_update();
-            match work(&self.client, &mut table, is_mesh_leader).await {
+            match process_due_gateways(&self.client, &mut table, is_mesh_leader).await {
                 Ok(()) => backoff.reset(),
                 // The watch delivers the conflicting change: plan again when it should have
                 // arrived.
@@ -135,14 +141,14 @@ impl Deployer {
 }
 
 /// Waits until the release of the CRD differs, and returns it; `None` when the CRD is deleted.
-async fn changed(
-    definition: &mut Watch<CustomResourceDefinition, Release>,
-    before: Option<&Release>,
-) -> Option<Release> {
+async fn wait_for_release_change(
+    definition: &mut ObjectWatch<CustomResourceDefinition, GatewayApiRelease>,
+    before: Option<&GatewayApiRelease>,
+) -> Option<GatewayApiRelease> {
     loop {
         match definition.next().await {
             WatchEvent::Object(_, now) if before != Some(&now) => return Some(now),
-            WatchEvent::Gone(_) => return None,
+            WatchEvent::Removed(_) => return None,
             _ => {}
         }
     }
@@ -156,70 +162,76 @@ fn serves_v1(definition: &CustomResourceDefinition) -> bool {
 
 /// Watches of Gateways, waypoints' objects, and everything that determines them.
 struct Watches {
-    class: Watch<DynamicObject, Class>,
-    gateways: Watch<DynamicObject, Box<Gateway>>,
-    namespaces: Watch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
-    accounts: Watch<PartialObjectMeta<ServiceAccount>, ExistingObject>,
-    services: Watch<Service, ExistingObject>,
+    class: ObjectWatch<DynamicObject, GatewayClassState>,
+    gateways: ObjectWatch<DynamicObject, Box<Gateway>>,
+    namespaces:
+        ObjectWatch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
+    accounts: ObjectWatch<PartialObjectMeta<ServiceAccount>, ExistingObject>,
+    services: ObjectWatch<Service, ExistingObject>,
     /// Services of control planes, from which the revisions and their tags are read.
-    control_planes: Watch<PartialObjectMeta<Service>, ControlPlane>,
-    deployments: Watch<Deployment, ExistingObject>,
-    autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, ExistingObject>,
-    budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, ExistingObject>,
+    control_planes: ObjectWatch<PartialObjectMeta<Service>, ControlPlane>,
+    deployments: ObjectWatch<Deployment, ExistingObject>,
+    autoscalers: ObjectWatch<PartialObjectMeta<HorizontalPodAutoscaler>, ExistingObject>,
+    budgets: ObjectWatch<PartialObjectMeta<PodDisruptionBudget>, ExistingObject>,
     /// All ConfigMaps, since a Gateway may refer to any; of a ConfigMap without settings of waypoints only the name is
     /// kept.
-    config_maps: Watch<ConfigMap, Parameters>,
+    config_maps: ObjectWatch<ConfigMap, Parameters>,
 }
 
 impl Watches {
     fn new(client: &Client, system_namespace: &str) -> Self {
-        let config = objects::config;
+        let config = objects::watcher_config;
         let of_control_planes = Api::namespaced(client.clone(), system_namespace);
-        let managed = || config().labels(&format!("{MANAGED}={MANAGED_BY}"));
-        let of_class = config().fields(&format!("metadata.name={CLASS}"));
-        let classes = Api::all_with(client.clone(), &write::classes());
-        let gateways = Api::all_with(client.clone(), &write::gateways());
+        let managed = || config().labels(&format!("{MANAGED_LABEL}={MANAGED_BY_VALUE}"));
+        let of_class = config().fields(&format!("metadata.name={GATEWAY_CLASS}"));
+        let classes = Api::all_with(client.clone(), &write::gateway_class_resource());
+        let gateways = Api::all_with(client.clone(), &write::gateway_resource());
         Self {
-            class: Watch::new("GatewayClass", classes, of_class, |class| {
+            class: ObjectWatch::new("GatewayClass", classes, of_class, |class| {
                 Some(read_class(class))
             }),
-            gateways: Watch::new("Gateway", gateways, config(), read_gateway),
-            namespaces: Watch::new("Namespace", Api::all(client.clone()), config(), |of| {
+            gateways: ObjectWatch::new("Gateway", gateways, config(), read_gateway),
+            namespaces: ObjectWatch::new("Namespace", Api::all(client.clone()), config(), |of| {
                 Some(of.metadata.labels.clone().unwrap_or_default())
             }),
-            accounts: Watch::new(
+            accounts: ObjectWatch::new(
                 "ServiceAccount",
                 Api::all(client.clone()),
                 managed(),
-                existing,
+                existing_object,
             ),
-            services: Watch::new("Service", Api::all(client.clone()), managed(), service),
-            control_planes: Watch::new(
+            services: ObjectWatch::new(
+                "Service",
+                Api::all(client.clone()),
+                managed(),
+                existing_service,
+            ),
+            control_planes: ObjectWatch::new(
                 "Service",
                 of_control_planes,
                 config().labels("app=istiod"),
-                |service| ControlPlane::of(service.metadata.labels.as_ref()),
+                |service| ControlPlane::from_labels(service.metadata.labels.as_ref()),
             ),
-            deployments: Watch::new(
+            deployments: ObjectWatch::new(
                 "Deployment",
                 Api::all(client.clone()),
                 managed(),
-                deployment,
+                existing_deployment,
             ),
-            autoscalers: Watch::new(
+            autoscalers: ObjectWatch::new(
                 "HorizontalPodAutoscaler",
                 Api::all(client.clone()),
                 managed(),
-                existing,
+                existing_object,
             ),
-            budgets: Watch::new(
+            budgets: ObjectWatch::new(
                 "PodDisruptionBudget",
                 Api::all(client.clone()),
                 managed(),
-                existing,
+                existing_object,
             ),
-            config_maps: Watch::new("ConfigMap", Api::all(client.clone()), config(), |map| {
-                Some(Parameters::of(map))
+            config_maps: ObjectWatch::new("ConfigMap", Api::all(client.clone()), config(), |map| {
+                Some(Parameters::from_config_map(map))
             }),
         }
     }
@@ -228,73 +240,75 @@ impl Watches {
     async fn next(&mut self, table: &mut GatewayTable) -> Option<&'static str> {
         tokio::select! {
             event = self.class.next() => match event {
-                WatchEvent::Object(_, class) => table.class(Some(class)),
-                WatchEvent::Gone(_) => table.class(None),
+                WatchEvent::Object(_, class) => table.set_class(Some(class)),
+                WatchEvent::Removed(_) => table.set_class(None),
                 WatchEvent::Listed => return Some("class"),
-                WatchEvent::Listing | WatchEvent::Away(_) => {}
+                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
             },
             event = self.gateways.next() => match event {
-                WatchEvent::Object(id, gateway) => table.gateway(name(id), Some(*gateway)),
-                WatchEvent::Gone(id) => table.gateway(name(id), None),
+                WatchEvent::Object(id, gateway) => table.set_gateway(to_gateway_name(id), Some(*gateway)),
+                WatchEvent::Removed(id) => table.set_gateway(to_gateway_name(id), None),
                 WatchEvent::Listed => return Some("gateways"),
-                WatchEvent::Listing | WatchEvent::Away(_) => {}
+                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
             },
             event = self.namespaces.next() => match event {
-                WatchEvent::Object(id, labels) => table.namespace(id.name, Some(labels)),
-                WatchEvent::Gone(id) => table.namespace(id.name, None),
+                WatchEvent::Object(id, labels) => table.set_namespace(id.name, Some(labels)),
+                WatchEvent::Removed(id) => table.set_namespace(id.name, None),
                 WatchEvent::Listed => return Some("namespaces"),
-                WatchEvent::Listing | WatchEvent::Away(_) => {}
+                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
             },
-            event = self.accounts.next() => return take(table, Part::ServiceAccount, event, "accounts"),
-            event = self.services.next() => return take(table, Part::Service, event, "services"),
+            event = self.accounts.next() => return handle_object_event(table, WaypointObjectKind::ServiceAccount, event, "accounts"),
+            event = self.services.next() => return handle_object_event(table, WaypointObjectKind::Service, event, "services"),
             event = self.control_planes.next() => match event {
-                WatchEvent::Object(id, of) => table.control_plane(&id.name, Some(of)),
-                WatchEvent::Gone(id) => table.control_plane(&id.name, None),
+                WatchEvent::Object(id, of) => table.set_control_plane(&id.name, Some(of)),
+                WatchEvent::Removed(id) => table.set_control_plane(&id.name, None),
                 WatchEvent::Listed => return Some("control planes"),
-                WatchEvent::Listing | WatchEvent::Away(_) => {}
+                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
             },
-            event = self.deployments.next() => return take(table, Part::Deployment, event, "deployments"),
+            event = self.deployments.next() => return handle_object_event(table, WaypointObjectKind::Deployment, event, "deployments"),
             event = self.autoscalers.next() => {
-                return take(table, Part::Autoscaler, event, "autoscalers");
+                return handle_object_event(table, WaypointObjectKind::Autoscaler, event, "autoscalers");
             }
             event = self.config_maps.next() => match event {
-                WatchEvent::Object(id, parameters) => table.config_map(&name(id), Some(parameters)),
-                WatchEvent::Gone(id) => table.config_map(&name(id), None),
+                WatchEvent::Object(id, parameters) => table.set_config_map(&to_gateway_name(id), Some(parameters)),
+                WatchEvent::Removed(id) => table.set_config_map(&to_gateway_name(id), None),
                 WatchEvent::Listed => return Some("config maps"),
-                WatchEvent::Listing | WatchEvent::Away(_) => {}
+                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
             },
-            event = self.budgets.next() => return take(table, Part::DisruptionBudget, event, "budgets"),
+            event = self.budgets.next() => return handle_object_event(table, WaypointObjectKind::DisruptionBudget, event, "budgets"),
         }
         None
     }
 }
 
 /// Number of kinds that must be listed before any write, since an object that seems missing may exist.
-const LISTED_KINDS: usize = 10;
+const LISTED_KIND_COUNT: usize = 10;
 
-fn take(
+fn handle_object_event(
     table: &mut GatewayTable,
-    part: Part,
+    part: WaypointObjectKind,
     event: WatchEvent<ExistingObject>,
     what: &'static str,
 ) -> Option<&'static str> {
     match event {
-        WatchEvent::Object(id, existing) => table.object(part, name(id), Some(existing)),
-        WatchEvent::Gone(id) => table.object(part, name(id), None),
+        WatchEvent::Object(id, existing) => {
+            table.set_object(part, to_gateway_name(id), Some(existing))
+        }
+        WatchEvent::Removed(id) => table.set_object(part, to_gateway_name(id), None),
         WatchEvent::Listed => return Some(what),
-        WatchEvent::Listing | WatchEvent::Away(_) => {}
+        WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
     }
     None
 }
 
-fn name(id: ObjectId) -> Name {
-    Name {
+fn to_gateway_name(id: ObjectId) -> GatewayName {
+    GatewayName {
         namespace: id.namespace,
         name: id.name,
     }
 }
 
-fn read_class(class: &DynamicObject) -> Class {
+fn read_class(class: &DynamicObject) -> GatewayClassState {
     let controller = class
         .data
         .pointer("/spec/controllerName")
@@ -310,11 +324,11 @@ fn read_class(class: &DynamicObject) -> Class {
         let has = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
         has("type", "Accepted") && has("status", "True")
     });
-    Class {
+    GatewayClassState {
         controller: controller.unwrap_or_default().to_owned(),
         generation,
         is_accepted,
-        release: Release::read(&conditions),
+        release: GatewayApiRelease::from_conditions(&conditions),
     }
 }
 
@@ -331,11 +345,11 @@ fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a watch's projection")]
-fn existing<K: Resource>(object: &K) -> Option<ExistingObject> {
-    Some(ExistingObject::of(object.meta()))
+fn existing_object<K: Resource>(object: &K) -> Option<ExistingObject> {
+    Some(ExistingObject::from_metadata(object.meta()))
 }
 
-fn service(service: &Service) -> Option<ExistingObject> {
+fn existing_service(service: &Service) -> Option<ExistingObject> {
     let ips = service
         .spec
         .as_ref()
@@ -351,23 +365,23 @@ fn service(service: &Service) -> Option<ExistingObject> {
     Some(ExistingObject {
         ips,
         load_balancers: load_balancers.filter_map(|one| one.ip.clone()).collect(),
-        ..existing(service)?
+        ..existing_object(service)?
     })
 }
 
-fn deployment(deployment: &Deployment) -> Option<ExistingObject> {
+fn existing_deployment(deployment: &Deployment) -> Option<ExistingObject> {
     let status = deployment.status.as_ref();
     let ready = status.and_then(|status| status.ready_replicas);
     Some(ExistingObject {
-        replicas_ours: gateway_table::replicas_ours(&deployment.metadata),
+        owns_replicas: gateway_table::owns_replicas(&deployment.metadata),
         replicas: deployment.spec.as_ref().and_then(|spec| spec.replicas),
         is_ready: ready.unwrap_or_default() > 0,
-        ..existing(deployment)?
+        ..existing_object(deployment)?
     })
 }
 
 /// Performs all writes that are due. A failed write becomes due again; the others proceed.
-async fn work(
+async fn process_due_gateways(
     client: &Client,
     table: &mut GatewayTable,
     is_mesh_leader: bool,
@@ -384,7 +398,7 @@ async fn work(
         let Some(plan) = table.plan(&name) else {
             continue;
         };
-        if let Err(error) = carry_out(client, table, &name, plan).await {
+        if let Err(error) = apply_plan(client, table, &name, plan).await {
             // The object was deleted meanwhile, as the watch will report.
             if !is_status(&error, 404) {
                 table.requeue(name);
@@ -401,34 +415,41 @@ fn is_status(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-async fn carry_out(
+async fn apply_plan(
     client: &Client,
     table: &GatewayTable,
-    name: &Name,
-    plan: Plan,
+    name: &GatewayName,
+    plan: DeploymentPlan,
 ) -> Result<(), kube::Error> {
     let state: GatewayState = match plan {
-        Plan::Release(removals) => return write::release(client, name, &removals).await,
-        Plan::Refuse(state) => state,
-        Plan::Apply(writes, removals) => {
-            let mut taken = write::apply(client, name, &writes).await?;
+        DeploymentPlan::Release(removals) => {
+            return write::release_objects(client, name, &removals).await;
+        }
+        DeploymentPlan::Reject(state) => state,
+        DeploymentPlan::Apply(writes, removals) => {
+            let mut taken = write::apply_objects(client, name, &writes).await?;
             if taken.is_none() {
-                write::remove(client, name, &removals).await?;
-                if removals.iter().any(|of| of.part == Part::Autoscaler) {
+                write::remove_objects(client, name, &removals).await?;
+                if removals
+                    .iter()
+                    .any(|of| of.part == WaypointObjectKind::Autoscaler)
+                {
                     // While the old object existed, it may have undone the number of pods.
                     let mut again = writes;
-                    again.retain(|write| write.part == Part::Deployment && !write.is_new);
+                    again.retain(|write| {
+                        write.part == WaypointObjectKind::Deployment && !write.is_new
+                    });
                     for write in &mut again {
-                        write.decided_by = None;
+                        write.replicas_owner = None;
                     }
-                    taken = write::apply(client, name, &again).await?;
+                    taken = write::apply_objects(client, name, &again).await?;
                 }
             }
             taken.unwrap_or_else(|| GatewayState::Deployed(table.progress(name)))
         }
     };
     match table.status(name, &state) {
-        Some(status) => write::status(client, name, &status).await,
+        Some(status) => write::apply_status(client, name, &status).await,
         None => Ok(()),
     }
 }

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::{known_release, status::DesiredCondition};
+use ambit_k8s_api::{check_release, status::DesiredCondition};
 use serde_json::Value;
 
 /// Release of the Gateway API, as the status condition `SupportedVersion` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Release {
+pub(crate) struct GatewayApiRelease {
     is_known: bool,
     message: String,
 }
 
-impl Release {
+impl GatewayApiRelease {
     /// Reads the release from the annotations of a CRD.
-    pub(crate) fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
-        match known_release(annotations) {
+    pub(crate) fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
+        match check_release(annotations) {
             Ok(release) => Self {
                 is_known: true,
                 message: format!("the definitions are those of {release}"),
@@ -28,7 +28,7 @@ impl Release {
     }
 
     /// Reads the release from the status conditions of a GatewayClass.
-    pub(crate) fn read(conditions: &[Value]) -> Option<Self> {
+    pub(crate) fn from_conditions(conditions: &[Value]) -> Option<Self> {
         let text = |one: &Value, field: &str| -> String {
             let text = one.get(field).and_then(Value::as_str);
             text.unwrap_or_default().to_owned()
@@ -71,10 +71,13 @@ mod tests {
     fn release_condition_round_trips() {
         for release in ["v1.6.3", "v9.0.0"] {
             let annotations = [(ambit_k8s_api::BUNDLE_VERSION.to_owned(), release.to_owned())];
-            let release = Release::of(Some(&annotations.into()));
+            let release = GatewayApiRelease::from_annotations(Some(&annotations.into()));
             let condition = release.condition(Some(1)).to_json(None);
-            assert_eq!(Release::read(&[condition]), Some(release));
+            assert_eq!(
+                GatewayApiRelease::from_conditions(&[condition]),
+                Some(release)
+            );
         }
-        assert_eq!(Release::read(&[]), None);
+        assert_eq!(GatewayApiRelease::from_conditions(&[]), None);
     }
 }

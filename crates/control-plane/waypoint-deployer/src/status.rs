@@ -4,7 +4,7 @@ use ambit_k8s_api::{
     Gateway,
     status::{DesiredCondition, conditions},
 };
-use ambit_waypoint_objects::Unusable;
+use ambit_waypoint_objects::WaypointError;
 use serde_json::{Value, json};
 
 /// State of a Gateway's waypoint.
@@ -13,7 +13,7 @@ pub(crate) enum GatewayState {
     /// The waypoint's objects are written.
     Deployed(Progress),
     /// The Gateway's settings cannot be deployed; earlier objects, if any, stay.
-    Unusable(Unusable, Option<Progress>),
+    Invalid(WaypointError, Option<Progress>),
     /// An object that the waypoint needs exists already, and does not belong to a waypoint.
     NameConflict(String),
     /// Another controller, with this field manager, manages the Gateway.
@@ -38,7 +38,7 @@ struct Condition {
 }
 
 impl Condition {
-    fn desired(&self, generation: i64) -> DesiredCondition<'_> {
+    fn to_desired(&self, generation: i64) -> DesiredCondition<'_> {
         DesiredCondition {
             type_: self.name,
             is_true: self.is_true,
@@ -64,8 +64,8 @@ fn condition(
 }
 
 /// Returns the desired status, with all fields of our manager; `None` if the Gateway has it already.
-pub(crate) fn differing(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
-    let (conditions, addresses) = (wanted(state), addresses(gateway, state));
+pub(crate) fn status_patch(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
+    let (conditions, addresses) = (desired_conditions(state), addresses(gateway, state));
     let there = self::conditions(&gateway.status);
     let generation = gateway.metadata.generation.unwrap_or_default();
     let found = |name: &str| {
@@ -73,7 +73,7 @@ pub(crate) fn differing(gateway: &Gateway, state: &GatewayState) -> Option<Value
         there.iter().find(is_it)
     };
     let is_published = conditions.iter().all(|wanted| {
-        found(wanted.name).is_some_and(|there| wanted.desired(generation).is_published(there))
+        found(wanted.name).is_some_and(|there| wanted.to_desired(generation).is_published(there))
     });
     let mut status = json!({});
     if let Some(addresses) = &addresses {
@@ -86,7 +86,7 @@ pub(crate) fn differing(gateway: &Gateway, state: &GatewayState) -> Option<Value
     }
     let written: Vec<_> = conditions
         .iter()
-        .map(|wanted| wanted.desired(generation).to_json(found(wanted.name)))
+        .map(|wanted| wanted.to_desired(generation).to_json(found(wanted.name)))
         .collect();
     if let Some(status) = status.as_object_mut() {
         status.insert("conditions".to_owned(), Value::from(written));
@@ -94,15 +94,17 @@ pub(crate) fn differing(gateway: &Gateway, state: &GatewayState) -> Option<Value
     Some(status)
 }
 
-fn wanted(state: &GatewayState) -> Vec<Condition> {
+fn desired_conditions(state: &GatewayState) -> Vec<Condition> {
     let accepted = || condition("Accepted", true, "Accepted", "a waypoint is made for it");
     match state {
-        GatewayState::Deployed(progress) => vec![accepted(), programmed(progress)],
-        GatewayState::Unusable(why, existing_object) => {
+        GatewayState::Deployed(progress) => vec![accepted(), programmed_condition(progress)],
+        GatewayState::Invalid(why, existing_object) => {
             let none = || condition("Programmed", false, "Invalid", "no waypoint is made for it");
             vec![
                 condition("Accepted", false, why.reason(), why.to_string()),
-                existing_object.as_ref().map_or_else(none, programmed),
+                existing_object
+                    .as_ref()
+                    .map_or_else(none, programmed_condition),
             ]
         }
         GatewayState::NameConflict(what) => vec![
@@ -128,7 +130,7 @@ fn wanted(state: &GatewayState) -> Vec<Condition> {
     }
 }
 
-fn programmed(progress: &Progress) -> Condition {
+fn programmed_condition(progress: &Progress) -> Condition {
     let reason = match progress {
         Progress { ips, .. } if ips.is_empty() => "AddressNotAssigned",
         Progress {
@@ -143,7 +145,7 @@ fn programmed(progress: &Progress) -> Condition {
 /// Returns the addresses of the waypoint, once one of its pods has been ready. From then on they stay, since bindings
 /// depend on them.
 fn addresses(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
-    let (GatewayState::Deployed(progress) | GatewayState::Unusable(_, Some(progress))) = state
+    let (GatewayState::Deployed(progress) | GatewayState::Invalid(_, Some(progress))) = state
     else {
         return None;
     };

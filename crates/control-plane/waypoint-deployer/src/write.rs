@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::status::DesiredCondition;
-use ambit_waypoint_objects::{CLASS, CONTROLLER, Part, is_managed};
+use ambit_waypoint_objects::{CONTROLLER, GATEWAY_CLASS, WaypointObjectKind, is_managed};
 use kube::{
     Api, Client,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
@@ -13,13 +13,13 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    gateway_table::{MANAGER, Name, Removal, Write},
-    release::Release,
+    gateway_table::{FIELD_MANAGER, GatewayName, ObjectRemoval, ObjectWrite},
+    release::GatewayApiRelease,
     status::GatewayState,
 };
 
 /// Description of the GatewayClass; the API allows at most 64 bytes.
-const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
+const CLASS_DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
 /// Returns the API resource of a kind of the Gateway API.
 fn resource(kind: &str, plural: &str) -> ApiResource {
@@ -33,15 +33,15 @@ fn resource(kind: &str, plural: &str) -> ApiResource {
     }
 }
 
-pub(crate) fn gateways() -> ApiResource {
+pub(crate) fn gateway_resource() -> ApiResource {
     resource("Gateway", "gateways")
 }
 
-pub(crate) fn classes() -> ApiResource {
+pub(crate) fn gateway_class_resource() -> ApiResource {
     resource("GatewayClass", "gatewayclasses")
 }
 
-fn resource_of(part: Part) -> ApiResource {
+fn part_resource(part: WaypointObjectKind) -> ApiResource {
     let api_version = part.api_version();
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     ApiResource {
@@ -59,15 +59,15 @@ fn resource_of(part: Part) -> ApiResource {
 /// # Errors
 ///
 /// Errors of the API server; 409 for an object that has changed since its write was decided.
-pub(crate) async fn apply(
+pub(crate) async fn apply_objects(
     client: &Client,
-    name: &Name,
-    writes: &[Write],
+    name: &GatewayName,
+    writes: &[ObjectWrite],
 ) -> Result<Option<GatewayState>, kube::Error> {
     // An earlier write of ours changes the version that the next one depends on, too.
     let mut ours = BTreeMap::new();
     for write in writes {
-        let resource = resource_of(write.part);
+        let resource = part_resource(write.part);
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
         if write.is_new
             && let Some(there) = api.get_metadata_opt(&name.name).await?
@@ -78,7 +78,7 @@ pub(crate) async fn apply(
         }
         let params = PatchParams::apply(write.manager).force();
         let mut object = write.object.clone();
-        if let Some(decided_by) = &write.decided_by
+        if let Some(decided_by) = &write.replicas_owner
             && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
         {
             let version = ours.get(&write.part).unwrap_or(decided_by);
@@ -95,24 +95,24 @@ pub(crate) async fn apply(
 }
 
 /// Removes our fields from a Gateway's status, so that nothing is bound to it, and deletes its objects.
-pub(crate) async fn release(
+pub(crate) async fn release_objects(
     client: &Client,
-    name: &Name,
-    removals: &[Removal],
+    name: &GatewayName,
+    removals: &[ObjectRemoval],
 ) -> Result<(), kube::Error> {
     // Server-side apply removes the fields that are no longer applied.
-    status(client, name, &json!({})).await?;
-    remove(client, name, removals).await
+    apply_status(client, name, &json!({})).await?;
+    remove_objects(client, name, removals).await
 }
 
 /// Deletes generated objects of a Gateway.
-pub(crate) async fn remove(
+pub(crate) async fn remove_objects(
     client: &Client,
-    name: &Name,
-    removals: &[Removal],
+    name: &GatewayName,
+    removals: &[ObjectRemoval],
 ) -> Result<(), kube::Error> {
     for removal in removals {
-        let resource = resource_of(removal.part);
+        let resource = part_resource(removal.part);
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
         let only_this = Preconditions {
             uid: removal.uid.clone(),
@@ -134,12 +134,12 @@ pub(crate) async fn remove(
 }
 
 /// Writes a Gateway's desired status.
-pub(crate) async fn status(
+pub(crate) async fn apply_status(
     client: &Client,
-    name: &Name,
+    name: &GatewayName,
     status: &Value,
 ) -> Result<(), kube::Error> {
-    let resource = gateways();
+    let resource = gateway_resource();
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
     let body = json!({
         "apiVersion": resource.api_version,
@@ -147,7 +147,7 @@ pub(crate) async fn status(
         "metadata": {"name": name.name, "namespace": name.namespace},
         "status": status,
     });
-    let params = PatchParams::apply(MANAGER).force();
+    let params = PatchParams::apply(FIELD_MANAGER).force();
     let done = api
         .patch_status(&name.name, &params, &Patch::Apply(&body))
         .await;
@@ -156,12 +156,12 @@ pub(crate) async fn status(
 
 /// Creates the GatewayClass of waypoints, unless it exists.
 pub(crate) async fn create_class(client: &Client) -> Result<(), kube::Error> {
-    let resource = classes();
+    let resource = gateway_class_resource();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
-    let class = DynamicObject::new(CLASS, &resource).data(json!({
+    let class = DynamicObject::new(GATEWAY_CLASS, &resource).data(json!({
         "spec": {
             "controllerName": CONTROLLER,
-            "description": DESCRIPTION,
+            "description": CLASS_DESCRIPTION,
         },
     }));
     match api.create(&PostParams::default(), &class).await {
@@ -174,10 +174,10 @@ pub(crate) async fn create_class(client: &Client) -> Result<(), kube::Error> {
 /// Gateway API is supported.
 pub(crate) async fn accept_class(
     client: &Client,
-    release: &Release,
+    release: &GatewayApiRelease,
     generation: Option<i64>,
 ) -> Result<(), kube::Error> {
-    let resource = classes();
+    let resource = gateway_class_resource();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let accepted = DesiredCondition {
         type_: "Accepted",
@@ -190,11 +190,11 @@ pub(crate) async fn accept_class(
     let body = json!({
         "apiVersion": resource.api_version,
         "kind": resource.kind,
-        "metadata": {"name": CLASS},
+        "metadata": {"name": GATEWAY_CLASS},
         "status": {"conditions": conditions.map(|one| one.to_json(None))},
     });
-    let params = PatchParams::apply(MANAGER).force();
-    api.patch_status(CLASS, &params, &Patch::Apply(&body))
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    api.patch_status(GATEWAY_CLASS, &params, &Patch::Apply(&body))
         .await
         .map(drop)
 }

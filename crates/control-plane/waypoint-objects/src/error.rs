@@ -7,10 +7,10 @@ pub enum InvalidParameters {
     #[error(
         "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
     )]
-    Reference(String),
+    InvalidReference(String),
     /// The ConfigMap to which the Gateway refers does not exist.
     #[error("spec.infrastructure.parametersRef: there is no ConfigMap {0}")]
-    Missing(String),
+    MissingConfigMap(String),
     /// An overlay in a ConfigMap cannot be merged into the object.
     #[error("ConfigMap {map}, key {key}: {place}: {why}")]
     Overlay {

@@ -4,32 +4,32 @@ use std::fmt;
 
 /// One step of a path: a member of a map, or an element of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum PathStep {
     Member(String),
     Element(usize),
 }
 
 /// Path of a field in an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FieldPath(Vec<Step>);
+pub(crate) struct FieldPath(Vec<PathStep>);
 
 /// Error in a field of an object: its path such as `spec.ports[0]`, or `.` for the object itself, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
-    pub(crate) place: String,
-    pub(crate) why: String,
+    pub(crate) path: String,
+    pub(crate) reason: String,
 }
 
 impl FieldPath {
     pub(crate) fn member(&self, name: &str) -> Self {
-        self.with(Step::Member(name.to_owned()))
+        self.appended(PathStep::Member(name.to_owned()))
     }
 
     pub(crate) fn element(&self, index: usize) -> Self {
-        self.with(Step::Element(index))
+        self.appended(PathStep::Element(index))
     }
 
-    fn with(&self, step: Step) -> Self {
+    fn appended(&self, step: PathStep) -> Self {
         let mut steps = self.0.clone();
         steps.push(step);
         Self(steps)
@@ -38,21 +38,21 @@ impl FieldPath {
     /// Returns the name of the last map member on the path.
     pub(crate) fn last_member(&self) -> Option<&str> {
         match self.0.last()? {
-            Step::Member(name) => Some(name),
-            Step::Element(_) => None,
+            PathStep::Member(name) => Some(name),
+            PathStep::Element(_) => None,
         }
     }
 
     /// Returns whether the path contains a member of this name.
     pub(crate) fn is_below(&self, name: &str) -> bool {
-        let is_it = |step: &Step| matches!(step, Step::Member(member) if member == name);
+        let is_it = |step: &PathStep| matches!(step, PathStep::Member(member) if member == name);
         self.0.iter().any(is_it)
     }
 
-    pub(crate) fn wrong(&self, why: impl Into<String>) -> FieldError {
+    pub(crate) fn error(&self, why: impl Into<String>) -> FieldError {
         FieldError {
-            place: self.to_string(),
-            why: why.into(),
+            path: self.to_string(),
+            reason: why.into(),
         }
     }
 }
@@ -64,9 +64,9 @@ impl fmt::Display for FieldPath {
         }
         for (index, step) in self.0.iter().enumerate() {
             match step {
-                Step::Member(name) if index == 0 => write!(f, "{name}")?,
-                Step::Member(name) => write!(f, ".{name}")?,
-                Step::Element(number) => write!(f, "[{number}]")?,
+                PathStep::Member(name) if index == 0 => write!(f, "{name}")?,
+                PathStep::Member(name) => write!(f, ".{name}")?,
+                PathStep::Element(number) => write!(f, "[{number}]")?,
             }
         }
         Ok(())

@@ -16,9 +16,12 @@ mod pod;
 mod settings;
 
 pub use error::InvalidParameters;
-pub use objects::{Unusable, WaypointObjects, objects};
-pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_deployed, is_managed, is_of_revision};
-pub use parameters::{ConfigMaps, Parameters, refers_to};
-pub use part::Part;
+pub use objects::{WaypointError, WaypointObjects, build_objects};
+pub use ours::{
+    CONTROLLER, GATEWAY_CLASS, MANAGED_BY_VALUE, MANAGED_LABEL, is_deployed, is_managed,
+    is_of_revision,
+};
+pub use parameters::{ConfigMaps, Parameters, references_config_map};
+pub use part::WaypointObjectKind;
 pub use pod::{GATEWAY_NAME, HBONE_PORT};
 pub use settings::{Files, OpenTelemetry, SecretKey, Settings, WorkloadApi};

@@ -10,45 +10,48 @@ use serde_json::{Map, Value};
 use crate::field_path::{FieldError, FieldPath};
 
 /// Key of the directive in a map or in an element of a list.
-pub(crate) const DIRECTIVE: &str = "$patch";
+pub(crate) const PATCH_DIRECTIVE: &str = "$patch";
 
 /// Returns whether a patch deletes the whole object (`$patch: delete`).
-pub(crate) fn deletes(patch: &Value) -> bool {
-    patch.get(DIRECTIVE).and_then(Value::as_str) == Some("delete")
+pub(crate) fn is_delete_patch(patch: &Value) -> bool {
+    patch.get(PATCH_DIRECTIVE).and_then(Value::as_str) == Some("delete")
 }
 
 /// Merges a patch into an object by the rules of a strategic merge.
 pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), FieldError> {
     let Some(members) = patch.as_object() else {
-        return Err(FieldPath::default().wrong("is not a map"));
+        return Err(FieldPath::default().error("is not a map"));
     };
     merge_map(into, members, &FieldPath::default())
 }
 
 /// How a patch is merged into a value, as its directive `$patch` requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Strategy {
+enum MergeStrategy {
     Merge,
     Replace,
     Delete,
 }
 
-fn strategy(members: &Map<String, Value>, place: &FieldPath) -> Result<Strategy, FieldError> {
+fn merge_strategy(
+    members: &Map<String, Value>,
+    place: &FieldPath,
+) -> Result<MergeStrategy, FieldError> {
     let other = members
         .keys()
-        .find(|name| name.starts_with('$') && *name != DIRECTIVE);
+        .find(|name| name.starts_with('$') && *name != PATCH_DIRECTIVE);
     if let Some(other) = other {
-        return Err(place.member(other).wrong(
+        return Err(place.member(other).error(
             "is a directive that is not supported: there are $patch: delete, replace and merge",
         ));
     }
-    match members.get(DIRECTIVE).map(Value::as_str) {
-        None | Some(Some("merge")) => Ok(Strategy::Merge),
-        Some(Some("replace")) => Ok(Strategy::Replace),
-        Some(Some("delete")) => Ok(Strategy::Delete),
+    match members.get(PATCH_DIRECTIVE).map(Value::as_str) {
+        None | Some(Some("merge")) => Ok(MergeStrategy::Merge),
+        Some(Some("replace")) => Ok(MergeStrategy::Replace),
+        Some(Some("delete")) => Ok(MergeStrategy::Delete),
         Some(_) => Err(place
-            .member(DIRECTIVE)
-            .wrong("is none of delete, replace and merge")),
+            .member(PATCH_DIRECTIVE)
+            .error("is none of delete, replace and merge")),
     }
 }
 
@@ -57,17 +60,17 @@ fn merge_map(
     patch: &Map<String, Value>,
     place: &FieldPath,
 ) -> Result<(), FieldError> {
-    if strategy(patch, place)? == Strategy::Replace || !into.is_object() {
+    if merge_strategy(patch, place)? == MergeStrategy::Replace || !into.is_object() {
         *into = Value::Object(Map::new());
     }
     let Some(members) = into.as_object_mut() else {
         return Ok(());
     };
-    for (name, value) in patch.iter().filter(|(name, _)| *name != DIRECTIVE) {
+    for (name, value) in patch.iter().filter(|(name, _)| *name != PATCH_DIRECTIVE) {
         let place = place.member(name);
         match value {
             Value::Null => drop(members.remove(name)),
-            Value::Object(patch) if strategy(patch, &place)? == Strategy::Delete => {
+            Value::Object(patch) if merge_strategy(patch, &place)? == MergeStrategy::Delete => {
                 members.remove(name);
             }
             Value::Object(patch) => {
@@ -83,8 +86,8 @@ fn merge_map(
 }
 
 fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<(), FieldError> {
-    let replaces = patch.iter().any(is_replacement);
-    let keys = keys(place);
+    let replaces = patch.iter().any(is_replace_directive);
+    let keys = merge_keys(place);
     if keys.is_none() || replaces || !into.is_array() {
         *into = Value::Array(Vec::new());
     }
@@ -97,16 +100,16 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<()
             list.push(element.clone());
             continue;
         };
-        if is_replacement(element) {
+        if is_replace_directive(element) {
             continue;
         }
-        let expected = key_of(element, keys, &place)?;
+        let expected = merge_key_values(element, keys, &place)?;
         let found = list
             .iter()
-            .position(|one| key_of(one, keys, &place).is_ok_and(|key| key == expected));
-        match (strategy(members, &place)?, found) {
-            (Strategy::Delete, Some(found)) => drop(list.remove(found)),
-            (Strategy::Delete, None) => {}
+            .position(|one| merge_key_values(one, keys, &place).is_ok_and(|key| key == expected));
+        match (merge_strategy(members, &place)?, found) {
+            (MergeStrategy::Delete, Some(found)) => drop(list.remove(found)),
+            (MergeStrategy::Delete, None) => {}
             (_, Some(found)) => {
                 if let Some(there) = list.get_mut(found) {
                     merge_map(there, members, &place)?;
@@ -123,17 +126,18 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<()
 }
 
 /// Returns whether a list element is only the directive `$patch: replace`, which replaces the whole list.
-fn is_replacement(element: &Value) -> bool {
+fn is_replace_directive(element: &Value) -> bool {
     element.as_object().is_some_and(|members| {
-        members.len() == 1 && members.get(DIRECTIVE).and_then(Value::as_str) == Some("replace")
+        members.len() == 1
+            && members.get(PATCH_DIRECTIVE).and_then(Value::as_str) == Some("replace")
     })
 }
 
-type Keys = &'static [&'static str];
+type MergeKeys = &'static [&'static str];
 
 /// Returns the merge keys that identify the elements of a list, for lists in the kinds of which a waypoint consists;
 /// `None` for other lists.
-fn keys(of: &FieldPath) -> Option<Keys> {
+fn merge_keys(of: &FieldPath) -> Option<MergeKeys> {
     let name = of.last_member()?;
     Some(match name {
         "containers" | "initContainers" | "env" | "volumes" | "imagePullSecrets" | "secrets" => {
@@ -149,11 +153,15 @@ fn keys(of: &FieldPath) -> Option<Keys> {
 }
 
 /// Returns the values of an element's merge keys.
-fn key_of(element: &Value, keys: Keys, place: &FieldPath) -> Result<Vec<Value>, FieldError> {
+fn merge_key_values(
+    element: &Value,
+    keys: MergeKeys,
+    place: &FieldPath,
+) -> Result<Vec<Value>, FieldError> {
     let part = |name: &&str| match element.get(name) {
         Some(value) if !value.is_null() => Ok(value.clone()),
         _ if *name == "protocol" => Ok("TCP".into()),
-        _ => Err(place.wrong(format!(
+        _ => Err(place.error(format!(
             "has no {name}, by which it is known which one is meant"
         ))),
     };
@@ -311,7 +319,7 @@ mod tests {
             (json!({"spec": {"$patch": 7}}), "spec.$patch"),
         ] {
             let wrong = merge(&mut json!({}), &patch).unwrap_err();
-            assert_eq!(wrong.place, place, "{patch}");
+            assert_eq!(wrong.path, place, "{patch}");
         }
     }
 }

@@ -6,7 +6,8 @@ use ambit_k8s_api::{Gateway, is_dns_name};
 use serde_json::{Value, json};
 
 use crate::{
-    CLASS, ConfigMaps, InvalidParameters, MANAGED, MANAGED_BY, Part, Settings,
+    ConfigMaps, GATEWAY_CLASS, InvalidParameters, MANAGED_BY_VALUE, MANAGED_LABEL, Settings,
+    WaypointObjectKind,
     ours::GATEWAY_CLASS_NAME,
     pod::{self, GATEWAY_NAME, HBONE_PORT, READINESS_PORT},
 };
@@ -45,13 +46,19 @@ pub struct WaypointObjects {
 
 impl WaypointObjects {
     /// Returns all objects of the waypoint, in the order of creation.
-    pub fn all(&self) -> Vec<(Part, &Value)> {
+    pub fn all(&self) -> Vec<(WaypointObjectKind, &Value)> {
         let all = [
-            (Part::ServiceAccount, Some(&self.service_account)),
-            (Part::Service, Some(&self.service)),
-            (Part::Deployment, Some(&self.deployment)),
-            (Part::Autoscaler, self.autoscaler.as_ref()),
-            (Part::DisruptionBudget, self.disruption_budget.as_ref()),
+            (
+                WaypointObjectKind::ServiceAccount,
+                Some(&self.service_account),
+            ),
+            (WaypointObjectKind::Service, Some(&self.service)),
+            (WaypointObjectKind::Deployment, Some(&self.deployment)),
+            (WaypointObjectKind::Autoscaler, self.autoscaler.as_ref()),
+            (
+                WaypointObjectKind::DisruptionBudget,
+                self.disruption_budget.as_ref(),
+            ),
         ];
         let all = all.into_iter();
         all.filter_map(|(part, object)| Some((part, object?)))
@@ -61,39 +68,40 @@ impl WaypointObjects {
 
 /// Reason why no waypoint can be deployed for a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum WaypointError {
     /// The Gateway's name is invalid as a Service's name.
     #[error(
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
-    Name(String),
+    InvalidName(String),
     /// The parameters of the Gateway, or of its class, are invalid.
     #[error(transparent)]
-    Parameters(#[from] InvalidParameters),
+    InvalidParameters(#[from] InvalidParameters),
     /// The Gateway's annotation for the number of replicas is invalid.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
-    Replicas(String),
+    InvalidReplicas(String),
     /// The type of the Service is invalid, or not supported for waypoints.
     #[error(
         "annotation {SERVICE_TYPE_ANNOTATION}: {0:?} is no type of a waypoint's Service; there are ClusterIP, NodePort and LoadBalancer"
     )]
-    ServiceType(String),
+    InvalidServiceType(String),
     /// The Gateway's annotation requests another name than the Gateway's, by which clients identify the waypoint's
     /// service account.
     #[error(
         "annotation {0} is not supported: a waypoint is trusted by its account, which has the Gateway's name; rename the Gateway"
     )]
-    OtherName(&'static str),
+    ConflictingName(&'static str),
 }
 
-impl Unusable {
+impl WaypointError {
     /// Returns the reason in the Gateway's status condition.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Parameters(_) => "InvalidParameters",
-            Self::Name(_) | Self::Replicas(_) | Self::ServiceType(_) | Self::OtherName(_) => {
-                "Invalid"
-            }
+            Self::InvalidParameters(_) => "InvalidParameters",
+            Self::InvalidName(_)
+            | Self::InvalidReplicas(_)
+            | Self::InvalidServiceType(_)
+            | Self::ConflictingName(_) => "Invalid",
         }
     }
 }
@@ -104,19 +112,19 @@ impl Unusable {
 ///
 /// When the Gateway requests an unsupported feature, has a name that its Service cannot have, or
 /// when an overlay cannot be merged into its object.
-pub fn objects(
+pub fn build_objects(
     gateway: &Gateway,
     settings: &Settings,
     maps: &ConfigMaps,
-) -> Result<WaypointObjects, Unusable> {
+) -> Result<WaypointObjects, WaypointError> {
     let made = ObjectBuilder::new(gateway, settings)?;
     let mut objects = WaypointObjects {
-        service_account: made.object(Part::ServiceAccount, json!({})),
+        service_account: made.object(WaypointObjectKind::ServiceAccount, json!({})),
         service: made.service(),
         deployment: made.deployment(),
         autoscaler: None,
         disruption_budget: Some(made.object(
-            Part::DisruptionBudget,
+            WaypointObjectKind::DisruptionBudget,
             json!({"spec": {"maxUnavailable": 1, "selector": made.selector()}}),
         )),
         sets_replicas: annotation(gateway, REPLICAS_ANNOTATION).is_some(),
@@ -135,14 +143,14 @@ struct ObjectBuilder<'a> {
 }
 
 impl<'a> ObjectBuilder<'a> {
-    fn new(gateway: &'a Gateway, settings: &'a Settings) -> Result<Self, Unusable> {
+    fn new(gateway: &'a Gateway, settings: &'a Settings) -> Result<Self, WaypointError> {
         let name = gateway.metadata.name.as_deref().unwrap_or_default();
         let letter = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
         if !is_dns_name(name, MAX_NAME_LENGTH) || !letter || name.contains('.') {
-            return Err(Unusable::Name(name.to_owned()));
+            return Err(WaypointError::InvalidName(name.to_owned()));
         }
-        if let Some(other) = other_name(gateway, name) {
-            return Err(Unusable::OtherName(other));
+        if let Some(other) = conflicting_name_annotation(gateway, name) {
+            return Err(WaypointError::ConflictingName(other));
         }
         Ok(Self {
             gateway,
@@ -160,36 +168,38 @@ impl<'a> ObjectBuilder<'a> {
         maps: &ConfigMaps,
     ) -> Result<(), InvalidParameters> {
         let plain = objects.clone();
-        let scaler = self.object(Part::Autoscaler, json!({"spec": {"scaleTargetRef": {
-            "apiVersion": Part::Deployment.api_version(), "kind": Part::Deployment.kind(), "name": self.name,
+        let scaler = self.object(WaypointObjectKind::Autoscaler, json!({"spec": {"scaleTargetRef": {
+            "apiVersion": WaypointObjectKind::Deployment.api_version(), "kind": WaypointObjectKind::Deployment.kind(), "name": self.name,
         }}}));
-        for overlay in maps.of(self.gateway)? {
-            let patch = overlay.read()?;
+        for overlay in maps.overlays_for(self.gateway)? {
+            let patch = overlay.parse()?;
             let lay = |over: &mut Value, base: &Value| {
                 let laid = overlay.apply(&patch, Some(std::mem::take(over)), base)?;
                 *over = laid.unwrap_or_default();
                 Ok::<_, InvalidParameters>(())
             };
             match overlay.part {
-                Part::ServiceAccount => lay(&mut objects.service_account, &plain.service_account)?,
-                Part::Service => lay(&mut objects.service, &plain.service)?,
-                Part::Deployment => {
+                WaypointObjectKind::ServiceAccount => {
+                    lay(&mut objects.service_account, &plain.service_account)?
+                }
+                WaypointObjectKind::Service => lay(&mut objects.service, &plain.service)?,
+                WaypointObjectKind::Deployment => {
                     lay(&mut objects.deployment, &plain.deployment)?;
                     let replicas = patch.pointer("/spec/replicas");
                     objects.sets_replicas |= replicas.is_some_and(|number| !number.is_null());
                 }
-                Part::Autoscaler => {
+                WaypointObjectKind::Autoscaler => {
                     objects.autoscaler =
                         overlay.apply(&patch, objects.autoscaler.take(), &scaler)?;
                 }
-                Part::DisruptionBudget => {
+                WaypointObjectKind::DisruptionBudget => {
                     let base = plain.disruption_budget.as_ref().unwrap_or(&Value::Null);
                     let over = objects.disruption_budget.take();
                     objects.disruption_budget = overlay.apply(&patch, over, base)?;
                 }
             }
         }
-        pod::adjust(&mut objects.deployment, &self.selector(), self.settings);
+        pod::adjust_pod_template(&mut objects.deployment, &self.selector(), self.settings);
         if objects.autoscaler.is_some() {
             let spec = objects.deployment.get_mut("spec");
             let spec = spec.and_then(Value::as_object_mut);
@@ -200,7 +210,7 @@ impl<'a> ObjectBuilder<'a> {
 
     fn service(&self) -> Value {
         let mut service = self.object(
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {
                 "type": self.service_type,
                 "ipFamilyPolicy": "PreferDualStack",
@@ -222,7 +232,7 @@ impl<'a> ObjectBuilder<'a> {
             "labels": pod::labels(self.name),
             "annotations": pod::annotations(),
         });
-        let own = self.infrastructure();
+        let own = self.infrastructure_labels_and_annotations();
         for (place, own) in [("/labels", &own.0), ("/annotations", &own.1)] {
             let with = metadata.pointer(place).cloned().unwrap_or_default();
             merge(&mut metadata, place, &json!(own));
@@ -231,7 +241,7 @@ impl<'a> ObjectBuilder<'a> {
         }
         merge(&mut metadata, "/labels", &self.labels());
         self.object(
-            Part::Deployment,
+            WaypointObjectKind::Deployment,
             json!({"spec": {
                 "replicas": self.replicas,
                 "selector": self.selector(),
@@ -253,9 +263,9 @@ impl<'a> ObjectBuilder<'a> {
     }
 
     /// Builds an object with the Gateway's name and namespace, owned by the Gateway.
-    fn object(&self, part: Part, rest: Value) -> Value {
+    fn object(&self, part: WaypointObjectKind, rest: Value) -> Value {
         let metadata = &self.gateway.metadata;
-        let (labels, annotations) = self.copied();
+        let (labels, annotations) = self.copied_labels_and_annotations();
         let mut object = json!({
             "apiVersion": part.api_version(),
             "kind": part.kind(),
@@ -281,11 +291,13 @@ impl<'a> ObjectBuilder<'a> {
 
     /// Returns the labels that every object of the waypoint has.
     fn labels(&self) -> Value {
-        json!({MANAGED: MANAGED_BY, GATEWAY_NAME: self.name, GATEWAY_CLASS_NAME: CLASS})
+        json!({MANAGED_LABEL: MANAGED_BY_VALUE, GATEWAY_NAME: self.name, GATEWAY_CLASS_NAME: GATEWAY_CLASS})
     }
 
     /// Returns labels and annotations that `spec.infrastructure` of the Gateway sets.
-    fn infrastructure(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+    fn infrastructure_labels_and_annotations(
+        &self,
+    ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         let own = self.gateway.spec.infrastructure.clone().unwrap_or_default();
         (own.labels, own.annotations)
     }
@@ -293,9 +305,11 @@ impl<'a> ObjectBuilder<'a> {
     /// Returns the Gateway's labels and annotations for the objects, but not for the pods: those of
     /// `spec.infrastructure` if it exists, else the Gateway's own. On pods, a changed annotation would replace all of
     /// them.
-    fn copied(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+    fn copied_labels_and_annotations(
+        &self,
+    ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         if self.gateway.spec.infrastructure.is_some() {
-            return self.infrastructure();
+            return self.infrastructure_labels_and_annotations();
         }
         let metadata = &self.gateway.metadata;
         let mut annotations = metadata.annotations.clone().unwrap_or_default();
@@ -309,26 +323,26 @@ fn annotation<'a>(gateway: &'a Gateway, name: &str) -> Option<&'a str> {
     annotations.get(name).map(String::as_str)
 }
 
-fn replicas(gateway: &Gateway, settings: &Settings) -> Result<i32, Unusable> {
+fn replicas(gateway: &Gateway, settings: &Settings) -> Result<i32, WaypointError> {
     let Some(text) = annotation(gateway, REPLICAS_ANNOTATION) else {
         return Ok(settings.replicas);
     };
     let number = text.parse().ok().filter(|number| *number >= 0);
-    number.ok_or_else(|| Unusable::Replicas(text.to_owned()))
+    number.ok_or_else(|| WaypointError::InvalidReplicas(text.to_owned()))
 }
 
 /// Returns the type of the waypoint's Service from the Gateway's annotation. Clients in the mesh use the cluster IP in
 /// any case.
-fn service_type(gateway: &Gateway) -> Result<&str, Unusable> {
+fn service_type(gateway: &Gateway) -> Result<&str, WaypointError> {
     match annotation(gateway, SERVICE_TYPE_ANNOTATION) {
         None => Ok("ClusterIP"),
         Some(known @ ("ClusterIP" | "NodePort" | "LoadBalancer")) => Ok(known),
-        Some(other) => Err(Unusable::ServiceType(other.to_owned())),
+        Some(other) => Err(WaypointError::InvalidServiceType(other.to_owned())),
     }
 }
 
 /// Returns the Gateway's annotation that requests a name other than `name`, if there is one.
-fn other_name(gateway: &Gateway, name: &str) -> Option<&'static str> {
+fn conflicting_name_annotation(gateway: &Gateway, name: &str) -> Option<&'static str> {
     let mut all = NAME_OVERRIDES.into_iter();
     all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))
 }

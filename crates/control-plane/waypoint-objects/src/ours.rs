@@ -8,13 +8,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 /// Label of an object: class of the Gateway that it belongs to.
 pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Name of the GatewayClass of waypoints.
-pub const CLASS: &str = "istio-waypoint";
+pub const GATEWAY_CLASS: &str = "istio-waypoint";
 /// Controller of that class.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
 /// Label of every generated object: its manager.
-pub const MANAGED: &str = "gateway.istio.io/managed";
-/// Value of [`MANAGED`] on a waypoint's objects.
-pub const MANAGED_BY: &str = "istio.io-mesh-controller";
+pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
+/// Value of [`MANAGED_LABEL`] on a waypoint's objects.
+pub const MANAGED_BY_VALUE: &str = "istio.io-mesh-controller";
 
 /// Returns whether the control plane of a revision manages a Gateway, of any class. `namespace` has the labels of the
 /// Gateway's namespace, which may select a revision, too.
@@ -29,7 +29,7 @@ pub fn is_of_revision(
     revisions.is_own(own.map(String::as_str), of_namespace.map(String::as_str))
 }
 
-/// Returns whether a Gateway's waypoint is deployed automatically: its class is [`CLASS`], and it does not request an
+/// Returns whether a Gateway's waypoint is deployed automatically: its class is [`GATEWAY_CLASS`], and it does not request an
 /// address by host name, which means that its Service and pods are deployed manually.
 pub fn is_deployed(gateway: &Gateway) -> bool {
     let by_hostname = gateway
@@ -37,16 +37,16 @@ pub fn is_deployed(gateway: &Gateway) -> bool {
         .addresses
         .iter()
         .any(|address| address.type_.as_deref() == Some("Hostname"));
-    gateway.spec.gateway_class_name == CLASS && !by_hostname
+    gateway.spec.gateway_class_name == GATEWAY_CLASS && !by_hostname
 }
 
-/// Returns whether an object was created for a waypoint, by Ambit or by another controller of [`CLASS`].
+/// Returns whether an object was created for a waypoint, by Ambit or by another controller of [`GATEWAY_CLASS`].
 pub fn is_managed(metadata: &ObjectMeta) -> bool {
     let labels = metadata.labels.as_ref();
     labels
-        .and_then(|labels| labels.get(MANAGED))
+        .and_then(|labels| labels.get(MANAGED_LABEL))
         .map(String::as_str)
-        == Some(MANAGED_BY)
+        == Some(MANAGED_BY_VALUE)
 }
 
 #[cfg(test)]
@@ -83,20 +83,20 @@ mod tests {
             (None, &canary, "default", false),
             (Some("default"), &canary, "default", true),
         ] {
-            let gateway = gateway(CLASS, own);
+            let gateway = gateway(GATEWAY_CLASS, own);
             assert_eq!(
                 is_of_revision(&gateway, namespace, &Revisions::new(revision)),
                 ours,
                 "{own:?} {namespace:?} {revision}"
             );
         }
-        assert!(is_deployed(&gateway(CLASS, None)));
+        assert!(is_deployed(&gateway(GATEWAY_CLASS, None)));
         assert!(!is_deployed(&gateway("istio", None)));
     }
 
     #[test]
     fn gateway_with_a_host_name_address_is_not_deployed() {
-        let mut gateway = gateway(CLASS, None);
+        let mut gateway = gateway(GATEWAY_CLASS, None);
         gateway.spec.addresses = vec![GatewayAddress {
             type_: Some("IPAddress".into()),
             value: "10.0.0.1".into(),

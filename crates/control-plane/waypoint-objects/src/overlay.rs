@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::{
-    InvalidParameters, Part,
+    InvalidParameters, WaypointObjectKind,
     field_path::{FieldError, FieldPath},
     merge::{self, merge},
     permitted,
@@ -19,15 +19,15 @@ use crate::{
 /// Overlay in a ConfigMap, as text.
 pub(crate) struct Overlay<'a> {
     /// Namespace and name of the ConfigMap.
-    pub(crate) map: String,
-    pub(crate) part: Part,
+    pub(crate) config_map: String,
+    pub(crate) part: WaypointObjectKind,
     pub(crate) text: &'a str,
 }
 
 impl Overlay<'_> {
     /// Parses the overlay's YAML text.
-    pub(crate) fn read(&self) -> Result<Value, InvalidParameters> {
-        read(self.text).map_err(|wrong| self.invalid(wrong))
+    pub(crate) fn parse(&self) -> Result<Value, InvalidParameters> {
+        parse_yaml(self.text).map_err(|wrong| self.invalid(wrong))
     }
 
     /// Merges the overlay into the object; returns `None` if the overlay deletes it. `base` is the object without any
@@ -38,48 +38,57 @@ impl Overlay<'_> {
         over: Option<Value>,
         base: &Value,
     ) -> Result<Option<Value>, InvalidParameters> {
-        let laid = self.try_lay(overlay, over, base);
+        let laid = self.try_apply(overlay, over, base);
         laid.map_err(|wrong| self.invalid(wrong))
     }
 
-    fn invalid(&self, FieldError { place, why }: FieldError) -> InvalidParameters {
+    fn invalid(
+        &self,
+        FieldError {
+            path: place,
+            reason: why,
+        }: FieldError,
+    ) -> InvalidParameters {
         InvalidParameters::Overlay {
-            map: self.map.clone(),
+            map: self.config_map.clone(),
             key: self.part.key(),
             place,
             why,
         }
     }
 
-    fn try_lay(
+    fn try_apply(
         &self,
         overlay: &Value,
         over: Option<Value>,
         base: &Value,
     ) -> Result<Option<Value>, FieldError> {
-        let may_go = matches!(self.part, Part::Autoscaler | Part::DisruptionBudget);
-        if may_go && merge::deletes(overlay) {
+        let may_go = matches!(
+            self.part,
+            WaypointObjectKind::Autoscaler | WaypointObjectKind::DisruptionBudget
+        );
+        if may_go && merge::is_delete_patch(overlay) {
             return Ok(None);
         }
-        permitted::check(self.part, overlay, base)?;
+        permitted::check_overlay(self.part, overlay, base)?;
         let mut object = over.unwrap_or_else(|| base.clone());
         merge(&mut object, overlay)?;
-        if self.part == Part::DisruptionBudget {
+        if self.part == WaypointObjectKind::DisruptionBudget {
             remove_excluded_field(&mut object, overlay);
         }
-        check(self.part, &object)?;
+        validate_object(self.part, &object)?;
         Ok(Some(object))
     }
 }
 
 /// Parses YAML in which `yes` and `on` are strings, not booleans: a label may have such a value.
-fn read(text: &str) -> Result<Value, FieldError> {
+fn parse_yaml(text: &str) -> Result<Value, FieldError> {
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     let value = serde_saphyr::from_str_with_options(text, options).map_err(|error| FieldError {
-        place: error
+        path: error
             .location()
             .map_or_else(|| ".".to_owned(), |at| format!("line {}", at.line())),
-        why: format!("is not YAML: {}", error.without_snippet()),
+        reason: format!("is not YAML: {}", error.without_snippet()),
     })?;
     match value {
         Value::Null => Ok(Value::Object(Map::new())),
@@ -106,30 +115,30 @@ fn remove_excluded_field(budget: &mut Value, overlay: &Value) {
 }
 
 /// Checks that Kubernetes can parse the object, without unknown fields.
-fn check(part: Part, object: &Value) -> Result<(), FieldError> {
+fn validate_object(part: WaypointObjectKind, object: &Value) -> Result<(), FieldError> {
     match part {
-        Part::ServiceAccount => typed::<ServiceAccount>(object),
-        Part::Service => typed::<Service>(object),
-        Part::Deployment => typed::<Deployment>(object),
-        Part::DisruptionBudget => {
-            typed::<PodDisruptionBudget>(object)?;
+        WaypointObjectKind::ServiceAccount => check_type::<ServiceAccount>(object),
+        WaypointObjectKind::Service => check_type::<Service>(object),
+        WaypointObjectKind::Deployment => check_type::<Deployment>(object),
+        WaypointObjectKind::DisruptionBudget => {
+            check_type::<PodDisruptionBudget>(object)?;
             let both = ["minAvailable", "maxUnavailable"].map(|field| number(object, field));
             match both {
                 [Some(_), Some(_)] => Err(FieldPath::default()
                     .member("spec")
-                    .wrong("has both minAvailable and maxUnavailable: give one")),
+                    .error("has both minAvailable and maxUnavailable: give one")),
                 _ => Ok(()),
             }
         }
-        Part::Autoscaler => {
-            typed::<HorizontalPodAutoscaler>(object)?;
+        WaypointObjectKind::Autoscaler => {
+            check_type::<HorizontalPodAutoscaler>(object)?;
             let least = number(object, "minReplicas").and_then(Value::as_i64);
             let most = number(object, "maxReplicas").and_then(Value::as_i64);
             let most_at = FieldPath::default().member("spec").member("maxReplicas");
             match most {
-                None => Err(most_at.wrong("is missing")),
+                None => Err(most_at.error("is missing")),
                 Some(most) if most < least.unwrap_or(1).max(1) => {
-                    Err(most_at.wrong("is less than minReplicas"))
+                    Err(most_at.error("is less than minReplicas"))
                 }
                 Some(_) => Ok(()),
             }
@@ -141,15 +150,15 @@ fn number<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
     object.get("spec")?.get(field)
 }
 
-fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), FieldError> {
+fn check_type<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), FieldError> {
     let read: T = serde_path_to_error::deserialize(object).map_err(|error| FieldError {
-        place: error.path().to_string(),
-        why: error.into_inner().to_string(),
+        path: error.path().to_string(),
+        reason: error.into_inner().to_string(),
     })?;
     let written = serde_json::to_value(read)
-        .map_err(|error| FieldPath::default().wrong(error.to_string()))?;
+        .map_err(|error| FieldPath::default().error(error.to_string()))?;
     match first_lost_member(object, &written, &FieldPath::default()) {
-        Some(place) => Err(place.wrong("is no field of this kind")),
+        Some(place) => Err(place.error("is no field of this kind")),
         None => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{ConfigMap, Gateway};
 use serde_json::Value;
 
-use crate::{CLASS, Part, error::InvalidParameters, overlay::Overlay};
+use crate::{GATEWAY_CLASS, WaypointObjectKind, error::InvalidParameters, overlay::Overlay};
 
 /// Label of a ConfigMap in the system namespace: GatewayClass that its overlays are for.
 const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
@@ -17,20 +17,25 @@ type Name = (Box<str>, Box<str>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// Overlay texts by the object to which each applies.
-    texts: BTreeMap<Part, Box<str>>,
+    texts: BTreeMap<WaypointObjectKind, Box<str>>,
     /// Whether the ConfigMap applies to every waypoint.
     is_default: bool,
 }
 
 impl Parameters {
     /// Reads the overlays in a ConfigMap.
-    pub fn of(map: &ConfigMap) -> Self {
-        let text = |part: Part| Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()));
+    pub fn from_config_map(map: &ConfigMap) -> Self {
+        let text = |part: WaypointObjectKind| {
+            Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()))
+        };
         let labels = map.metadata.labels.as_ref();
         let class = labels.and_then(|labels| labels.get(DEFAULTS_FOR_CLASS));
         Self {
-            texts: Part::ALL.into_iter().filter_map(text).collect(),
-            is_default: class.is_some_and(|class| class == CLASS),
+            texts: WaypointObjectKind::ALL
+                .into_iter()
+                .filter_map(text)
+                .collect(),
+            is_default: class.is_some_and(|class| class == GATEWAY_CLASS),
         }
     }
 }
@@ -73,18 +78,21 @@ impl ConfigMaps {
 
     /// Returns the overlays of a Gateway's objects: first those for all waypoints, in the order of the ConfigMaps'
     /// names, then the Gateway's own.
-    pub(crate) fn of(&self, gateway: &Gateway) -> Result<Vec<Overlay<'_>>, InvalidParameters> {
+    pub(crate) fn overlays_for(
+        &self,
+        gateway: &Gateway,
+    ) -> Result<Vec<Overlay<'_>>, InvalidParameters> {
         let mut names: Vec<_> = self.defaults.iter().cloned().collect();
-        names.extend(reference(gateway)?);
+        names.extend(parameters_ref(gateway)?);
         let mut overlays = Vec::new();
         for name in names {
             let map = format!("{}/{}", name.0, name.1);
             let Some(parameters) = self.all.get(&name) else {
-                return Err(InvalidParameters::Missing(map));
+                return Err(InvalidParameters::MissingConfigMap(map));
             };
             let texts = parameters.texts.iter();
             overlays.extend(texts.map(|(part, text)| Overlay {
-                map: map.clone(),
+                config_map: map.clone(),
                 part: *part,
                 text,
             }));
@@ -94,13 +102,13 @@ impl ConfigMaps {
 }
 
 /// Returns whether a Gateway refers to this ConfigMap.
-pub fn refers_to(gateway: &Gateway, namespace: &str, name: &str) -> bool {
-    let to = reference(gateway).ok().flatten();
+pub fn references_config_map(gateway: &Gateway, namespace: &str, name: &str) -> bool {
+    let to = parameters_ref(gateway).ok().flatten();
     to.is_some_and(|(of, it)| *of == *namespace && *it == *name)
 }
 
 /// Returns namespace and name of the ConfigMap to which a Gateway refers.
-fn reference(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
+fn parameters_ref(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
     let infrastructure = gateway.spec.infrastructure.as_ref();
     let Some(to) = infrastructure.and_then(|own| own.parameters_ref.as_ref()) else {
         return Ok(None);
@@ -109,7 +117,7 @@ fn reference(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
     let (group, kind, name) = (text("group"), text("kind"), text("name"));
     if !group.is_empty() || kind != "ConfigMap" || name.is_empty() {
         let what = format!("{group}/{kind} {name:?}");
-        return Err(InvalidParameters::Reference(what));
+        return Err(InvalidParameters::InvalidReference(what));
     }
     let namespace = gateway.metadata.namespace.as_deref().unwrap_or("default");
     Ok(Some((namespace.into(), name.into())))

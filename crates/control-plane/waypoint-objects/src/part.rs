@@ -2,7 +2,7 @@
 
 /// Kind of object of which a waypoint consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
+pub enum WaypointObjectKind {
     /// ServiceAccount whose identity the waypoint has.
     ServiceAccount,
     /// Service under whose cluster IP proxies connect to the waypoint.
@@ -15,7 +15,7 @@ pub enum Part {
     DisruptionBudget,
 }
 
-impl Part {
+impl WaypointObjectKind {
     /// All kinds of objects, in the order of creation.
     pub const ALL: [Self; 5] = [
         Self::ServiceAccount,

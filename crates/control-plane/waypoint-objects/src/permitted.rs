@@ -6,18 +6,18 @@
 use serde_json::{Map, Value};
 
 use crate::{
-    MANAGED,
+    MANAGED_LABEL,
     field_path::{FieldError, FieldPath},
-    merge::DIRECTIVE,
+    merge::PATCH_DIRECTIVE,
     ours::GATEWAY_CLASS_NAME,
-    part::Part,
-    pod::{CONTAINER, GATEWAY_NAME, HBONE_PORT, VOLUMES},
+    part::WaypointObjectKind,
+    pod::{GATEWAY_NAME, HBONE_PORT, PROXY_CONTAINER, VOLUME_NAMES},
 };
 use ambit_k8s_api::labels::DATAPLANE_MODE;
 
 /// Labels that mark an object as a waypoint's, which overlays cannot change.
-const LABELS: [&str; 5] = [
-    MANAGED,
+const RESERVED_LABELS: [&str; 5] = [
+    MANAGED_LABEL,
     GATEWAY_NAME,
     GATEWAY_CLASS_NAME,
     DATAPLANE_MODE,
@@ -25,7 +25,7 @@ const LABELS: [&str; 5] = [
 ];
 /// Environment variables that overlays may set, since they have no effect on identities, keys and
 /// trust.
-const VARIABLES: [&str; 11] = [
+const PERMITTED_VARIABLES: [&str; 11] = [
     "RUST_LOG",
     "LOG_FORMAT",
     "CONNECTION_TERMINATION_DEADLINE",
@@ -39,7 +39,7 @@ const VARIABLES: [&str; 11] = [
     "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
 /// Prefixes of environment variables that overlays may set.
-const VARIABLE_PREFIXES: [&str; 6] = [
+const PERMITTED_VARIABLE_PREFIXES: [&str; 6] = [
     "AMBIT_ACCESS_LOG",
     "AMBIT_MAX_SETUPS_",
     "HTTP2_",
@@ -52,244 +52,251 @@ const VARIABLE_PREFIXES: [&str; 6] = [
 const MOUNT_DIRECTORIES: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
 /// Rule about the values that an overlay may set in a field.
-enum Rule {
+enum FieldRule {
     /// Any value, including removal.
     Any,
     /// Only these fields; others are rejected.
     Fields(&'static [(&'static str, Self)]),
     /// Only the value that the object already has, for overlays with complete objects.
-    Same,
-    /// Any labels except those in [`LABELS`].
+    Unchanged,
+    /// Any labels except those in [`RESERVED_LABELS`].
     Labels,
     /// One of these values.
     OneOf(&'static [&'static str]),
     /// Only these elements of a list, identified by a merge key.
-    List(&'static List),
+    List(&'static ListRule),
 }
 
-struct List {
+struct ListRule {
     key: &'static str,
     is_allowed: fn(&Value) -> Result<(), &'static str>,
-    element: Rule,
+    element: FieldRule,
     /// Whether overlays may remove or replace elements.
     may_be_removed: bool,
 }
 
-const METADATA: Rule = Rule::Fields(&[
-    ("name", Rule::Same),
-    ("namespace", Rule::Same),
-    ("labels", Rule::Labels),
-    ("annotations", Rule::Any),
+const METADATA: FieldRule = FieldRule::Fields(&[
+    ("name", FieldRule::Unchanged),
+    ("namespace", FieldRule::Unchanged),
+    ("labels", FieldRule::Labels),
+    ("annotations", FieldRule::Any),
 ]);
 
-const SERVICE_ACCOUNT: &[(&str, Rule)] = &[("imagePullSecrets", Rule::Any)];
+const SERVICE_ACCOUNT: &[(&str, FieldRule)] = &[("imagePullSecrets", FieldRule::Any)];
 
-const SERVICE: &[(&str, Rule)] = &[(
+const SERVICE: &[(&str, FieldRule)] = &[(
     "spec",
-    Rule::Fields(&[
+    FieldRule::Fields(&[
         (
             "type",
-            Rule::OneOf(&["ClusterIP", "NodePort", "LoadBalancer"]),
+            FieldRule::OneOf(&["ClusterIP", "NodePort", "LoadBalancer"]),
         ),
-        ("allocateLoadBalancerNodePorts", Rule::Any),
-        ("externalTrafficPolicy", Rule::Any),
-        ("healthCheckNodePort", Rule::Any),
-        ("internalTrafficPolicy", Rule::Any),
-        ("ipFamilies", Rule::Any),
-        ("ipFamilyPolicy", Rule::Any),
-        ("loadBalancerClass", Rule::Any),
-        ("loadBalancerIP", Rule::Any),
-        ("loadBalancerSourceRanges", Rule::Any),
-        ("sessionAffinity", Rule::Any),
-        ("sessionAffinityConfig", Rule::Any),
-        ("trafficDistribution", Rule::Any),
+        ("allocateLoadBalancerNodePorts", FieldRule::Any),
+        ("externalTrafficPolicy", FieldRule::Any),
+        ("healthCheckNodePort", FieldRule::Any),
+        ("internalTrafficPolicy", FieldRule::Any),
+        ("ipFamilies", FieldRule::Any),
+        ("ipFamilyPolicy", FieldRule::Any),
+        ("loadBalancerClass", FieldRule::Any),
+        ("loadBalancerIP", FieldRule::Any),
+        ("loadBalancerSourceRanges", FieldRule::Any),
+        ("sessionAffinity", FieldRule::Any),
+        ("sessionAffinityConfig", FieldRule::Any),
+        ("trafficDistribution", FieldRule::Any),
         (
             "ports",
-            Rule::List(&List {
+            FieldRule::List(&ListRule {
                 key: "port",
-                is_allowed: port,
-                element: Rule::Any,
+                is_allowed: check_port,
+                element: FieldRule::Any,
                 may_be_removed: true,
             }),
         ),
     ]),
 )];
 
-const DEPLOYMENT: &[(&str, Rule)] = &[(
+const DEPLOYMENT: &[(&str, FieldRule)] = &[(
     "spec",
-    Rule::Fields(&[
-        ("replicas", Rule::Any),
-        ("strategy", Rule::Any),
-        ("minReadySeconds", Rule::Any),
-        ("revisionHistoryLimit", Rule::Any),
-        ("progressDeadlineSeconds", Rule::Any),
-        ("paused", Rule::Any),
+    FieldRule::Fields(&[
+        ("replicas", FieldRule::Any),
+        ("strategy", FieldRule::Any),
+        ("minReadySeconds", FieldRule::Any),
+        ("revisionHistoryLimit", FieldRule::Any),
+        ("progressDeadlineSeconds", FieldRule::Any),
+        ("paused", FieldRule::Any),
         (
             "template",
-            Rule::Fields(&[
+            FieldRule::Fields(&[
                 (
                     "metadata",
-                    Rule::Fields(&[("labels", Rule::Labels), ("annotations", Rule::Any)]),
+                    FieldRule::Fields(&[
+                        ("labels", FieldRule::Labels),
+                        ("annotations", FieldRule::Any),
+                    ]),
                 ),
-                ("spec", Rule::Fields(POD)),
+                ("spec", FieldRule::Fields(POD)),
             ]),
         ),
     ]),
 )];
 
-const POD: &[(&str, Rule)] = &[
-    ("affinity", Rule::Any),
-    ("nodeSelector", Rule::Any),
-    ("tolerations", Rule::Any),
-    ("topologySpreadConstraints", Rule::Any),
-    ("priorityClassName", Rule::Any),
-    ("schedulerName", Rule::Any),
-    ("runtimeClassName", Rule::Any),
-    ("terminationGracePeriodSeconds", Rule::Any),
-    ("dnsConfig", Rule::Any),
-    ("dnsPolicy", Rule::Any),
-    ("hostAliases", Rule::Any),
-    ("imagePullSecrets", Rule::Any),
+const POD: &[(&str, FieldRule)] = &[
+    ("affinity", FieldRule::Any),
+    ("nodeSelector", FieldRule::Any),
+    ("tolerations", FieldRule::Any),
+    ("topologySpreadConstraints", FieldRule::Any),
+    ("priorityClassName", FieldRule::Any),
+    ("schedulerName", FieldRule::Any),
+    ("runtimeClassName", FieldRule::Any),
+    ("terminationGracePeriodSeconds", FieldRule::Any),
+    ("dnsConfig", FieldRule::Any),
+    ("dnsPolicy", FieldRule::Any),
+    ("hostAliases", FieldRule::Any),
+    ("imagePullSecrets", FieldRule::Any),
     (
         "securityContext",
-        Rule::Fields(&[
-            ("fsGroup", Rule::Any),
-            ("fsGroupChangePolicy", Rule::Any),
-            ("runAsGroup", Rule::Any),
-            ("runAsUser", Rule::Any),
-            ("seLinuxOptions", Rule::Any),
-            ("supplementalGroups", Rule::Any),
+        FieldRule::Fields(&[
+            ("fsGroup", FieldRule::Any),
+            ("fsGroupChangePolicy", FieldRule::Any),
+            ("runAsGroup", FieldRule::Any),
+            ("runAsUser", FieldRule::Any),
+            ("seLinuxOptions", FieldRule::Any),
+            ("supplementalGroups", FieldRule::Any),
         ]),
     ),
     (
         "containers",
-        Rule::List(&List {
+        FieldRule::List(&ListRule {
             key: "name",
-            is_allowed: container,
-            element: Rule::Fields(PROXY),
+            is_allowed: check_container,
+            element: FieldRule::Fields(PROXY),
             may_be_removed: false,
         }),
     ),
     (
         "volumes",
-        Rule::List(&List {
+        FieldRule::List(&ListRule {
             key: "name",
-            is_allowed: volume,
-            element: Rule::Fields(&[
-                ("name", Rule::Any),
-                ("configMap", Rule::Any),
-                ("downwardAPI", Rule::Any),
-                ("emptyDir", Rule::Any),
-                ("persistentVolumeClaim", Rule::Any),
-                ("secret", Rule::Any),
+            is_allowed: check_volume,
+            element: FieldRule::Fields(&[
+                ("name", FieldRule::Any),
+                ("configMap", FieldRule::Any),
+                ("downwardAPI", FieldRule::Any),
+                ("emptyDir", FieldRule::Any),
+                ("persistentVolumeClaim", FieldRule::Any),
+                ("secret", FieldRule::Any),
             ]),
             may_be_removed: true,
         }),
     ),
 ];
 
-const PROXY: &[(&str, Rule)] = &[
-    ("name", Rule::Any),
-    ("imagePullPolicy", Rule::Any),
-    ("resources", Rule::Any),
+const PROXY: &[(&str, FieldRule)] = &[
+    ("name", FieldRule::Any),
+    ("imagePullPolicy", FieldRule::Any),
+    ("resources", FieldRule::Any),
     ("livenessProbe", PROBE),
     ("readinessProbe", PROBE),
     ("startupProbe", PROBE),
     (
         "securityContext",
-        Rule::Fields(&[
-            ("runAsGroup", Rule::Any),
-            ("runAsUser", Rule::Any),
-            ("seLinuxOptions", Rule::Any),
+        FieldRule::Fields(&[
+            ("runAsGroup", FieldRule::Any),
+            ("runAsUser", FieldRule::Any),
+            ("seLinuxOptions", FieldRule::Any),
         ]),
     ),
     (
         "env",
-        Rule::List(&List {
+        FieldRule::List(&ListRule {
             key: "name",
-            is_allowed: variable,
-            element: Rule::Fields(&[("name", Rule::Any), ("value", Rule::Any)]),
+            is_allowed: check_variable,
+            element: FieldRule::Fields(&[("name", FieldRule::Any), ("value", FieldRule::Any)]),
             may_be_removed: true,
         }),
     ),
     (
         "volumeMounts",
-        Rule::List(&List {
+        FieldRule::List(&ListRule {
             key: "mountPath",
-            is_allowed: mount,
-            element: Rule::Any,
+            is_allowed: check_mount,
+            element: FieldRule::Any,
             may_be_removed: true,
         }),
     ),
 ];
 
 /// Rule for probes: never `exec`, which would run a program, and no other host, which the kubelet would call.
-const PROBE: Rule = Rule::Fields(&[
-    ("failureThreshold", Rule::Any),
+const PROBE: FieldRule = FieldRule::Fields(&[
+    ("failureThreshold", FieldRule::Any),
     (
         "httpGet",
-        Rule::Fields(&[
-            ("httpHeaders", Rule::Any),
-            ("path", Rule::Any),
-            ("port", Rule::Any),
-            ("scheme", Rule::Any),
+        FieldRule::Fields(&[
+            ("httpHeaders", FieldRule::Any),
+            ("path", FieldRule::Any),
+            ("port", FieldRule::Any),
+            ("scheme", FieldRule::Any),
         ]),
     ),
-    ("initialDelaySeconds", Rule::Any),
-    ("periodSeconds", Rule::Any),
-    ("successThreshold", Rule::Any),
-    ("terminationGracePeriodSeconds", Rule::Any),
-    ("timeoutSeconds", Rule::Any),
+    ("initialDelaySeconds", FieldRule::Any),
+    ("periodSeconds", FieldRule::Any),
+    ("successThreshold", FieldRule::Any),
+    ("terminationGracePeriodSeconds", FieldRule::Any),
+    ("timeoutSeconds", FieldRule::Any),
 ]);
 
-const AUTOSCALER: &[(&str, Rule)] = &[(
+const AUTOSCALER: &[(&str, FieldRule)] = &[(
     "spec",
-    Rule::Fields(&[
-        ("scaleTargetRef", Rule::Same),
-        ("minReplicas", Rule::Any),
-        ("maxReplicas", Rule::Any),
-        ("metrics", Rule::Any),
-        ("behavior", Rule::Any),
+    FieldRule::Fields(&[
+        ("scaleTargetRef", FieldRule::Unchanged),
+        ("minReplicas", FieldRule::Any),
+        ("maxReplicas", FieldRule::Any),
+        ("metrics", FieldRule::Any),
+        ("behavior", FieldRule::Any),
     ]),
 )];
 
-const DISRUPTION_BUDGET: &[(&str, Rule)] = &[(
+const DISRUPTION_BUDGET: &[(&str, FieldRule)] = &[(
     "spec",
-    Rule::Fields(&[
-        ("selector", Rule::Same),
-        ("minAvailable", Rule::Any),
-        ("maxUnavailable", Rule::Any),
-        ("unhealthyPodEvictionPolicy", Rule::Any),
+    FieldRule::Fields(&[
+        ("selector", FieldRule::Unchanged),
+        ("minAvailable", FieldRule::Any),
+        ("maxUnavailable", FieldRule::Any),
+        ("unhealthyPodEvictionPolicy", FieldRule::Any),
     ]),
 )];
 
 /// Checks that an overlay makes only permitted changes to one of a waypoint's objects; `base` is the object without it.
-pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), FieldError> {
+pub(crate) fn check_overlay(
+    part: WaypointObjectKind,
+    overlay: &Value,
+    base: &Value,
+) -> Result<(), FieldError> {
     let own = match part {
-        Part::ServiceAccount => SERVICE_ACCOUNT,
-        Part::Service => SERVICE,
-        Part::Deployment => DEPLOYMENT,
-        Part::Autoscaler => AUTOSCALER,
-        Part::DisruptionBudget => DISRUPTION_BUDGET,
+        WaypointObjectKind::ServiceAccount => SERVICE_ACCOUNT,
+        WaypointObjectKind::Service => SERVICE,
+        WaypointObjectKind::Deployment => DEPLOYMENT,
+        WaypointObjectKind::Autoscaler => AUTOSCALER,
+        WaypointObjectKind::DisruptionBudget => DISRUPTION_BUDGET,
     };
     let root = FieldPath::default();
     let members = overlay
         .as_object()
-        .ok_or_else(|| root.wrong("is not a map"))?;
+        .ok_or_else(|| root.error("is not a map"))?;
     for (name, value) in members {
         let place = root.member(name);
         let base = base.get(name);
         match name.as_str() {
-            "apiVersion" | "kind" => judge(&Rule::Same, value, base, &place)?,
-            "metadata" => judge(&METADATA, value, base, &place)?,
-            _ => member(own, name, value, base, &place)?,
+            "apiVersion" | "kind" => check_value(&FieldRule::Unchanged, value, base, &place)?,
+            "metadata" => check_value(&METADATA, value, base, &place)?,
+            _ => check_member(own, name, value, base, &place)?,
         }
     }
     Ok(())
 }
 
-fn member(
-    rules: &[(&str, Rule)],
+fn check_member(
+    rules: &[(&str, FieldRule)],
     name: &str,
     value: &Value,
     base: Option<&Value>,
@@ -297,115 +304,125 @@ fn member(
 ) -> Result<(), FieldError> {
     let rule = rules.iter().find(|(known, _)| *known == name);
     let (_, rule) = rule.ok_or_else(|| {
-        place.wrong("is not for overlays: they set placement, number and resources of a waypoint's pods, not their programs and identity")
+        place.error("is not for overlays: they set placement, number and resources of a waypoint's pods, not their programs and identity")
     })?;
-    judge(rule, value, base, place)
+    check_value(rule, value, base, place)
 }
 
-fn judge(
-    rule: &Rule,
+fn check_value(
+    rule: &FieldRule,
     value: &Value,
     base: Option<&Value>,
     place: &FieldPath,
 ) -> Result<(), FieldError> {
     match rule {
-        Rule::Any => Ok(()),
-        Rule::Same if base == Some(value) => Ok(()),
-        Rule::Same => Err(place.wrong("is the Gateway's to say, and not for overlays")),
-        Rule::OneOf(words) if value.as_str().is_some_and(|word| words.contains(&word)) => Ok(()),
-        Rule::OneOf(words) => Err(place.wrong(format!("is none of {}", words.join(", ")))),
-        Rule::Labels => labels(map(value, place)?, place),
-        Rule::Fields(rules) => {
-            for (name, value) in map(value, place)? {
+        FieldRule::Any => Ok(()),
+        FieldRule::Unchanged if base == Some(value) => Ok(()),
+        FieldRule::Unchanged => Err(place.error("is the Gateway's to say, and not for overlays")),
+        FieldRule::OneOf(words) if value.as_str().is_some_and(|word| words.contains(&word)) => {
+            Ok(())
+        }
+        FieldRule::OneOf(words) => Err(place.error(format!("is none of {}", words.join(", ")))),
+        FieldRule::Labels => check_labels(expect_map(value, place)?, place),
+        FieldRule::Fields(rules) => {
+            for (name, value) in expect_map(value, place)? {
                 let base = base.and_then(|base| base.get(name));
-                member(rules, name, value, base, &place.member(name))?;
+                check_member(rules, name, value, base, &place.member(name))?;
             }
             Ok(())
         }
-        Rule::List(list) => elements(list, value, place),
+        FieldRule::List(list) => check_elements(list, value, place),
     }
 }
 
 /// Returns the map at a path, which an overlay may neither remove nor replace, since some of its members must stay.
-fn map<'a>(value: &'a Value, place: &FieldPath) -> Result<&'a Map<String, Value>, FieldError> {
+fn expect_map<'a>(
+    value: &'a Value,
+    place: &FieldPath,
+) -> Result<&'a Map<String, Value>, FieldError> {
     let members = value
         .as_object()
-        .ok_or_else(|| place.wrong("must be a map: what it holds cannot all be removed"))?;
-    match members.contains_key(DIRECTIVE) {
-        true => Err(place.wrong("cannot be removed or replaced as a whole: some of it must stay")),
+        .ok_or_else(|| place.error("must be a map: what it holds cannot all be removed"))?;
+    match members.contains_key(PATCH_DIRECTIVE) {
+        true => Err(place.error("cannot be removed or replaced as a whole: some of it must stay")),
         false => Ok(members),
     }
 }
 
-fn labels(given: &Map<String, Value>, place: &FieldPath) -> Result<(), FieldError> {
-    match given.keys().find(|name| LABELS.contains(&name.as_str())) {
+fn check_labels(given: &Map<String, Value>, place: &FieldPath) -> Result<(), FieldError> {
+    match given
+        .keys()
+        .find(|name| RESERVED_LABELS.contains(&name.as_str()))
+    {
         Some(name) => Err(place
             .member(name)
-            .wrong("is how a waypoint is known, and not for overlays")),
+            .error("is how a waypoint is known, and not for overlays")),
         None => Ok(()),
     }
 }
 
-fn elements(list: &List, value: &Value, place: &FieldPath) -> Result<(), FieldError> {
+fn check_elements(list: &ListRule, value: &Value, place: &FieldPath) -> Result<(), FieldError> {
     let Some(elements) = value.as_array() else {
-        return Err(place.wrong("must be a list: what it holds cannot all be removed"));
+        return Err(place.error("must be a list: what it holds cannot all be removed"));
     };
     for (index, element) in elements.iter().enumerate() {
         let place = place.element(index);
         let key = element.get(list.key).ok_or_else(|| {
-            place.wrong(format!(
+            place.error(format!(
                 "has no {}: the list cannot be replaced as a whole",
                 list.key
             ))
         })?;
-        (list.is_allowed)(key).map_err(|why| place.member(list.key).wrong(why))?;
+        (list.is_allowed)(key).map_err(|why| place.member(list.key).error(why))?;
         let mut element = element.clone();
         if list.may_be_removed
             && let Some(members) = element.as_object_mut()
         {
-            members.remove(DIRECTIVE);
+            members.remove(PATCH_DIRECTIVE);
         }
-        judge(&list.element, &element, None, &place)?;
+        check_value(&list.element, &element, None, &place)?;
     }
     Ok(())
 }
 
-fn allowed(is_allowed: bool, why: &'static str) -> Result<(), &'static str> {
+fn allow_if(is_allowed: bool, why: &'static str) -> Result<(), &'static str> {
     is_allowed.then_some(()).ok_or(why)
 }
 
-fn port(port: &Value) -> Result<(), &'static str> {
+fn check_port(port: &Value) -> Result<(), &'static str> {
     let is_ours = port.as_u64() == Some(HBONE_PORT.into());
-    allowed(!is_ours, "15008 is where clients find the waypoint")
+    allow_if(!is_ours, "15008 is where clients find the waypoint")
 }
 
-fn container(name: &Value) -> Result<(), &'static str> {
+fn check_container(name: &Value) -> Result<(), &'static str> {
     let why = "is another container, which would run under the waypoint's identity";
-    allowed(name.as_str() == Some(CONTAINER), why)
+    allow_if(name.as_str() == Some(PROXY_CONTAINER), why)
 }
 
-fn volume(name: &Value) -> Result<(), &'static str> {
-    let is_ours = name.as_str().is_none_or(|name| VOLUMES.contains(&name));
-    allowed(!is_ours, "is a volume that the waypoint cannot do without")
+fn check_volume(name: &Value) -> Result<(), &'static str> {
+    let is_ours = name
+        .as_str()
+        .is_none_or(|name| VOLUME_NAMES.contains(&name));
+    allow_if(!is_ours, "is a volume that the waypoint cannot do without")
 }
 
-fn variable(name: &Value) -> Result<(), &'static str> {
+fn check_variable(name: &Value) -> Result<(), &'static str> {
     let name = name.as_str().unwrap_or_default();
-    let is_known = VARIABLES.contains(&name)
-        || VARIABLE_PREFIXES
+    let is_known = PERMITTED_VARIABLES.contains(&name)
+        || PERMITTED_VARIABLE_PREFIXES
             .iter()
             .any(|beginning| name.starts_with(beginning));
-    allowed(
+    allow_if(
         is_known,
         "is no variable that overlays may set: the chart's values for waypoints can",
     )
 }
 
-fn mount(path: &Value) -> Result<(), &'static str> {
+fn check_mount(path: &Value) -> Result<(), &'static str> {
     let path = path.as_str().unwrap_or_default();
     let is_below = MOUNT_DIRECTORIES.iter().any(|dir| path.starts_with(dir));
     let climbs = path.split('/').any(|part| part == "..");
-    allowed(
+    allow_if(
         is_below && !climbs,
         "is not below /mnt, /data or /etc/certs, where files may be mounted",
     )

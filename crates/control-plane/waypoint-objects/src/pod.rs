@@ -19,10 +19,10 @@ const TOKEN_LIFETIME_SECONDS: u32 = 43_200;
 /// Environment variable with the pod's termination grace period.
 const GRACE_PERIOD_VARIABLE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
 /// Name of the pod's only container.
-pub(crate) const CONTAINER: &str = "istio-proxy";
+pub(crate) const PROXY_CONTAINER: &str = "istio-proxy";
 /// Names of the pod's volumes: the token and the root certificates for requests to the CA, scratch space, CRLs, trust
 /// domains, and the socket of a SPIFFE agent.
-pub(crate) const VOLUMES: [&str; 6] = [
+pub(crate) const VOLUME_NAMES: [&str; 6] = [
     "istio-token",
     "istiod-ca-cert",
     "trust-domains",
@@ -76,7 +76,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
         "nodeSelector": settings.node_selector,
         "tolerations": settings.tolerations,
         "affinity": affinity(selector, settings),
-        "topologySpreadConstraints": spread(selector, settings),
+        "topologySpreadConstraints": topology_spread_constraints(selector, settings),
         "containers": [container(gateway, settings)],
         "volumes": volumes(settings),
     });
@@ -87,7 +87,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
 fn container(gateway: &str, settings: &Settings) -> Value {
     let ready = json!({"path": "/healthz/ready", "port": READINESS_PORT});
     let mut container = json!({
-        "name": CONTAINER,
+        "name": PROXY_CONTAINER,
         "image": settings.image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": settings.command,
@@ -232,7 +232,7 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
 }
 
 fn volumes(settings: &Settings) -> Vec<Value> {
-    let [token_name, roots, domains, room, revoked, workload_api] = VOLUMES;
+    let [token_name, roots, domains, room, revoked, workload_api] = VOLUME_NAMES;
     let token = json!({
         "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME_SECONDS,
     });
@@ -265,7 +265,7 @@ fn volumes(settings: &Settings) -> Vec<Value> {
 /// Returns the default topology spread constraints: over nodes, among the pods of one rollout. They use only a key that
 /// every node has: kube-scheduler excludes nodes without a key from all constraints, so that a zone constraint would
 /// not spread pods where nodes have no zones.
-fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
+fn topology_spread_constraints(selector: &Value, settings: &Settings) -> Vec<Value> {
     let usual = json!(
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     );
@@ -273,7 +273,7 @@ fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
         [] => vec![usual],
         given => given.to_vec(),
     };
-    select(&mut constraints, selector);
+    set_selectors(&mut constraints, selector);
     constraints
 }
 
@@ -297,7 +297,7 @@ fn affinity(selector: &Value, settings: &Settings) -> Map<String, Value> {
 }
 
 /// Adds the pods' selector to topology spread constraints without one.
-fn select(constraints: &mut [Value], selector: &Value) {
+fn set_selectors(constraints: &mut [Value], selector: &Value) {
     for constraint in constraints.iter_mut().filter_map(Value::as_object_mut) {
         constraint
             .entry("labelSelector")
@@ -309,13 +309,13 @@ fn select(constraints: &mut [Value], selector: &Value) {
 }
 
 /// Recomputes the fields of a Deployment that depend on others, after overlays were merged.
-pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settings) {
+pub(crate) fn adjust_pod_template(deployment: &mut Value, selector: &Value, settings: &Settings) {
     let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
         return;
     };
     let constraints = spec.get_mut("topologySpreadConstraints");
     if let Some(constraints) = constraints.and_then(Value::as_array_mut) {
-        select(constraints, selector);
+        set_selectors(constraints, selector);
     }
     let grace = spec.get("terminationGracePeriodSeconds");
     let Some(grace) = grace.and_then(Value::as_u64) else {

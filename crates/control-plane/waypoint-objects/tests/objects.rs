@@ -9,7 +9,7 @@
 )]
 
 use ambit_k8s_api::{Deployment, Gateway, Kind, Object, Pod};
-use ambit_waypoint_objects::{ConfigMaps, Settings, Unusable, WaypointObjects};
+use ambit_waypoint_objects::{ConfigMaps, Settings, WaypointError, WaypointObjects};
 use serde_json::{Value, json};
 
 fn gateway(metadata: Value, spec: Value) -> Gateway {
@@ -28,9 +28,9 @@ fn gateway(metadata: Value, spec: Value) -> Gateway {
     serde_json::from_value(value).unwrap()
 }
 
-fn objects(gateway: &Gateway, settings: &Settings) -> Result<WaypointObjects, Unusable> {
+fn objects(gateway: &Gateway, settings: &Settings) -> Result<WaypointObjects, WaypointError> {
     let none = ConfigMaps::new("istio-system");
-    ambit_waypoint_objects::objects(gateway, settings, &none)
+    ambit_waypoint_objects::build_objects(gateway, settings, &none)
 }
 
 fn ordinary() -> WaypointObjects {
@@ -189,7 +189,10 @@ fn gateway_sets_the_number_of_replicas() {
     assert_eq!(annotated("5"), Ok(json!(5)));
     assert_eq!(annotated("0"), Ok(json!(0)));
     for wrong in ["-1", "many", ""] {
-        assert_eq!(annotated(wrong), Err(Unusable::Replicas(wrong.into())));
+        assert_eq!(
+            annotated(wrong),
+            Err(WaypointError::InvalidReplicas(wrong.into()))
+        );
     }
 }
 
@@ -217,23 +220,23 @@ fn unusable_gateways_are_reported() {
             &gateway(json!({"name": name}), json!({})),
             &Settings::default(),
         );
-        assert_eq!(made, Err(Unusable::Name(name.into())));
+        assert_eq!(made, Err(WaypointError::InvalidName(name.into())));
     }
     for (annotation, value, why) in [
         (
             "networking.istio.io/service-type",
             "ExternalName",
-            Unusable::ServiceType("ExternalName".into()),
+            WaypointError::InvalidServiceType("ExternalName".into()),
         ),
         (
             "gateway.istio.io/name-override",
             "other",
-            Unusable::OtherName("gateway.istio.io/name-override"),
+            WaypointError::ConflictingName("gateway.istio.io/name-override"),
         ),
         (
             "gateway.istio.io/service-account",
             "other",
-            Unusable::OtherName("gateway.istio.io/service-account"),
+            WaypointError::ConflictingName("gateway.istio.io/service-account"),
         ),
     ] {
         let annotated = gateway(json!({"annotations": {annotation: value}}), json!({}));

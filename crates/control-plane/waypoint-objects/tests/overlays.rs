@@ -7,7 +7,8 @@
 
 use ambit_k8s_api::{ConfigMap, Gateway};
 use ambit_waypoint_objects::{
-    ConfigMaps, InvalidParameters, Parameters, Settings, Unusable, WaypointObjects, objects,
+    ConfigMaps, InvalidParameters, Parameters, Settings, WaypointError, WaypointObjects,
+    build_objects,
 };
 use serde_json::{Value, json};
 
@@ -29,7 +30,7 @@ fn map(labels: Value, data: &[(&str, &str)]) -> Parameters {
     let data: std::collections::BTreeMap<_, _> = data.iter().copied().collect();
     let map: ConfigMap =
         serde_json::from_value(json!({"metadata": {"labels": labels}, "data": data})).unwrap();
-    Parameters::of(&map)
+    Parameters::from_config_map(&map)
 }
 
 fn defaults(data: &[(&str, &str)]) -> Parameters {
@@ -43,8 +44,8 @@ fn maps(own: &[(&str, &str)]) -> ConfigMaps {
     maps
 }
 
-fn with(own: &[(&str, &str)]) -> Result<WaypointObjects, Unusable> {
-    objects(&gateway(to("own")), &Settings::default(), &maps(own))
+fn with(own: &[(&str, &str)]) -> Result<WaypointObjects, WaypointError> {
+    build_objects(&gateway(to("own")), &Settings::default(), &maps(own))
 }
 
 /// Returns the reason, as in the Gateway's condition, why an overlay is rejected.
@@ -194,7 +195,7 @@ fn class_defaults_are_merged_before_the_gateways_overlays() {
     let other = map(other, &[("deployment", "spec: {replicas: 1}")]);
     assert!(!maps.set("istio-system", "other", Some(other)));
     let spec = |gateway: &Gateway, maps: &ConfigMaps| {
-        let made = objects(gateway, &Settings::default(), maps).unwrap();
+        let made = build_objects(gateway, &Settings::default(), maps).unwrap();
         let spec = &made.deployment["spec"];
         (
             spec["replicas"].clone(),
@@ -251,10 +252,13 @@ fn errors_name_key_and_path() {
 #[test]
 fn dangling_reference_is_reported() {
     let error = |reference: Option<Value>| {
-        objects(&gateway(reference), &Settings::default(), &maps(&[])).unwrap_err()
+        build_objects(&gateway(reference), &Settings::default(), &maps(&[])).unwrap_err()
     };
-    let missing = InvalidParameters::Missing("shop/absent".into());
-    assert_eq!(error(to("absent")), Unusable::Parameters(missing));
+    let missing = InvalidParameters::MissingConfigMap("shop/absent".into());
+    assert_eq!(
+        error(to("absent")),
+        WaypointError::InvalidParameters(missing)
+    );
     for reference in [
         json!({"group": "apps", "kind": "ConfigMap", "name": "own"}),
         json!({"group": "", "kind": "Secret", "name": "own"}),
@@ -262,7 +266,10 @@ fn dangling_reference_is_reported() {
     ] {
         let error = error(Some(reference));
         assert!(
-            matches!(error, Unusable::Parameters(InvalidParameters::Reference(_))),
+            matches!(
+                error,
+                WaypointError::InvalidParameters(InvalidParameters::InvalidReference(_))
+            ),
             "{error}"
         );
     }

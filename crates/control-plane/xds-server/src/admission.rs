@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Maximum wait; a client that would wait longer is rejected, and retries.
-const MAX_WAIT: Duration = Duration::from_secs(15);
+const MAX_ADMISSION_WAIT: Duration = Duration::from_secs(15);
 
 /// Admission control of xDS streams.
 #[derive(Debug)]
@@ -22,17 +22,17 @@ struct RateLimiter {
     /// Number of streams that may be opened at once after an idle period.
     burst: u32,
     /// Time at which the whole burst is available again, if no further stream is opened.
-    queue_ends: Option<Instant>,
+    burst_restored_at: Option<Instant>,
 }
 
 impl RateLimiter {
     /// Returns how long the next caller must wait; `None` if that is too long.
-    fn enter(&mut self, now: Instant) -> Option<Duration> {
-        let queue_ends = self.queue_ends.map_or(now, |at| at.max(now));
-        let ahead = queue_ends - now;
+    fn acquire(&mut self, now: Instant) -> Option<Duration> {
+        let burst_restored_at = self.burst_restored_at.map_or(now, |at| at.max(now));
+        let ahead = burst_restored_at - now;
         let wait = ahead.saturating_sub(self.interval * self.burst);
-        (wait <= MAX_WAIT).then(|| {
-            self.queue_ends = Some(queue_ends + self.interval);
+        (wait <= MAX_ADMISSION_WAIT).then(|| {
+            self.burst_restored_at = Some(burst_restored_at + self.interval);
             wait
         })
     }
@@ -45,7 +45,7 @@ impl Admission {
         let limiter = RateLimiter {
             interval: Duration::from_secs(1) / per_second,
             burst: per_second,
-            queue_ends: None,
+            burst_restored_at: None,
         };
         Self {
             limiter: Mutex::new(limiter),
@@ -53,8 +53,8 @@ impl Admission {
     }
 
     /// Waits until the caller may open a stream; returns false if the wait would be too long.
-    pub async fn enter(&self) -> bool {
-        let wait = self.limiter.lock().enter(Instant::now());
+    pub async fn acquire(&self) -> bool {
+        let wait = self.limiter.lock().acquire(Instant::now());
         match wait {
             Some(Duration::ZERO) => true,
             Some(wait) => {
@@ -76,15 +76,15 @@ mod tests {
         let mut limiter = RateLimiter {
             interval: Duration::from_millis(100),
             burst: 10,
-            queue_ends: None,
+            burst_restored_at: None,
         };
-        let waits: Vec<_> = (0..12).filter_map(|_| limiter.enter(now)).collect();
+        let waits: Vec<_> = (0..12).filter_map(|_| limiter.acquire(now)).collect();
         let (at_once, later) = waits.split_at(11);
         assert!(at_once.iter().all(Duration::is_zero), "{waits:?}");
         assert_eq!(later, [Duration::from_millis(100)]);
-        let let_in = (0..1000).filter(|_| limiter.enter(now).is_some()).count();
+        let let_in = (0..1000).filter(|_| limiter.acquire(now).is_some()).count();
         assert_eq!(let_in, 149, "within the longest wait");
         let later = now + Duration::from_secs(60);
-        assert_eq!(limiter.enter(later), Some(Duration::ZERO));
+        assert_eq!(limiter.acquire(later), Some(Duration::ZERO));
     }
 }

@@ -12,7 +12,7 @@ use ambit_model::ArcStr;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::{entry::Entry, scope::View, wire_form};
+use crate::{encoded_record::EncodedRecord, scope::View, wire_form};
 
 /// Number of recent steps (changes between two revisions) that are cached for slower clients.
 const MAX_CACHED_STEPS: usize = 16;
@@ -23,7 +23,7 @@ pub struct Batch {
     /// View that the batch is built for.
     pub view: View,
     /// Records that are new or changed.
-    pub resources: Vec<Arc<Entry>>,
+    pub resources: Vec<Arc<EncodedRecord>>,
     /// Names of removed records.
     pub removed: Vec<ArcStr>,
     /// Whether records are sent with their aliases.
@@ -33,7 +33,7 @@ pub struct Batch {
 
 impl Batch {
     /// Creates the batch for wildcard clients, which know records by one name.
-    pub fn new(view: View, resources: Vec<Arc<Entry>>, mut removed: Vec<ArcStr>) -> Self {
+    pub fn new(view: View, resources: Vec<Arc<EncodedRecord>>, mut removed: Vec<ArcStr>) -> Self {
         removed.sort_unstable();
         Self {
             view,
@@ -92,7 +92,7 @@ impl Push {
 
 /// Part of a step (changes between two revisions) that a push carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepPart {
+pub enum StepContent {
     /// Records and removed names.
     Whole,
     /// Existing records only.
@@ -102,9 +102,9 @@ pub enum StepPart {
 }
 
 #[derive(Debug)]
-struct Step {
+struct CachedStep {
     view: View,
-    part: StepPart,
+    part: StepContent,
     from: u64,
     to: u64,
     batch: Arc<Batch>,
@@ -121,13 +121,13 @@ pub struct Snapshot {
 
 /// Cache of batches that several clients can share.
 #[derive(Debug, Default)]
-pub struct Batches {
-    steps: Mutex<VecDeque<Step>>,
+pub struct BatchCache {
+    steps: Mutex<VecDeque<CachedStep>>,
     /// Recent snapshots by view and revision, kept alive by the streams that send them.
     snapshots: Mutex<Vec<(View, u64, Weak<Batch>)>>,
 }
 
-impl Batches {
+impl BatchCache {
     /// Returns a cached and recent enough snapshot of a view, or a new one.
     pub(crate) fn snapshot(
         &self,
@@ -162,7 +162,7 @@ impl Batches {
     pub(crate) fn step(
         &self,
         view: &View,
-        part: StepPart,
+        part: StepContent,
         (from, to): (u64, u64),
         new: impl FnOnce() -> Option<Batch>,
     ) -> Option<Arc<Batch>> {
@@ -178,7 +178,7 @@ impl Batches {
         if steps.len() >= MAX_CACHED_STEPS {
             steps.pop_front();
         }
-        steps.push_back(Step {
+        steps.push_back(CachedStep {
             view: view.clone(),
             part,
             from,

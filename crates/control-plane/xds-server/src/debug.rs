@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use ambit_caller_auth::Access;
+use ambit_caller_auth::CallerAccess;
 use ambit_wire::discovery::{
     ClientConfig, ConfigStatus, ControlPlane, DiscoveryRequest, DiscoveryResponse,
     GenericXdsConfig, Node,
@@ -20,14 +20,14 @@ use tonic::{Request, Status, Streaming};
 use crate::sessions::{SessionStatus, Sessions};
 
 /// Path of the gRPC method for state-of-the-world xDS.
-pub(crate) const METHOD: &str =
+pub(crate) const STREAM_METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// Maximum size of a request in bytes.
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Maximum concurrent streams.
 const MAX_STREAMS: usize = 16;
 /// Maximum age of a stream.
-const MAX_AGE: Duration = Duration::from_secs(60);
+const MAX_STREAM_AGE: Duration = Duration::from_secs(60);
 /// Maximum requests of one stream.
 const MAX_REQUESTS: usize = 64;
 
@@ -36,15 +36,15 @@ const SYNC_STATUS: &str = "istio.io/debug/syncz";
 /// Resource type for connected clients (`istioctl version`).
 const CONNECTIONS: &str = "istio.io/connections";
 /// Nonce of every response.
-const NONCE: &str = "1";
-const CLIENT_CONFIG: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
-const NODE: &str = "type.googleapis.com/envoy.config.core.v3.Node";
+const RESPONSE_NONCE: &str = "1";
+const CLIENT_CONFIG_TYPE_URL: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
+const NODE_TYPE_URL: &str = "type.googleapis.com/envoy.config.core.v3.Node";
 
 /// Service that reports the connected clients of this replica.
 #[derive(Clone, Debug)]
 pub struct DebugService {
     sessions: Sessions,
-    access: Arc<Access>,
+    access: Arc<CallerAccess>,
     /// Name of the replica.
     replica: String,
     cluster_id: String,
@@ -53,7 +53,12 @@ pub struct DebugService {
 
 impl DebugService {
     /// Creates the service that reports `sessions` in the name of `replica`.
-    pub fn new(sessions: Sessions, access: Arc<Access>, replica: &str, cluster_id: &str) -> Self {
+    pub fn new(
+        sessions: Sessions,
+        access: Arc<CallerAccess>,
+        replica: &str,
+        cluster_id: &str,
+    ) -> Self {
         Self {
             sessions,
             access,
@@ -69,7 +74,10 @@ impl DebugService {
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<mpsc::Receiver<Result<DiscoveryResponse, Status>>, Status> {
         let (metadata, extensions) = (request.metadata(), request.extensions());
-        let caller = self.access.caller(metadata, extensions).await?;
+        let caller = self
+            .access
+            .authenticate_caller(metadata, extensions)
+            .await?;
         self.access.check_debug(&caller, extensions)?;
         let streams = Arc::clone(&self.streams);
         let permit = streams
@@ -78,7 +86,7 @@ impl DebugService {
         let (sender, receiver) = mpsc::channel(1);
         ambit_rt::spawn("xDS debug stream", async move {
             let serve = self.serve(request.into_inner(), &sender);
-            if let Ok(Err(status)) = tokio::time::timeout(MAX_AGE, serve).await {
+            if let Ok(Err(status)) = tokio::time::timeout(MAX_STREAM_AGE, serve).await {
                 // Sending fails only if the client has disconnected.
                 sender.send(Err(status)).await.ok();
             }
@@ -101,10 +109,10 @@ impl DebugService {
                 return Ok(());
             };
             // An acknowledgement. istioctl's first request has a nonce, too.
-            if request.response_nonce == NONCE {
+            if request.response_nonce == RESPONSE_NONCE {
                 continue;
             }
-            let response = self.answer(&request.type_url)?;
+            let response = self.debug_response(&request.type_url)?;
             if sender.send(Ok(response)).await.is_err() {
                 return Ok(());
             }
@@ -114,16 +122,18 @@ impl DebugService {
         ))
     }
 
-    fn answer(&self, type_url: &str) -> Result<DiscoveryResponse, Status> {
+    fn debug_response(&self, type_url: &str) -> Result<DiscoveryResponse, Status> {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let resources: Vec<_> = match type_url {
             SYNC_STATUS => {
                 let clients = sessions.iter().filter_map(|one| self.client_config(one));
-                clients.map(|one| any(CLIENT_CONFIG, &one)).collect()
+                clients
+                    .map(|one| pack_any(CLIENT_CONFIG_TYPE_URL, &one))
+                    .collect()
             }
             CONNECTIONS => {
                 let nodes = sessions.iter().filter_map(|one| self.node(one));
-                nodes.map(|one| any(NODE, &one)).collect()
+                nodes.map(|one| pack_any(NODE_TYPE_URL, &one)).collect()
             }
             other => {
                 let other: String = other.chars().take(200).collect();
@@ -144,7 +154,7 @@ impl DebugService {
             version_info: version.to_owned(),
             resources,
             type_url: type_url.to_owned(),
-            nonce: NONCE.to_owned(),
+            nonce: RESPONSE_NONCE.to_owned(),
             control_plane: Some(ControlPlane {
                 identifier: identifier.to_string(),
             }),
@@ -194,7 +204,7 @@ impl DebugService {
     }
 }
 
-fn any(type_url: &str, message: &impl Message) -> Any {
+fn pack_any(type_url: &str, message: &impl Message) -> Any {
     Any {
         type_url: type_url.to_owned(),
         value: message.encode_to_vec(),

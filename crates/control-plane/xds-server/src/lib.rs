@@ -12,8 +12,7 @@
 mod admission;
 pub mod batch;
 pub mod debug;
-pub mod entry;
-mod later;
+pub mod encoded_record;
 mod metrics;
 pub mod node;
 pub mod resource;
@@ -23,6 +22,7 @@ pub mod session;
 pub mod sessions;
 pub mod skew;
 pub mod store;
+mod unknown_types;
 mod wire_form;
 
 pub use admission::Admission;
@@ -30,7 +30,7 @@ pub use batch::Push;
 pub use debug::DebugService;
 pub use metrics::XdsMetrics;
 pub use resource::ResourceType;
-pub use service::{Discovery, DiscoveryServer};
+pub use service::{DeltaDiscovery, DiscoveryServer};
 pub use session::{Session, SessionError};
 pub use sessions::{SessionStatus, Sessions};
 pub use store::Store;

@@ -10,16 +10,16 @@ use prometheus_client::{
 use crate::resource::ResourceType;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Type {
+struct TypeLabels {
     r#type: &'static str,
 }
 
 /// Metrics of the xDS server; clones share them.
 #[derive(Clone, Debug)]
 pub struct XdsMetrics {
-    pushes: Family<Type, PlainCounter>,
-    pushed_resources: Family<Type, PlainCounter>,
-    rejects: Family<Type, PlainCounter>,
+    pushes: Family<TypeLabels, PlainCounter>,
+    pushed_resources: Family<TypeLabels, PlainCounter>,
+    rejects: Family<TypeLabels, PlainCounter>,
     stale_nonces: PlainCounter,
     streams: Gauge,
 }
@@ -33,7 +33,7 @@ impl Default for XdsMetrics {
             stale_nonces: PlainCounter::default(),
             streams: Gauge::default(),
         };
-        let types = ResourceType::all().map(|of| Type {
+        let types = ResourceType::all().map(|of| TypeLabels {
             r#type: of.short_name(),
         });
         start_series(&metrics.rejects, types);
@@ -67,8 +67,8 @@ impl XdsMetrics {
         );
     }
 
-    pub(crate) fn pushed(&self, of: ResourceType, resources: usize) {
-        let label = Type {
+    pub(crate) fn record_push(&self, of: ResourceType, resources: usize) {
+        let label = TypeLabels {
             r#type: of.short_name(),
         };
         self.pushes.get_or_create(&label).inc();
@@ -78,13 +78,13 @@ impl XdsMetrics {
             .inc_by(resources);
     }
 
-    pub(crate) fn rejected(&self, type_url: &str) {
+    pub(crate) fn record_rejection(&self, type_url: &str) {
         let r#type =
             ResourceType::from_type_url(type_url).map_or("unknown", ResourceType::short_name);
-        self.rejects.get_or_create(&Type { r#type }).inc();
+        self.rejects.get_or_create(&TypeLabels { r#type }).inc();
     }
 
-    pub(crate) fn stale_nonce(&self) {
+    pub(crate) fn record_stale_nonce(&self) {
         self.stale_nonces.inc();
     }
 

@@ -7,7 +7,7 @@ use ambit_wire::{
     records,
 };
 
-use crate::entry::{Collection, Entry, EntryKind};
+use crate::encoded_record::{Collection, EncodedRecord, RecordKind};
 
 /// Resource type of xDS. The order is that in which pushes are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,11 +24,11 @@ pub enum ResourceType {
 
 /// Clients that may subscribe to a resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Audience {
+pub(crate) enum Subscribers {
     /// Only node proxies, to all records.
     NodeProxies,
     /// Node proxies to all records, and waypoints to single records by name.
-    Everybody,
+    NodeProxiesAndWaypoints,
     /// Only waypoints, each to the records of its Gateway.
     Waypoints,
 }
@@ -81,24 +81,24 @@ impl ResourceType {
     }
 
     /// Returns whether a record of the collection belongs to this type.
-    pub fn has(self, entry: &Entry) -> bool {
+    pub fn contains(self, entry: &EncodedRecord) -> bool {
         self.is_whole_collection() || is_workload(entry)
     }
 
     /// Returns the encoding of a record for this type, which for workloads is a part of the `Address`.
-    pub(crate) fn value(self, entry: &Entry) -> &[u8] {
+    pub(crate) fn encoded_value(self, entry: &EncodedRecord) -> &[u8] {
         match self {
-            Self::Workload => behind_address(entry),
+            Self::Workload => workload_in_address(entry),
             _ => &entry.value,
         }
     }
 
     /// Returns the clients that may subscribe to this type.
-    pub(crate) fn audience(self) -> Audience {
+    pub(crate) fn subscribers(self) -> Subscribers {
         match self {
-            Self::Authorization | Self::Workload => Audience::NodeProxies,
-            Self::Address => Audience::Everybody,
-            Self::Waypoint(_) => Audience::Waypoints,
+            Self::Authorization | Self::Workload => Subscribers::NodeProxies,
+            Self::Address => Subscribers::NodeProxiesAndWaypoints,
+            Self::Waypoint(_) => Subscribers::Waypoints,
         }
     }
 
@@ -114,12 +114,12 @@ impl ResourceType {
     }
 }
 
-fn is_workload(entry: &Entry) -> bool {
-    matches!(entry.kind, EntryKind::Workload { .. })
+fn is_workload(entry: &EncodedRecord) -> bool {
+    matches!(entry.kind, RecordKind::Workload { .. })
 }
 
 /// Returns the encoded workload within an encoded `Address`: the bytes after the field's tag and length.
-fn behind_address(entry: &Entry) -> &[u8] {
+fn workload_in_address(entry: &EncodedRecord) -> &[u8] {
     if !is_workload(entry) {
         return &entry.value;
     }

@@ -6,8 +6,8 @@
 use ambit_model::{ArcStr, GatewayName};
 
 use crate::{
-    entry::{Collection, Entry},
-    resource::{Audience, ResourceType},
+    encoded_record::{Collection, EncodedRecord},
+    resource::{ResourceType, Subscribers},
 };
 
 /// xDS client, with the attributes that determine its views.
@@ -23,13 +23,16 @@ impl Client {
     /// Returns the client's view of a resource type; `None` if the client may not see the type, which it cannot
     /// distinguish from a type that is not served.
     pub fn view(&self, of: ResourceType) -> Option<View> {
-        let scope = match (&self.waypoint, of.audience()) {
-            (None, Audience::NodeProxies | Audience::Everybody) => Scope::All,
-            (Some(_), Audience::Everybody) => Scope::Named,
-            (Some(gateway), Audience::Waypoints) => Scope::Gateway(gateway.to_string().into()),
-            (None, Audience::Waypoints) | (Some(_), Audience::NodeProxies) => return None,
+        let scope = match (&self.waypoint, of.subscribers()) {
+            (None, Subscribers::NodeProxies | Subscribers::NodeProxiesAndWaypoints) => Scope::All,
+            (Some(_), Subscribers::NodeProxiesAndWaypoints) => Scope::SubscribedNames,
+            (Some(gateway), Subscribers::Waypoints) => Scope::Gateway(gateway.to_string().into()),
+            (None, Subscribers::Waypoints) | (Some(_), Subscribers::NodeProxies) => return None,
         };
-        Some(View { of, scope })
+        Some(View {
+            resource_type: of,
+            scope,
+        })
     }
 }
 
@@ -39,7 +42,7 @@ enum Scope {
     /// All records of the type.
     All,
     /// Records that are subscribed to by name.
-    Named,
+    SubscribedNames,
     /// Records for the waypoint of a Gateway: the record of that name, and records whose names are below it.
     Gateway(ArcStr),
 }
@@ -47,30 +50,30 @@ enum Scope {
 /// Client's view of a resource type. Clients with equal views share responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    of: ResourceType,
+    resource_type: ResourceType,
     scope: Scope,
 }
 
 impl View {
     /// Returns the resource type of the view.
     pub fn resource_type(&self) -> ResourceType {
-        self.of
+        self.resource_type
     }
 
     /// Returns the collection that has the view's records.
     pub(crate) fn collection(&self) -> Collection {
-        self.of.collection()
+        self.resource_type.collection()
     }
 
     /// Returns whether the client may subscribe to the whole view by wildcard.
     pub(crate) fn may_be_wildcard(&self) -> bool {
-        self.scope != Scope::Named
+        self.scope != Scope::SubscribedNames
     }
 
     /// Returns whether the view includes a record of this name, whether or not it exists.
     pub(crate) fn covers(&self, name: &str) -> bool {
         match &self.scope {
-            Scope::All | Scope::Named => true,
+            Scope::All | Scope::SubscribedNames => true,
             Scope::Gateway(gateway) => {
                 let rest = name.strip_prefix(gateway.as_str());
                 rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -79,7 +82,7 @@ impl View {
     }
 
     /// Returns whether the view includes a record.
-    pub(crate) fn has(&self, entry: &Entry) -> bool {
-        self.covers(&entry.name) && self.of.has(entry)
+    pub(crate) fn contains(&self, entry: &EncodedRecord) -> bool {
+        self.covers(&entry.name) && self.resource_type.contains(entry)
     }
 }

@@ -14,8 +14,8 @@ use std::{
 };
 
 use ambit_caller_auth::{
-    Access,
-    caller_pod::{Pods, check_own},
+    CallerAccess,
+    caller_pod::{Pods, authorize_own_identity},
 };
 use ambit_codec::grpc_frame;
 use ambit_derive::PodDirectory;
@@ -35,13 +35,13 @@ use crate::{
     admission::Admission,
     batch::Push,
     debug::{self, DebugService},
-    later::LaterTypes,
     metrics::XdsMetrics,
     node::NodeInfo,
     scope::Client,
     session::Session,
     sessions::{SessionStatus, Sessions},
     store::Store,
+    unknown_types::UnknownTypes,
 };
 
 /// Capacity of the queue of pushes to one client.
@@ -60,10 +60,10 @@ const MAX_STREAMS: usize = 4096;
 
 /// State that all delta xDS streams share.
 #[derive(Clone, Debug)]
-pub struct Discovery {
+pub struct DeltaDiscovery {
     store: Arc<RwLock<Store>>,
     changes: watch::Receiver<u64>,
-    access: Arc<Access>,
+    access: Arc<CallerAccess>,
     pods: Pods,
     admission: Arc<Admission>,
     metrics: XdsMetrics,
@@ -72,13 +72,13 @@ pub struct Discovery {
     drain: DrainWatcher,
 }
 
-impl Discovery {
+impl DeltaDiscovery {
     /// Creates the service. `changes` has the store's revision after each change, and no value
     /// before the initial objects are known.
     pub fn new(
         store: Arc<RwLock<Store>>,
         changes: watch::Receiver<u64>,
-        access: Arc<Access>,
+        access: Arc<CallerAccess>,
         pods: Pods,
         admission: Admission,
         metrics: XdsMetrics,
@@ -109,9 +109,11 @@ impl Discovery {
     ) -> Result<mpsc::Receiver<Result<Response, Status>>, Status> {
         let caller = {
             let (metadata, extensions) = (request.metadata(), request.extensions());
-            self.access.caller(metadata, extensions).await?
+            self.access
+                .authenticate_caller(metadata, extensions)
+                .await?
         };
-        if !self.admission.enter().await {
+        if !self.admission.acquire().await {
             return Err(Status::unavailable("too many clients come at once"));
         }
         let mut changes = self.changes.clone();
@@ -121,8 +123,8 @@ impl Discovery {
                 "the objects of the mesh are not read yet",
             ));
         }
-        let check = |pods: &PodDirectory| check_own(&*self.access, pods, &caller);
-        let denied = self.pods.wait_for(check).await.err();
+        let check = |pods: &PodDirectory| authorize_own_identity(&*self.access, pods, &caller);
+        let denied = self.pods.retry_until_listed(check).await.err();
         let denied = denied.map(|denied| denied.to_string());
         let extensions = request.extensions();
         self.access.check_discovery(&caller, denied, extensions)?;
@@ -149,7 +151,7 @@ impl Discovery {
             self.metrics.set_streams(sessions.len());
         }
         let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
-        let registered = Registered {
+        let registration = StreamRegistration {
             id,
             sessions: self.sessions(),
             metrics: self.metrics.clone(),
@@ -159,13 +161,13 @@ impl Discovery {
             let requests = request.into_inner();
             let old = async move {
                 match end {
-                    Some(mut end) => end.reached().await,
+                    Some(mut end) => end.wait().await,
                     None => std::future::pending().await,
                 }
             };
             let work = self.drain.open_work();
             tokio::select! {
-                ended = self.serve(&registered, requests, &sender) => {
+                ended = self.serve(&registration, requests, &sender) => {
                     if let Err(status) = ended {
                         tracing::info!(code = ?status.code(), why = status.message(), "xDS stream ended");
                         // Sending fails only if the client has disconnected.
@@ -184,15 +186,15 @@ impl Discovery {
 
     async fn serve(
         &self,
-        registered: &Registered,
+        registration: &StreamRegistration,
         mut requests: Streaming<DeltaDiscoveryRequest>,
         sender: &mpsc::Sender<Result<Response, Status>>,
     ) -> Result<(), Status> {
         let Some(first) = requests.message().await? else {
             return Ok(());
         };
-        let node = registered.identify(&first)?;
-        let waypoint = registered.waypoint(&self.access);
+        let node = registration.identify(&first)?;
+        let waypoint = registration.waypoint(&self.access);
         tracing::info!(node = %node.id, waypoint = waypoint.is_some(), "xDS client");
         let client = Client {
             node: match waypoint {
@@ -202,15 +204,17 @@ impl Discovery {
             waypoint: waypoint.clone(),
         };
         let mut session = Session::new(client, rand::rng().random());
-        let mut later = LaterTypes::default();
+        let mut unknown_types = UnknownTypes::default();
         let mut changes = self.changes.clone();
         let mut drain = self.drain.clone();
         let mut request = Some(first);
         loop {
-            let none = request.as_ref().and_then(|request| later.answer(request));
-            let none = none.map(Response::None);
+            let none = request
+                .as_ref()
+                .and_then(|request| unknown_types.respond_without_records(request));
+            let none = none.map(Response::WithoutRecords);
             let pushes = match request.take() {
-                Some(request) => self.take(&mut session, &node, &request)?,
+                Some(request) => self.handle_request(&mut session, &node, &request)?,
                 None => {
                     let store = self.store.read();
                     session
@@ -219,18 +223,18 @@ impl Discovery {
                 }
             };
             if waypoint.is_some() {
-                if registered.waypoint(&self.access) != waypoint {
+                if registration.waypoint(&self.access) != waypoint {
                     return Err(Status::permission_denied("the waypoint's Gateway is gone"));
                 }
-                if !registered.is_alive(&self.access, &self.pods) {
+                if !registration.is_alive(&self.access, &self.pods) {
                     return Err(Status::permission_denied("the waypoint's pod is gone"));
                 }
             }
-            registered.update(&session);
+            registration.update(&session);
             for push in &pushes {
                 let batch = &push.batch;
                 self.metrics
-                    .pushed(batch.view.resource_type(), batch.resources.len());
+                    .record_push(batch.view.resource_type(), batch.resources.len());
             }
             let pushes = pushes.into_iter().map(Response::Push);
             for response in none.into_iter().chain(pushes) {
@@ -253,7 +257,7 @@ impl Discovery {
         }
     }
 
-    fn take(
+    fn handle_request(
         &self,
         session: &mut Session,
         node: &NodeInfo,
@@ -273,10 +277,10 @@ impl Discovery {
                 })?;
         drop(store);
         if outcome.stale {
-            self.metrics.stale_nonce();
+            self.metrics.record_stale_nonce();
         }
         if outcome.rejected {
-            self.metrics.rejected(&request.type_url);
+            self.metrics.record_rejection(&request.type_url);
             let error = request
                 .error_detail
                 .as_ref()
@@ -290,13 +294,13 @@ impl Discovery {
 }
 
 /// Guard that removes a stream from the table of open streams when it ends.
-struct Registered {
+struct StreamRegistration {
     id: u64,
     sessions: Sessions,
     metrics: XdsMetrics,
 }
 
-impl Registered {
+impl StreamRegistration {
     fn identify(&self, first: &DeltaDiscoveryRequest) -> Result<NodeInfo, Status> {
         let mut sessions = self.sessions.lock();
         let session = sessions
@@ -317,16 +321,18 @@ impl Registered {
     }
 
     /// Returns the waypoint that the stream's client is an instance of.
-    fn waypoint(&self, access: &Access) -> Option<GatewayName> {
+    fn waypoint(&self, access: &CallerAccess) -> Option<GatewayName> {
         let sessions = self.sessions.lock();
         access.waypoint(&sessions.get(&self.id)?.caller)
     }
 
     /// Returns whether the client's pod is still alive and may act as its service account.
-    fn is_alive(&self, access: &Access, pods: &Pods) -> bool {
+    fn is_alive(&self, access: &CallerAccess, pods: &Pods) -> bool {
         let sessions = self.sessions.lock();
         let session = sessions.get(&self.id);
-        session.is_some_and(|one| check_own(access, &pods.directory.read(), &one.caller).is_ok())
+        session.is_some_and(|one| {
+            authorize_own_identity(access, &pods.directory.read(), &one.caller).is_ok()
+        })
     }
 
     fn update(&self, session: &Session) {
@@ -336,7 +342,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for StreamRegistration {
     fn drop(&mut self) {
         let mut sessions = self.sessions.lock();
         sessions.remove(&self.id);
@@ -350,13 +356,13 @@ impl Drop for Registered {
 /// client.
 #[derive(Clone, Debug)]
 pub struct DiscoveryServer {
-    discovery: Discovery,
+    discovery: DeltaDiscovery,
     debug: DebugService,
 }
 
 impl DiscoveryServer {
     /// Creates the service: `discovery` serves proxies, `debug` Istio's tools.
-    pub fn new(discovery: Discovery, debug: DebugService) -> Self {
+    pub fn new(discovery: DeltaDiscovery, debug: DebugService) -> Self {
         Self { discovery, debug }
     }
 }
@@ -392,7 +398,7 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
                     Ok(pushes.map_or_else(Status::into_http, respond))
                 })
             }
-            debug::METHOD => {
+            debug::STREAM_METHOD => {
                 let debug = self.debug.clone();
                 Box::pin(async move {
                     let decoder = tonic_prost::ProstDecoder::default();
@@ -415,7 +421,7 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
 
 /// Returns a response whose body is a stream of messages.
 fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> http::Response<Body> {
-    let mut response = http::Response::new(Body::new(Messages {
+    let mut response = http::Response::new(Body::new(MessageStream {
         messages,
         pieces: VecDeque::new(),
         has_ended: false,
@@ -437,39 +443,39 @@ pub(crate) enum Response {
     /// Push of records of a type.
     Push(Push),
     /// Response without records, to a type that this version does not know.
-    None(DeltaDiscoveryResponse),
+    WithoutRecords(DeltaDiscoveryResponse),
 }
 
 impl StreamMessage for Response {
     fn pieces(self) -> Vec<Bytes> {
         match self {
             Self::Push(push) => push.message().collect(),
-            Self::None(none) => framed(&none),
+            Self::WithoutRecords(none) => frame_message(&none),
         }
     }
 }
 
 impl StreamMessage for DiscoveryResponse {
     fn pieces(self) -> Vec<Bytes> {
-        framed(&self)
+        frame_message(&self)
     }
 }
 
 /// Encodes a short message with its gRPC length prefix.
-fn framed(message: &impl Message) -> Vec<Bytes> {
-    let framed = grpc_frame::framed(&message.encode_to_vec());
+fn frame_message(message: &impl Message) -> Vec<Bytes> {
+    let framed = grpc_frame::encode_grpc_frame(&message.encode_to_vec());
     framed.into_iter().map(Bytes::from).collect()
 }
 
 /// Response body of a stream of messages. Bytes that clients share are passed on without a copy.
-struct Messages<M> {
+struct MessageStream<M> {
     messages: mpsc::Receiver<Result<M, Status>>,
     /// Remaining encoded pieces of the current message.
     pieces: VecDeque<Bytes>,
     has_ended: bool,
 }
 
-impl<M: StreamMessage> hyper::body::Body for Messages<M> {
+impl<M: StreamMessage> hyper::body::Body for MessageStream<M> {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -16,15 +16,15 @@ use ambit_model::ArcStr;
 use ambit_wire::discovery::DeltaDiscoveryRequest;
 
 use crate::{
-    batch::{Batch, Push, StepPart},
-    entry::{Entry, EntryKind},
+    batch::{Batch, Push, StepContent},
+    encoded_record::{EncodedRecord, RecordKind},
     resource::ResourceType,
     scope::{Client, View},
     store::Store,
 };
 
 /// Maximum number of names in one subscription.
-const MAX_NAMES: usize = 200_000;
+const MAX_SUBSCRIBED_NAMES: usize = 200_000;
 /// Maximum length of a subscribed name, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 /// Maximum length of a stored rejection (NACK) text, in characters.
@@ -34,7 +34,9 @@ const MAX_ERROR_CHARS: usize = 2048;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// The client subscribes to too many names.
-    #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME_BYTES} bytes")]
+    #[error(
+        "a subscription may hold {MAX_SUBSCRIBED_NAMES} names of at most {MAX_NAME_BYTES} bytes"
+    )]
     TooManyNames,
     /// The client has missed removals that are no longer in the log.
     #[error(
@@ -62,7 +64,7 @@ pub struct SubscriptionStatus {
 
 /// Effect of a request on the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// Whether the client rejected a push.
     pub rejected: bool,
     /// Whether the client acknowledged a push other than the last one.
@@ -75,7 +77,7 @@ struct Subscription {
     view: View,
     wildcard: bool,
     /// Names to which the client subscribes, aliases included.
-    explicit: HashSet<ArcStr>,
+    subscribed_names: HashSet<ArcStr>,
     /// Versions of the records that a client without a wildcard subscription has, by name.
     known: HashMap<ArcStr, String>,
     /// Store revision up to which changes were sent.
@@ -120,8 +122,8 @@ impl Session {
         &mut self,
         request: &DeltaDiscoveryRequest,
         store: &Store,
-    ) -> Result<(Outcome, Vec<Push>), SessionError> {
-        let mut outcome = Outcome::default();
+    ) -> Result<(RequestOutcome, Vec<Push>), SessionError> {
+        let mut outcome = RequestOutcome::default();
         let kind = ResourceType::from_type_url(&request.type_url);
         let Some(view) = kind.and_then(|kind| self.client.view(kind)) else {
             return Ok((outcome, Vec::new()));
@@ -133,26 +135,26 @@ impl Session {
         let subscription = subscription.or_insert_with(|| Subscription::new(view));
         if !is_first && !request.response_nonce.is_empty() {
             if request.response_nonce == subscription.sent {
-                subscription.answered(request, &mut outcome);
+                subscription.record_acknowledgement(request, &mut outcome);
             } else {
                 outcome.stale = true;
             }
         }
         let mut pushes = Vec::new();
-        let answer = if is_first {
-            Some(subscription.begin(request, store, &self.client))
+        let records = if is_first {
+            Some(subscription.subscribe(request, store, &self.client))
         } else {
             subscription.resubscribe(request, store)
         };
-        if let Some(batch) = answer {
-            let batch = self.without_referenced(batch, store);
+        if let Some(batch) = records {
+            let batch = self.withhold_removals(batch, store);
             pushes.push(self.push(batch, store));
         }
         let names = self
             .subscriptions
             .get(&kind)
-            .map_or(0, |subscription| subscription.explicit.len());
-        if names > MAX_NAMES {
+            .map_or(0, |subscription| subscription.subscribed_names.len());
+        if names > MAX_SUBSCRIBED_NAMES {
             return Err(SessionError::TooManyNames);
         }
         pushes.extend(self.on_change(store)?);
@@ -177,13 +179,13 @@ impl Session {
                 continue;
             }
             let batch = if kind.is_referenced() {
-                let gone = subscription.step(StepPart::Removed, store)?;
+                let gone = subscription.wildcard_changes(StepContent::Removed, store)?;
                 if !gone.is_empty() {
                     self.withheld.push((store.revision(), gone));
                 }
-                subscription.step(StepPart::Existing, store)?
+                subscription.wildcard_changes(StepContent::Existing, store)?
             } else {
-                subscription.changes(store, &self.client)?
+                subscription.changed_records(store, &self.client)?
             };
             subscription.cursor = store.revision();
             if batch.is_empty() {
@@ -193,15 +195,16 @@ impl Session {
             }
         }
         for kind in ResourceType::all().filter(|kind| kind.is_referenced()) {
-            if let Some(gone) = self.removable(kind, store) {
+            if let Some(gone) = self.take_possible_removals(kind, store) {
                 pushes.push(self.push(gone, store));
             }
         }
         Ok(pushes)
     }
 
-    /// Moves the batch's removed names that other records may reference to `withheld`, for [`Self::removable`].
-    fn without_referenced(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
+    /// Moves the batch's removed names that other records may reference to `withheld`, for
+    /// [`Self::take_possible_removals`].
+    fn withhold_removals(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
         let view = &batch.view;
         if !view.resource_type().is_referenced() || batch.removed.is_empty() {
             return batch;
@@ -215,7 +218,7 @@ impl Session {
     /// Returns the removals of a referenced type that are now possible, since no acknowledged record of the client
     /// references the records. A rejection counts as acknowledgement, or one bad record would keep a policy in force
     /// for good.
-    fn removable(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
+    fn take_possible_removals(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
         let subscription = self.subscriptions.get(&kind)?;
         if subscription.outstanding {
             return None;
@@ -253,7 +256,7 @@ impl Session {
             sent: subscription.sent.clone(),
             acknowledged: subscription.acknowledged.clone(),
             wildcard: subscription.wildcard,
-            names: subscription.explicit.len(),
+            names: subscription.subscribed_names.len(),
             error: subscription.error.clone(),
         };
         self.subscriptions.iter().map(status).collect()
@@ -285,7 +288,7 @@ impl Subscription {
         Self {
             view,
             wildcard: false,
-            explicit: HashSet::new(),
+            subscribed_names: HashSet::new(),
             known: HashMap::new(),
             cursor: 0,
             sent_up_to: 0,
@@ -297,7 +300,11 @@ impl Subscription {
         }
     }
 
-    fn answered(&mut self, request: &DeltaDiscoveryRequest, outcome: &mut Outcome) {
+    fn record_acknowledgement(
+        &mut self,
+        request: &DeltaDiscoveryRequest,
+        outcome: &mut RequestOutcome,
+    ) {
         self.outstanding = false;
         self.acknowledged_up_to = self.sent_up_to;
         match &request.error_detail {
@@ -313,7 +320,7 @@ impl Subscription {
     }
 
     /// Handles the first request of a type. Records whose current version the client already has are not sent again.
-    fn begin(
+    fn subscribe(
         &mut self,
         request: &DeltaDiscoveryRequest,
         store: &Store,
@@ -328,25 +335,25 @@ impl Subscription {
         self.cursor = store.revision();
         let claimed = &request.initial_resource_versions;
         if self.wildcard {
-            return self.everything(claimed, store);
+            return self.all_records(claimed, store);
         }
-        let mut answer = Gather::new(&self.view, store);
+        let mut records = SubscribedRecords::new(&self.view, store);
         for (name, version) in claimed {
             self.known.insert(name.into(), version.clone());
-            answer.find(name);
+            records.add_by_name(name);
         }
         for name in request
             .resource_names_subscribe
             .iter()
             .filter(|name| *name != "*")
         {
-            self.explicit.insert(name.into());
-            answer.find(name);
+            self.subscribed_names.insert(name.into());
+            records.add_by_name(name);
         }
-        for name in store.on_node(self.view.collection(), &client.node) {
-            answer.found.insert(name.clone());
+        for name in store.names_on_node(self.view.collection(), &client.node) {
+            records.found.insert(name.clone());
         }
-        answer.finish(&mut self.known, Vec::new())
+        records.into_batch(&mut self.known, Vec::new())
     }
 
     /// Applies changes of the subscription, and returns the resulting batch; `None` without changes.
@@ -361,7 +368,7 @@ impl Subscription {
                     self.wildcard = false;
                 }
             } else {
-                self.explicit.remove(name.as_str());
+                self.subscribed_names.remove(name.as_str());
                 self.known.remove(name.as_str());
             }
         }
@@ -372,18 +379,18 @@ impl Subscription {
         if self.wildcard || (self.view.may_be_wildcard() && names.any(|name| name == "*")) {
             self.wildcard = true;
             self.cursor = store.revision();
-            return Some(self.everything(&request.initial_resource_versions, store));
+            return Some(self.all_records(&request.initial_resource_versions, store));
         }
-        let mut answer = Gather::new(&self.view, store);
+        let mut records = SubscribedRecords::new(&self.view, store);
         let names = request.resource_names_subscribe.iter();
         for name in names.filter(|name| *name != "*") {
-            self.explicit.insert(name.into());
+            self.subscribed_names.insert(name.into());
             // A repeated subscription is sent again: the client may have lost the record.
-            for found in answer.find(name) {
+            for found in records.add_by_name(name) {
                 self.known.remove(&found);
             }
         }
-        Some(answer.finish(&mut self.known, Vec::new()))
+        Some(records.into_batch(&mut self.known, Vec::new()))
     }
 
     fn is_behind(&self, store: &Store) -> Result<bool, SessionError> {
@@ -394,23 +401,31 @@ impl Subscription {
     }
 
     /// Returns the batch of changes since the cursor for a wildcard client.
-    fn step(&self, part: StepPart, store: &Store) -> Result<Arc<Batch>, SessionError> {
+    fn wildcard_changes(
+        &self,
+        part: StepContent,
+        store: &Store,
+    ) -> Result<Arc<Batch>, SessionError> {
         let batch = store.step(&self.view, part, self.cursor);
         batch.ok_or(SessionError::TooFarBehind)
     }
 
-    fn changes(&mut self, store: &Store, client: &Client) -> Result<Arc<Batch>, SessionError> {
+    fn changed_records(
+        &mut self,
+        store: &Store,
+        client: &Client,
+    ) -> Result<Arc<Batch>, SessionError> {
         if self.wildcard {
-            return self.step(StepPart::Whole, store);
+            return self.wildcard_changes(StepContent::Whole, store);
         }
         let changed = store
             .changed_since(self.view.collection(), self.cursor)
             .ok_or(SessionError::TooFarBehind)?;
         let mut removed = Vec::new();
-        let mut answer = Gather::new(&self.view, store);
+        let mut records = SubscribedRecords::new(&self.view, store);
         for name in changed {
             match store.entry(self.view.collection(), name) {
-                Some(entry) if self.concerns(entry, client) => answer.add(entry),
+                Some(entry) if self.must_receive(entry, client) => records.add(entry),
                 Some(_) => {}
                 None => {
                     if self.known.remove(name).is_some() {
@@ -419,18 +434,18 @@ impl Subscription {
                 }
             }
         }
-        Ok(answer.finish(&mut self.known, removed))
+        Ok(records.into_batch(&mut self.known, removed))
     }
 
     /// Returns all records except for versions that the client claims to have, and removals of claimed records that no
     /// longer exist.
-    fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
+    fn all_records(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
         if claimed.is_empty() {
             let snapshot = store.snapshot(&self.view);
             self.cursor = snapshot.revision;
             return snapshot.batch;
         }
-        let has = |entry: &Entry| claimed.get(entry.name.as_str()) == Some(&entry.version);
+        let has = |entry: &EncodedRecord| claimed.get(entry.name.as_str()) == Some(&entry.version);
         let resources = store.all_visible(&self.view);
         let resources = resources.filter(|entry| !has(entry)).cloned().collect();
         let exists = |name: &str| store.visible(&self.view, name).is_some();
@@ -444,14 +459,14 @@ impl Subscription {
 
     /// Returns whether a client without a wildcard must receive a record: it subscribed to one of the record's names,
     /// it has the record, the record is on the client's node, or is an endpoint of a service that the client has.
-    fn concerns(&self, entry: &Entry, client: &Client) -> bool {
+    fn must_receive(&self, entry: &EncodedRecord, client: &Client) -> bool {
         let known = |name: &ArcStr| self.known.contains_key(name);
-        let is_subscribed = |name: &ArcStr| self.explicit.contains(name);
+        let is_subscribed = |name: &ArcStr| self.subscribed_names.contains(name);
         let by_place = match &entry.kind {
-            EntryKind::Workload { node: of, services } => {
+            RecordKind::Workload { node: of, services } => {
                 (!client.node.is_empty() && *of == client.node) || services.iter().any(known)
             }
-            EntryKind::Service | EntryKind::Policy | EntryKind::Waypoint => false,
+            RecordKind::Service | RecordKind::Policy | RecordKind::Waypoint => false,
         };
         known(&entry.name)
             || is_subscribed(&entry.name)
@@ -467,7 +482,8 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), SessionError> {
     ];
     let claimed = &request.initial_resource_versions;
     let too_long = |name: &String| name.len() > MAX_NAME_BYTES;
-    let too_many = lists.iter().any(|list| list.len() > MAX_NAMES) || claimed.len() > 5 * MAX_NAMES;
+    let too_many = lists.iter().any(|list| list.len() > MAX_SUBSCRIBED_NAMES)
+        || claimed.len() > 5 * MAX_SUBSCRIBED_NAMES;
     let long = lists.into_iter().flatten().any(too_long)
         || claimed
             .iter()
@@ -480,14 +496,14 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), SessionError> {
 }
 
 /// Collects the records of a subscription by name, with their related records.
-struct Gather<'a> {
+struct SubscribedRecords<'a> {
     view: View,
     store: &'a Store,
     found: BTreeSet<ArcStr>,
     missing: BTreeSet<ArcStr>,
 }
 
-impl<'a> Gather<'a> {
+impl<'a> SubscribedRecords<'a> {
     fn new(view: &View, store: &'a Store) -> Self {
         Self {
             view: view.clone(),
@@ -499,14 +515,14 @@ impl<'a> Gather<'a> {
 
     /// Adds the record with this name or alias; if it is a service, also its endpoints. Returns the names of the
     /// records that the key itself found.
-    fn find(&mut self, key: &str) -> Vec<ArcStr> {
+    fn add_by_name(&mut self, key: &str) -> Vec<ArcStr> {
         let by_name = self
             .store
             .entry(self.view.collection(), key)
             .map(|entry| &entry.name);
         let names: Vec<ArcStr> = by_name
             .into_iter()
-            .chain(self.store.by_alias(self.view.collection(), key))
+            .chain(self.store.names_by_alias(self.view.collection(), key))
             .cloned()
             .collect();
         if names.is_empty() {
@@ -520,11 +536,11 @@ impl<'a> Gather<'a> {
         names
     }
 
-    fn add(&mut self, entry: &Entry) {
-        if entry.kind == EntryKind::Service {
+    fn add(&mut self, entry: &EncodedRecord) {
+        if entry.kind == RecordKind::Service {
             self.found.extend(
                 self.store
-                    .endpoints(self.view.collection(), &entry.name)
+                    .endpoint_names(self.view.collection(), &entry.name)
                     .cloned(),
             );
         }
@@ -532,13 +548,17 @@ impl<'a> Gather<'a> {
     }
 
     /// Returns the batch of collected records that the client lacks, and of names that do not exist; updates `known`.
-    fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
+    fn into_batch(
+        self,
+        known: &mut HashMap<ArcStr, String>,
+        mut removed: Vec<ArcStr>,
+    ) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {
             let Some(entry) = self.store.entry(self.view.collection(), name) else {
                 continue;
             };
-            if !self.view.has(entry) || known.get(name) == Some(&entry.version) {
+            if !self.view.contains(entry) || known.get(name) == Some(&entry.version) {
                 continue;
             }
             known.insert(name.clone(), entry.version.clone());

@@ -19,7 +19,11 @@ use crate::{resource::ResourceType, scope::Client, sessions::SessionStatus, stor
 const SUBSCRIPTION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Returns a problem for each Gateway that has records of a type to which its connected waypoints do not subscribe.
-pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> Vec<Problem> {
+pub fn subscription_problems(
+    sessions: &[SessionStatus],
+    store: &Store,
+    now: SystemTime,
+) -> Vec<Problem> {
     let mut behind = BTreeMap::<_, Vec<String>>::new();
     for session in sessions {
         let since = now.duration_since(session.since).unwrap_or_default();
@@ -29,9 +33,9 @@ pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> V
         let caller = &session.caller;
         let gateway = GatewayName::new(caller.namespace.clone(), caller.service_account.clone());
         for of in WaypointRecordType::ALL {
-            if !follows(session, *of) && count(store, &gateway, *of) > 0 {
+            if !is_subscribed_to(session, *of) && count_records(store, &gateway, *of) > 0 {
                 let pods = behind.entry((gateway.clone(), *of)).or_default();
-                pods.push(pod(session));
+                pods.push(pod_name_and_version(session));
             }
         }
     }
@@ -42,7 +46,7 @@ pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> V
              has this control plane's version, {}",
             pods.join(", "),
             of.section(),
-            count(store, &gateway, of),
+            count_records(store, &gateway, of),
             env!("CARGO_PKG_VERSION"),
         );
         Problem {
@@ -59,16 +63,16 @@ pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> V
 /// Returns whether a client is a waypoint, by its subscriptions: only waypoints may subscribe to waypoints' records.
 fn is_waypoint(session: &SessionStatus) -> bool {
     let mut types = WaypointRecordType::ALL.iter();
-    types.any(|of| follows(session, *of))
+    types.any(|of| is_subscribed_to(session, *of))
 }
 
-fn follows(session: &SessionStatus, of: WaypointRecordType) -> bool {
+fn is_subscribed_to(session: &SessionStatus, of: WaypointRecordType) -> bool {
     let mut all = session.subscriptions.iter();
     all.any(|one| one.resource_type == ResourceType::Waypoint(of))
 }
 
 /// Returns the number of a Gateway's records of a type.
-fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize {
+fn count_records(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize {
     let client = Client {
         node: "".into(),
         waypoint: Some(gateway.clone()),
@@ -78,7 +82,7 @@ fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize 
 }
 
 /// Returns name and version of the waypoint pod that opened a stream.
-fn pod(session: &SessionStatus) -> String {
+fn pod_name_and_version(session: &SessionStatus) -> String {
     let pod = session.caller.pod.as_ref();
     let name = pod.map_or(session.peer.as_str(), |pod| pod.name.as_str());
     let version = session.node.as_ref().map(|node| node.version.as_str());
@@ -163,7 +167,7 @@ mod tests {
 
     fn found(sessions: &[SessionStatus], gateway: &str, after: u64) -> Vec<String> {
         let now = START + Duration::from_secs(after);
-        let problems = problems(sessions, &store(gateway), now);
+        let problems = subscription_problems(sessions, &store(gateway), now);
         problems.iter().map(ToString::to_string).collect()
     }
 

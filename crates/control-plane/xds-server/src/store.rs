@@ -9,40 +9,40 @@ use ambit_derive::Delta;
 use ambit_model::ArcStr;
 
 use crate::{
-    batch::{Batch, Batches, Snapshot, StepPart},
-    entry::{Collection, Entry, EntryKind},
+    batch::{Batch, BatchCache, Snapshot, StepContent},
+    encoded_record::{Collection, EncodedRecord, RecordKind},
     scope::View,
 };
 
 /// Maximum number of removed names in the log; a client that missed more has to reconnect.
-const MAX_REMOVED: usize = 100_000;
+const MAX_LOGGED_REMOVALS: usize = 100_000;
 /// Maximum age, in revisions, of a cached snapshot that new clients get; later changes follow in the next push.
-const MAX_SNAPSHOT_AGE: usize = 1000;
+const MAX_SNAPSHOT_AGE_REVISIONS: usize = 1000;
 
 /// Published records. Each change of a record increments the revision.
 #[derive(Debug, Default)]
 pub struct Store {
     revision: u64,
-    collections: HashMap<Collection, Records>,
-    batches: Batches,
+    collections: HashMap<Collection, RecordCollection>,
+    batches: BatchCache,
 }
 
 /// Records of one collection.
 #[derive(Debug, Default)]
-struct Records {
-    entries: HashMap<ArcStr, Arc<Entry>>,
+struct RecordCollection {
+    entries: HashMap<ArcStr, Arc<EncodedRecord>>,
     /// Names by the revision of their latest change, which may be a removal.
     log: BTreeMap<u64, ArcStr>,
     changed_at: HashMap<ArcStr, u64>,
     removed: VecDeque<(u64, ArcStr)>,
     /// Revision up to which removals may be missing from the log.
-    floor: u64,
-    index: Names,
+    removals_complete_from: u64,
+    index: NameIndex,
 }
 
 /// Record names by alias, by service, and by node.
 #[derive(Debug, Default)]
-struct Names {
+struct NameIndex {
     by_alias: HashMap<ArcStr, BTreeSet<ArcStr>>,
     by_service: HashMap<ArcStr, BTreeSet<ArcStr>>,
     by_node: HashMap<ArcStr, BTreeSet<ArcStr>>,
@@ -53,29 +53,29 @@ impl Store {
     pub fn update(&mut self, delta: &Delta) -> usize {
         let before = self.revision;
         for (uid, workload) in &delta.workloads {
-            let entry = workload.as_deref().map(Entry::workload);
-            self.put(Collection::Addresses, uid, entry);
+            let entry = workload.as_deref().map(EncodedRecord::from_workload);
+            self.set_record(Collection::Addresses, uid, entry);
         }
         for (name, service) in &delta.services {
-            let entry = service.as_deref().map(Entry::service);
-            self.put(Collection::Addresses, &name.to_string().into(), entry);
+            let entry = service.as_deref().map(EncodedRecord::from_service);
+            self.set_record(Collection::Addresses, &name.to_string().into(), entry);
         }
         for (key, policy) in &delta.policies {
-            let entry = policy.as_deref().map(Entry::policy);
-            self.put(Collection::Policies, &key.to_string().into(), entry);
+            let entry = policy.as_deref().map(EncodedRecord::from_policy);
+            self.set_record(Collection::Policies, &key.to_string().into(), entry);
         }
         for (key, record) in &delta.waypoint_records {
             let name = ArcStr::from(key.to_string());
             let entry = record.as_deref();
-            let entry = entry.map(|record| Entry::waypoint(name.clone(), record));
-            self.put(Collection::Waypoint(key.record_type), &name, entry);
+            let entry = entry.map(|record| EncodedRecord::from_waypoint(name.clone(), record));
+            self.set_record(Collection::Waypoint(key.record_type), &name, entry);
         }
         usize::try_from(self.revision - before).unwrap_or(usize::MAX)
     }
 
-    fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {
+    fn set_record(&mut self, collection: Collection, name: &ArcStr, new: Option<EncodedRecord>) {
         let records = self.collections.entry(collection).or_default();
-        records.put(&mut self.revision, name, new);
+        records.set_record(&mut self.revision, name, new);
     }
 
     /// Returns the store's current revision.
@@ -84,33 +84,35 @@ impl Store {
     }
 
     /// Returns the record of this name in a collection.
-    pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<Entry>> {
+    pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<EncodedRecord>> {
         self.collections.get(&collection)?.entries.get(name)
     }
 
     /// Iterates over the records of a collection, in no particular order.
-    pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<Entry>> {
+    pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<EncodedRecord>> {
         let records = self.collections.get(&collection).into_iter();
         records.flat_map(|records| records.entries.values())
     }
 
     /// Returns the record of this name, if the view includes it.
-    pub(crate) fn visible(&self, view: &View, name: &str) -> Option<&Arc<Entry>> {
+    pub(crate) fn visible(&self, view: &View, name: &str) -> Option<&Arc<EncodedRecord>> {
         let entry = self.entry(view.collection(), name);
-        entry.filter(|entry| view.has(entry))
+        entry.filter(|entry| view.contains(entry))
     }
 
     /// Iterates over the records of a view, in no particular order.
-    pub(crate) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<Entry>> {
+    pub(crate) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<EncodedRecord>> {
         let entries = self.entries(view.collection());
-        entries.filter(|entry| view.has(entry))
+        entries.filter(|entry| view.contains(entry))
     }
 
     /// Returns a current or slightly older snapshot of a view.
     pub fn snapshot(&self, view: &View) -> Snapshot {
         let is_recent = |revision| {
             self.changed_since(view.collection(), revision)
-                .is_some_and(|changed| changed.take(MAX_SNAPSHOT_AGE).count() < MAX_SNAPSHOT_AGE)
+                .is_some_and(|changed| {
+                    changed.take(MAX_SNAPSHOT_AGE_REVISIONS).count() < MAX_SNAPSHOT_AGE_REVISIONS
+                })
         };
         self.batches.snapshot(view, is_recent, || {
             let mut resources: Vec<_> = self.all_visible(view).cloned().collect();
@@ -123,21 +125,21 @@ impl Store {
     }
 
     /// Returns the changes of a view since revision `from`; `None` if the log of removals no longer reaches back to it.
-    pub fn step(&self, view: &View, part: StepPart, from: u64) -> Option<Arc<Batch>> {
+    pub fn step(&self, view: &View, part: StepContent, from: u64) -> Option<Arc<Batch>> {
         self.batches.step(view, part, (from, self.revision), || {
             let (mut there, mut gone) = (Vec::new(), Vec::new());
             let collection = view.collection();
             for name in self.changed_since(collection, from)? {
                 match self.entry(collection, name) {
-                    Some(entry) if view.has(entry) => there.push(Arc::clone(entry)),
+                    Some(entry) if view.contains(entry) => there.push(Arc::clone(entry)),
                     None if view.covers(name) => gone.push(name.clone()),
                     Some(_) | None => {}
                 }
             }
             match part {
-                StepPart::Whole => {}
-                StepPart::Existing => gone.clear(),
-                StepPart::Removed => there.clear(),
+                StepContent::Whole => {}
+                StepContent::Existing => gone.clear(),
+                StepContent::Removed => there.clear(),
             }
             Some(Batch::new(view.clone(), there, gone))
         })
@@ -157,31 +159,44 @@ impl Store {
         revision: u64,
     ) -> Option<impl Iterator<Item = &ArcStr>> {
         let records = self.collections.get(&collection);
-        let is_remembered = records.is_none_or(|records| revision >= records.floor);
+        let is_remembered =
+            records.is_none_or(|records| revision >= records.removals_complete_from);
         let after = revision.saturating_add(1);
         let changes = records.map(|records| records.log.range(after..));
         is_remembered.then(|| changes.into_iter().flatten().map(|(_, name)| name))
     }
 
     /// Returns the names of the records with this alias.
-    pub fn by_alias(&self, collection: Collection, alias: &str) -> impl Iterator<Item = &ArcStr> {
-        self.find(collection, |index| index.by_alias.get(alias))
+    pub fn names_by_alias(
+        &self,
+        collection: Collection,
+        alias: &str,
+    ) -> impl Iterator<Item = &ArcStr> {
+        self.names_in_index(collection, |index| index.by_alias.get(alias))
     }
 
     /// Returns the names of the workloads that are endpoints of a service.
-    pub fn endpoints(&self, collection: Collection, name: &str) -> impl Iterator<Item = &ArcStr> {
-        self.find(collection, |index| index.by_service.get(name))
+    pub fn endpoint_names(
+        &self,
+        collection: Collection,
+        name: &str,
+    ) -> impl Iterator<Item = &ArcStr> {
+        self.names_in_index(collection, |index| index.by_service.get(name))
     }
 
     /// Returns the names of the workloads on a node.
-    pub fn on_node(&self, collection: Collection, node: &str) -> impl Iterator<Item = &ArcStr> {
-        self.find(collection, |index| index.by_node.get(node))
+    pub fn names_on_node(
+        &self,
+        collection: Collection,
+        node: &str,
+    ) -> impl Iterator<Item = &ArcStr> {
+        self.names_in_index(collection, |index| index.by_node.get(node))
     }
 
-    fn find<'a>(
+    fn names_in_index<'a>(
         &'a self,
         collection: Collection,
-        by: impl Fn(&'a Names) -> Option<&'a BTreeSet<ArcStr>>,
+        by: impl Fn(&'a NameIndex) -> Option<&'a BTreeSet<ArcStr>>,
     ) -> impl Iterator<Item = &'a ArcStr> {
         let records = self.collections.get(&collection);
         let names = records.and_then(|records| by(&records.index));
@@ -189,8 +204,8 @@ impl Store {
     }
 }
 
-impl Names {
-    fn insert(&mut self, entry: &Entry) {
+impl NameIndex {
+    fn insert(&mut self, entry: &EncodedRecord) {
         let insert = |map: &mut HashMap<ArcStr, BTreeSet<ArcStr>>, key: &ArcStr| {
             map.entry(key.clone())
                 .or_default()
@@ -199,7 +214,7 @@ impl Names {
         for alias in &entry.aliases {
             insert(&mut self.by_alias, alias);
         }
-        if let EntryKind::Workload { node, services } = &entry.kind {
+        if let RecordKind::Workload { node, services } = &entry.kind {
             if !node.is_empty() {
                 insert(&mut self.by_node, node);
             }
@@ -209,7 +224,7 @@ impl Names {
         }
     }
 
-    fn remove(&mut self, entry: &Entry) {
+    fn remove(&mut self, entry: &EncodedRecord) {
         let remove = |map: &mut HashMap<ArcStr, BTreeSet<ArcStr>>, key: &ArcStr| {
             if let Some(names) = map.get_mut(key) {
                 names.remove(&entry.name);
@@ -221,7 +236,7 @@ impl Names {
         for alias in &entry.aliases {
             remove(&mut self.by_alias, alias);
         }
-        if let EntryKind::Workload { node, services } = &entry.kind {
+        if let RecordKind::Workload { node, services } = &entry.kind {
             remove(&mut self.by_node, node);
             for service in services {
                 remove(&mut self.by_service, service);
@@ -230,8 +245,8 @@ impl Names {
     }
 }
 
-impl Records {
-    fn put(&mut self, revision: &mut u64, name: &ArcStr, new: Option<Entry>) {
+impl RecordCollection {
+    fn set_record(&mut self, revision: &mut u64, name: &ArcStr, new: Option<EncodedRecord>) {
         let is_removed = new.is_none();
         let same = match (self.entries.get(name), &new) {
             (Some(old), Some(new)) => old.version == new.version && old.aliases == new.aliases,
@@ -258,20 +273,20 @@ impl Records {
         self.log.insert(*revision, name.clone());
         if is_removed {
             self.removed.push_back((*revision, name.clone()));
-            if self.removed.len() > MAX_REMOVED {
-                self.forget_oldest();
+            if self.removed.len() > MAX_LOGGED_REMOVALS {
+                self.trim_removal_log();
             }
         }
     }
 
-    fn forget_oldest(&mut self) {
+    fn trim_removal_log(&mut self) {
         let Some((at, name)) = self.removed.pop_front() else {
             return;
         };
         if self.changed_at.get(&name) == Some(&at) {
             self.changed_at.remove(&name);
             self.log.remove(&at);
-            self.floor = self.floor.max(at);
+            self.removals_complete_from = self.removals_complete_from.max(at);
         }
     }
 }

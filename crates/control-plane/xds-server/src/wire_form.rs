@@ -10,7 +10,7 @@ use ambit_model::ArcStr;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
-use crate::{entry::Entry, resource::ResourceType};
+use crate::{encoded_record::EncodedRecord, resource::ResourceType};
 
 // Field numbers of envoy.service.discovery.v3.
 const RESPONSE_SYSTEM_VERSION: u32 = 1;
@@ -73,7 +73,7 @@ pub(crate) fn message(
 /// Encodes records and names of removed records, in pieces that clients share.
 pub(crate) fn encode(
     resource_type: ResourceType,
-    resources: &[Arc<Entry>],
+    resources: &[Arc<EncodedRecord>],
     removed: &[ArcStr],
     with_aliases: bool,
 ) -> Vec<Bytes> {
@@ -99,7 +99,7 @@ pub(crate) fn encode(
         let length = form.resource_len(entry);
         room_for(field_len(RESPONSE_RESOURCES, length), &mut piece);
         header(RESPONSE_RESOURCES, length, &mut piece);
-        let value = resource_type.value(entry);
+        let value = resource_type.encoded_value(entry);
         text(RESOURCE_VERSION, entry.version.as_bytes(), &mut piece);
         header(RESOURCE_ANY, form.any_len(value), &mut piece);
         let type_url = resource_type.type_url();
@@ -129,7 +129,7 @@ struct RecordEncoder {
 }
 
 impl RecordEncoder {
-    fn aliases(self, entry: &Entry) -> &[ArcStr] {
+    fn aliases(self, entry: &EncodedRecord) -> &[ArcStr] {
         if self.with_aliases {
             &entry.aliases
         } else {
@@ -142,11 +142,14 @@ impl RecordEncoder {
             + field_len(ANY_VALUE, value.len())
     }
 
-    fn resource_len(self, entry: &Entry) -> usize {
+    fn resource_len(self, entry: &EncodedRecord) -> usize {
         let aliases = self.aliases(entry).iter();
         let aliases = aliases.map(|alias| field_len(RESOURCE_ALIASES, alias.len()));
         field_len(RESOURCE_VERSION, entry.version.len())
-            + field_len(RESOURCE_ANY, self.any_len(self.resource_type.value(entry)))
+            + field_len(
+                RESOURCE_ANY,
+                self.any_len(self.resource_type.encoded_value(entry)),
+            )
             + field_len(RESOURCE_NAME, entry.name.len())
             + aliases.sum::<usize>()
     }

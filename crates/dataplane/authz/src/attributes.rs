@@ -34,7 +34,7 @@ impl<'a> Attributes<'a> {
     pub fn has_principal(&self, pattern: &StringMatch) -> bool {
         self.source.is_some_and(|id| {
             let (trust_domain, account) = (&id.trust_domain, &id.service_account);
-            pattern.matches_pieces([trust_domain, "/ns/", &id.namespace, "/sa/", account])
+            pattern.matches_concatenated([trust_domain, "/ns/", &id.namespace, "/sa/", account])
         })
     }
 
@@ -52,8 +52,9 @@ impl<'a> Attributes<'a> {
 
     /// Whether `NAMESPACE/ACCOUNT` of the source's identity matches.
     pub fn has_account_text(&self, pattern: &StringMatch) -> bool {
-        self.source
-            .is_some_and(|id| pattern.matches_pieces([&id.namespace, "/", &id.service_account]))
+        self.source.is_some_and(|id| {
+            pattern.matches_concatenated([&id.namespace, "/", &id.service_account])
+        })
     }
 
     /// Whether the trust domain of the source's identity matches.
@@ -63,17 +64,17 @@ impl<'a> Attributes<'a> {
     }
 
     /// Whether the source address is in a range.
-    pub fn is_from(&self, range: &IpNet) -> bool {
+    pub fn matches_source_range(&self, range: &IpNet) -> bool {
         range.contains(&self.source_ip)
     }
 
     /// Whether the destination address is in a range.
-    pub fn is_to(&self, range: &IpNet) -> bool {
+    pub fn matches_destination_range(&self, range: &IpNet) -> bool {
         range.contains(&self.destination.ip())
     }
 
     /// Whether the destination port is `port`.
-    pub fn is_to_port(&self, port: u16) -> bool {
+    pub fn matches_destination_port(&self, port: u16) -> bool {
         self.destination.port() == port
     }
 }
@@ -87,10 +88,17 @@ mod tests {
         let mapped = "::ffff:10.0.0.1".parse().unwrap();
         let mut attributes = Attributes::new(None, mapped, (mapped, 80).into());
         let range = "10.0.0.0/24".parse().unwrap();
-        assert!(attributes.is_from(&range) && attributes.is_to(&range));
+        assert!(
+            attributes.matches_source_range(&range) && attributes.matches_destination_range(&range)
+        );
         attributes.set_destination("[::ffff:10.1.0.1]:81".parse().unwrap());
-        assert!(!attributes.is_to(&range) && attributes.is_to(&"10.1.0.1/32".parse().unwrap()));
-        assert!(attributes.is_to_port(81) && !attributes.is_to_port(80));
+        assert!(
+            !attributes.matches_destination_range(&range)
+                && attributes.matches_destination_range(&"10.1.0.1/32".parse().unwrap())
+        );
+        assert!(
+            attributes.matches_destination_port(81) && !attributes.matches_destination_port(80)
+        );
     }
 
     #[test]

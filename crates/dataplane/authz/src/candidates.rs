@@ -105,10 +105,10 @@ impl RuleIndex {
 
     fn for_each_list(&mut self, index_keys: IndexKeys, mut f: impl FnMut(&mut Vec<RuleId>)) {
         match index_keys {
-            IndexKeys::Principals(keys) => each(&mut self.by_principal, keys, f),
-            IndexKeys::Accounts(keys) => each(&mut self.by_account, keys, f),
-            IndexKeys::Namespaces(keys) => each(&mut self.by_namespace, keys, f),
-            IndexKeys::Ports(keys) => each(&mut self.by_port, keys, f),
+            IndexKeys::Principals(keys) => for_each_existing(&mut self.by_principal, keys, f),
+            IndexKeys::Accounts(keys) => for_each_existing(&mut self.by_account, keys, f),
+            IndexKeys::Namespaces(keys) => for_each_existing(&mut self.by_namespace, keys, f),
+            IndexKeys::Ports(keys) => for_each_existing(&mut self.by_port, keys, f),
             IndexKeys::Always => f(&mut self.always),
             IndexKeys::NeverMatches => {}
         }
@@ -152,7 +152,7 @@ impl RuleIndex {
     }
 }
 
-fn each<K: std::hash::Hash + Eq>(
+fn for_each_existing<K: std::hash::Hash + Eq>(
     lists: &mut HashMap<K, Vec<RuleId>>,
     keys: Vec<K>,
     mut f: impl FnMut(&mut Vec<RuleId>),
@@ -175,12 +175,12 @@ fn index_keys(rule: &Rule) -> IndexKeys {
     if rule.iter().any(never) {
         return IndexKeys::NeverMatches;
     }
-    let demanded = |kind: Kind| rule.iter().find_map(|clause| kind.required_values(clause));
-    if let Some(keys) = demanded(Kind::Principal) {
+    let demanded = |kind: ClauseKind| rule.iter().find_map(|clause| kind.required_values(clause));
+    if let Some(keys) = demanded(ClauseKind::Principal) {
         IndexKeys::Principals(keys)
-    } else if let Some(keys) = demanded(Kind::Account) {
+    } else if let Some(keys) = demanded(ClauseKind::Account) {
         IndexKeys::Accounts(keys)
-    } else if let Some(keys) = demanded(Kind::Namespace) {
+    } else if let Some(keys) = demanded(ClauseKind::Namespace) {
         IndexKeys::Namespaces(keys)
     } else if let Some(ports) = rule.iter().find_map(required_ports) {
         IndexKeys::Ports(ports)
@@ -190,21 +190,21 @@ fn index_keys(rule: &Rule) -> IndexKeys {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum ClauseKind {
     Principal,
     Account,
     Namespace,
 }
 
-impl Kind {
+impl ClauseKind {
     /// Returns the exact values of which a connection must have one for the clause to match; `None`
     /// if the clause also accepts other values.
     fn required_values(self, clause: &Clause) -> Option<Vec<ArcStr>> {
         let mut keys = Vec::new();
         for m in clause.iter().filter(|m| !m.is_empty()) {
             let values: Option<Vec<ArcStr>> = match self {
-                Self::Principal => m.principals.iter().map(exact).collect(),
-                Self::Namespace => m.namespaces.iter().map(exact).collect(),
+                Self::Principal => m.principals.iter().map(exact_value).collect(),
+                Self::Namespace => m.namespaces.iter().map(exact_value).collect(),
                 Self::Account => Some(
                     m.service_accounts
                         .iter()
@@ -233,7 +233,7 @@ fn required_ports(clause: &Clause) -> Option<Vec<u16>> {
     (!ports.is_empty()).then_some(ports)
 }
 
-fn exact(matcher: &StringMatch) -> Option<ArcStr> {
+fn exact_value(matcher: &StringMatch) -> Option<ArcStr> {
     match matcher {
         StringMatch::Exact(text) => Some(text.clone()),
         _ => None,

@@ -9,7 +9,7 @@ use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Workload};
 
 use crate::{
     connection::{Connection, Peer},
-    set::{Bucket, MissingPolicies, PolicySet},
+    set::{MissingPolicies, PolicySet, ScopePolicies},
 };
 
 /// Name of the policy into which istiod converts a PeerAuthentication in STRICT mode: it denies all plaintext.
@@ -25,14 +25,14 @@ pub struct Decision {
     /// Policy that decided; `None` if no policy applies, or no ALLOW policy matches.
     pub decided_by: Option<PolicyKey>,
     /// Reason of the decision.
-    pub why: Why,
+    pub reason: DecisionReason,
     /// Dry-run policies that matched the connection.
-    pub dry_run: Vec<DryRun>,
+    pub dry_run: Vec<DryRunDenial>,
 }
 
 /// Reason of an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum DecisionReason {
     /// No policy applies to the destination.
     NoPolicies,
     /// Policies apply, none of them an enforced ALLOW, and none denies.
@@ -42,16 +42,16 @@ pub enum Why {
     /// A DENY policy matches.
     Denied,
     /// No ALLOW policy matches, although some apply.
-    NoneAllowed,
+    NoAllowPolicyMatched,
     /// A fail-closed substitute policy denies; the text is why the original is not understood in full.
-    NotUnderstood(ArcStr),
+    InvalidPolicy(ArcStr),
     /// The destination's record names an unknown policy, and no known policy denies.
     MissingPolicy(ArcStr),
 }
 
 /// A dry-run policy that matched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DryRun {
+pub struct DryRunDenial {
     /// Key of the policy.
     pub policy: PolicyKey,
     /// Action that the policy would have if enforced.
@@ -59,11 +59,11 @@ pub struct DryRun {
 }
 
 impl Decision {
-    fn new(allowed: bool, decided_by: Option<PolicyKey>, why: Why) -> Self {
+    fn new(allowed: bool, decided_by: Option<PolicyKey>, why: DecisionReason) -> Self {
         Self {
             allowed,
             decided_by,
-            why,
+            reason: why,
             dry_run: Vec::new(),
         }
     }
@@ -72,15 +72,17 @@ impl Decision {
 /// Formats the decision for logs, with the wording of Istio's ztunnel.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.why, &self.decided_by) {
-            (Why::Denied, Some(policy)) => write!(f, "explicitly denied by: {policy}"),
-            (Why::Denied, None) => f.write_str("explicitly denied"),
-            (Why::NoneAllowed, _) => f.write_str("allow policies exist, but none allowed"),
-            (Why::Allowed, Some(policy)) => write!(f, "allowed by: {policy}"),
-            (Why::Allowed, None) => f.write_str("allowed"),
-            (Why::NoPolicies, _) => f.write_str("allowed: no policy applies"),
-            (Why::NoAllowPolicies, _) => f.write_str("allowed: no allow policies apply"),
-            (Why::NotUnderstood(why), policy) => {
+        match (&self.reason, &self.decided_by) {
+            (DecisionReason::Denied, Some(policy)) => write!(f, "explicitly denied by: {policy}"),
+            (DecisionReason::Denied, None) => f.write_str("explicitly denied"),
+            (DecisionReason::NoAllowPolicyMatched, _) => {
+                f.write_str("allow policies exist, but none allowed")
+            }
+            (DecisionReason::Allowed, Some(policy)) => write!(f, "allowed by: {policy}"),
+            (DecisionReason::Allowed, None) => f.write_str("allowed"),
+            (DecisionReason::NoPolicies, _) => f.write_str("allowed: no policy applies"),
+            (DecisionReason::NoAllowPolicies, _) => f.write_str("allowed: no allow policies apply"),
+            (DecisionReason::InvalidPolicy(why), policy) => {
                 f.write_str("denied: policy ")?;
                 if let Some(policy) = policy {
                     write!(f, "{policy} ")?;
@@ -90,7 +92,7 @@ impl fmt::Display for Decision {
                     "is not understood ({why}), so it denies everything it covers"
                 )
             }
-            (Why::MissingPolicy(name), _) => {
+            (DecisionReason::MissingPolicy(name), _) => {
                 write!(
                     f,
                     "denied: policy {name} applies to the destination but is not known yet"
@@ -103,14 +105,14 @@ impl fmt::Display for Decision {
 impl PolicySet {
     /// Decides a connection to `destination`.
     pub fn evaluate(&self, destination: &Workload, connection: &Connection) -> Decision {
-        let buckets = self.buckets(&destination.namespace);
+        let buckets = self.scopes_for_namespace(&destination.namespace);
         let names = destination.authorization_policies.as_slice();
         if names.is_empty()
             && buckets
                 .iter()
-                .all(|bucket| bucket.is_none_or(Bucket::is_empty))
+                .all(|bucket| bucket.is_none_or(ScopePolicies::is_empty))
         {
-            return Decision::new(true, None, Why::NoPolicies);
+            return Decision::new(true, None, DecisionReason::NoPolicies);
         }
         let (selected, missing) = self.named(names);
         let peer = Peer::new(connection);
@@ -129,8 +131,10 @@ impl PolicySet {
         let denied = self.denied(matching(Action::Deny, false));
         let mut decision = match (denied, missing) {
             (Some(denied), _) => denied,
-            (None, Some(name)) => Decision::new(false, None, Why::MissingPolicy(name.clone())),
-            (None, None) => decide(&matching, || {
+            (None, Some(name)) => {
+                Decision::new(false, None, DecisionReason::MissingPolicy(name.clone()))
+            }
+            (None, None) => decide_by_allow_policies(&matching, || {
                 buckets
                     .iter()
                     .flatten()
@@ -140,12 +144,14 @@ impl PolicySet {
                         .any(|p| p.action == Action::Allow && !p.dry_run)
             }),
         };
-        if decision.why == Why::NoAllowPolicies && self.nothing_applies(&buckets, &selected) {
-            decision.why = Why::NoPolicies;
+        if decision.reason == DecisionReason::NoAllowPolicies
+            && self.has_no_policies(&buckets, &selected)
+        {
+            decision.reason = DecisionReason::NoPolicies;
         }
         for action in [Action::Deny, Action::Allow] {
             if let Some(policy) = matching(action, true) {
-                decision.dry_run.push(DryRun { policy, action });
+                decision.dry_run.push(DryRunDenial { policy, action });
             }
         }
         decision
@@ -169,9 +175,13 @@ impl PolicySet {
             .min();
         match (self.denied(denying), missing) {
             (Some(denied), _) => denied,
-            (None, Some(name)) => Decision::new(false, None, Why::MissingPolicy(name.clone())),
-            (None, None) if selected.is_empty() => Decision::new(true, None, Why::NoPolicies),
-            (None, None) => Decision::new(true, None, Why::NoAllowPolicies),
+            (None, Some(name)) => {
+                Decision::new(false, None, DecisionReason::MissingPolicy(name.clone()))
+            }
+            (None, None) if selected.is_empty() => {
+                Decision::new(true, None, DecisionReason::NoPolicies)
+            }
+            (None, None) => Decision::new(true, None, DecisionReason::NoAllowPolicies),
         }
     }
 
@@ -197,11 +207,15 @@ impl PolicySet {
         let known = self.by_key(&policy);
         let why = known
             .and_then(|known| known.not_understood.clone())
-            .map_or(Why::Denied, Why::NotUnderstood);
+            .map_or(DecisionReason::Denied, DecisionReason::InvalidPolicy);
         Some(Decision::new(false, Some(policy), why))
     }
 
-    fn nothing_applies(&self, buckets: &[Option<&Bucket>; 2], selected: &[&Authorization]) -> bool {
+    fn has_no_policies(
+        &self,
+        buckets: &[Option<&ScopePolicies>; 2],
+        selected: &[&Authorization],
+    ) -> bool {
         selected.is_empty() && buckets.iter().flatten().all(|bucket| bucket.is_empty())
     }
 }
@@ -219,15 +233,15 @@ pub(crate) fn is_peer_authentication(record: &str) -> bool {
 }
 
 /// Decides a connection that no policy denies, by the ALLOW policies.
-fn decide(
+fn decide_by_allow_policies(
     matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
     has_allow: impl FnOnce() -> bool,
 ) -> Decision {
     if !has_allow() {
-        return Decision::new(true, None, Why::NoAllowPolicies);
+        return Decision::new(true, None, DecisionReason::NoAllowPolicies);
     }
     match matching(Action::Allow, false) {
-        Some(policy) => Decision::new(true, Some(policy), Why::Allowed),
-        None => Decision::new(false, None, Why::NoneAllowed),
+        Some(policy) => Decision::new(true, Some(policy), DecisionReason::Allowed),
+        None => Decision::new(false, None, DecisionReason::NoAllowPolicyMatched),
     }
 }

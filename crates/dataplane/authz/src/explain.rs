@@ -29,12 +29,12 @@ pub struct PolicyEvaluation {
     /// Whether the policy is a dry run.
     pub dry_run: bool,
     /// Outcome of the policy's evaluation.
-    pub outcome: Outcome,
+    pub outcome: PolicyOutcome,
 }
 
 /// Whether a policy matches a connection, for [`PolicyEvaluation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PolicyOutcome {
     /// A rule of the policy matches.
     Matches {
         /// Index of the first rule that matches, counted from 0.
@@ -49,7 +49,7 @@ impl PolicySet {
     /// which stops at the first policy that decides.
     pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
         let decision = self.evaluate(destination, connection);
-        self.explained(destination, connection, decision, |_| true)
+        self.explain_policies(destination, connection, decision, |_| true)
     }
 
     /// Decides like [`Self::evaluate_peer_authentication`], and returns the evaluation of each policy.
@@ -59,12 +59,16 @@ impl PolicySet {
         connection: &Connection,
     ) -> Explanation {
         let decision = self.evaluate_peer_authentication(destination, connection);
-        self.explained(destination, connection, decision, is_peer_authentication)
+        self.explain_policies(destination, connection, decision, is_peer_authentication)
     }
 
     /// Returns the dry-run policies that would deny a connection if they were enforced. Without dry-run policies it
     /// costs nothing.
-    pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
+    pub fn dry_run_denials(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+    ) -> Vec<PolicyKey> {
         if !self.has_dry_runs() {
             return Vec::new();
         }
@@ -83,7 +87,7 @@ impl PolicySet {
         refusing
     }
 
-    fn explained(
+    fn explain_policies(
         &self,
         destination: &Workload,
         connection: &Connection,
@@ -99,8 +103,9 @@ impl PolicySet {
                 scope: policy.scope,
                 action: policy.action,
                 dry_run: policy.dry_run,
-                outcome: matching_rule(policy, connection)
-                    .map_or(Outcome::NoMatch, |rule| Outcome::Matches { rule }),
+                outcome: matching_rule(policy, connection).map_or(PolicyOutcome::NoMatch, |rule| {
+                    PolicyOutcome::Matches { rule }
+                }),
             })
             .collect();
         policies.sort_by_key(|evaluation| evaluation.action != Action::Deny);

@@ -15,10 +15,10 @@ mod set;
 
 pub use attributes::Attributes;
 pub use connection::Connection;
-pub use evaluate::{Decision, DryRun, Why};
-pub use explain::{Explanation, Outcome, PolicyEvaluation};
+pub use evaluate::{Decision, DecisionReason, DryRunDenial};
+pub use explain::{Explanation, PolicyEvaluation, PolicyOutcome};
 pub use matching::{matches_policy, matching_rule};
-pub use set::{Affects, MissingPolicies, PolicySet};
+pub use set::{AffectedWorkloads, MissingPolicies, PolicySet};
 
 #[cfg(test)]
 mod tests;

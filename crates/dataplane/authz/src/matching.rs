@@ -35,19 +35,23 @@ pub(crate) fn clause_matches(clause: &Clause, peer: &Peer<'_>) -> bool {
 
 fn match_matches(m: &Match, peer: &Peer<'_>) -> bool {
     let of = &peer.attributes;
-    field(&m.namespaces, &m.not_namespaces, |v| of.has_namespace(v))
-        && field(&m.principals, &m.not_principals, |v| of.has_principal(v))
-        && field(&m.service_accounts, &m.not_service_accounts, |v| {
+    field_matches(&m.namespaces, &m.not_namespaces, |v| of.has_namespace(v))
+        && field_matches(&m.principals, &m.not_principals, |v| of.has_principal(v))
+        && field_matches(&m.service_accounts, &m.not_service_accounts, |v| {
             of.has_account(v)
         })
-        && field(&m.source_ips, &m.not_source_ips, |v| of.is_from(v))
-        && field(&m.destination_ips, &m.not_destination_ips, |v| of.is_to(v))
-        && field(&m.destination_ports, &m.not_destination_ports, |v| {
-            of.is_to_port(*v)
+        && field_matches(&m.source_ips, &m.not_source_ips, |v| {
+            of.matches_source_range(v)
+        })
+        && field_matches(&m.destination_ips, &m.not_destination_ips, |v| {
+            of.matches_destination_range(v)
+        })
+        && field_matches(&m.destination_ports, &m.not_destination_ports, |v| {
+            of.matches_destination_port(*v)
         })
 }
 
 /// Evaluates one field of a match and its `not_` field; unset ones match.
-fn field<T>(values: &[T], not_values: &[T], matches: impl Fn(&T) -> bool) -> bool {
+fn field_matches<T>(values: &[T], not_values: &[T], matches: impl Fn(&T) -> bool) -> bool {
     (values.is_empty() || values.iter().any(&matches)) && !not_values.iter().any(&matches)
 }

@@ -14,7 +14,7 @@ use crate::{candidates::RuleIndex, connection::Peer};
 pub enum MissingPolicies {
     /// Deny the connection: the policy might be a DENY that has not been received yet.
     #[default]
-    Refuse,
+    Deny,
     /// Ignore the unknown policy, as Istio's ztunnel does.
     Ignore,
 }
@@ -24,8 +24,8 @@ pub enum MissingPolicies {
 pub struct PolicySet {
     by_key: BTreeMap<PolicyKey, Arc<Authorization>>,
     /// Policies with the scope of the whole mesh.
-    global: Bucket,
-    by_namespace: HashMap<ArcStr, Bucket>,
+    global: ScopePolicies,
+    by_namespace: HashMap<ArcStr, ScopePolicies>,
     missing: MissingPolicies,
     /// Number of dry-run policies.
     dry_runs: usize,
@@ -33,7 +33,7 @@ pub struct PolicySet {
 
 /// Policies of one scope, separated by action.
 #[derive(Debug, Default)]
-pub(crate) struct Bucket {
+pub(crate) struct ScopePolicies {
     deny: RuleIndex,
     allow: RuleIndex,
     dry_deny: RuleIndex,
@@ -42,35 +42,35 @@ pub(crate) struct Bucket {
 
 /// Workloads whose connections may be affected by a change of policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Affects {
+pub enum AffectedWorkloads {
     /// No workload, since the policy did not change.
-    Nobody,
+    None,
     /// All workloads of the mesh.
-    Everybody,
+    All,
     /// All workloads of this namespace.
     Namespace(ArcStr),
     /// Workloads whose records name the policy (`namespace/name`).
-    Naming(ArcStr),
+    NamingPolicy(ArcStr),
     /// Union of several values, for a policy that changed its scope.
-    Several(Vec<Self>),
+    Union(Vec<Self>),
 }
 
-impl Affects {
+impl AffectedWorkloads {
     /// Whether a workload is affected.
-    pub fn concerns(&self, workload: &Workload) -> bool {
-        self.concerns_parts(&workload.namespace, &workload.authorization_policies)
+    pub fn includes(&self, workload: &Workload) -> bool {
+        self.includes_any(&workload.namespace, &workload.authorization_policies)
     }
 
     /// Whether a workload in this namespace, whose record names these policies, is affected.
-    pub fn concerns_parts(&self, namespace: &str, policies: &[ArcStr]) -> bool {
+    pub fn includes_any(&self, namespace: &str, policies: &[ArcStr]) -> bool {
         match self {
-            Self::Nobody => false,
-            Self::Everybody => true,
+            Self::None => false,
+            Self::All => true,
             Self::Namespace(of) => namespace == of,
-            Self::Naming(name) => policies.contains(name),
-            Self::Several(parts) => parts
+            Self::NamingPolicy(name) => policies.contains(name),
+            Self::Union(parts) => parts
                 .iter()
-                .any(|part| part.concerns_parts(namespace, policies)),
+                .any(|part| part.includes_any(namespace, policies)),
         }
     }
 }
@@ -85,49 +85,51 @@ impl PolicySet {
     }
 
     /// Inserts a policy, or replaces the policy of its name. Returns the affected workloads.
-    pub fn insert(&mut self, policy: Authorization) -> Affects {
+    pub fn insert(&mut self, policy: Authorization) -> AffectedWorkloads {
         let key = policy.key();
         if self.by_key.get(&key).is_some_and(|known| **known == policy) {
-            return Affects::Nobody;
+            return AffectedWorkloads::None;
         }
         let before = self.remove(&key);
         let policy = Arc::new(policy);
         if let Some(bucket) = self.bucket_mut(&policy) {
-            bucket.of(policy.action, policy.dry_run).insert(&policy);
+            bucket
+                .index_mut(policy.action, policy.dry_run)
+                .insert(&policy);
         }
-        let after = affects(&policy);
+        let after = affected_workloads(&policy);
         self.dry_runs += usize::from(policy.dry_run);
         self.by_key.insert(key, policy);
         match before {
-            Affects::Nobody => after,
+            AffectedWorkloads::None => after,
             before if before == after => after,
-            before => Affects::Several(vec![before, after]),
+            before => AffectedWorkloads::Union(vec![before, after]),
         }
     }
 
     /// Removes a policy. Returns the affected workloads.
-    pub fn remove(&mut self, key: &PolicyKey) -> Affects {
+    pub fn remove(&mut self, key: &PolicyKey) -> AffectedWorkloads {
         let Some(policy) = self.by_key.remove(key) else {
-            return Affects::Nobody;
+            return AffectedWorkloads::None;
         };
         self.dry_runs -= usize::from(policy.dry_run);
         if let Some(bucket) = self.bucket_mut(&policy) {
-            bucket.of(policy.action, policy.dry_run).remove(key);
+            bucket.index_mut(policy.action, policy.dry_run).remove(key);
         }
         if policy.scope == Scope::Namespace
             && self
                 .by_namespace
                 .get(&policy.namespace)
-                .is_some_and(Bucket::is_empty)
+                .is_some_and(ScopePolicies::is_empty)
         {
             self.by_namespace.remove(&policy.namespace);
         }
-        affects(&policy)
+        affected_workloads(&policy)
     }
 
     /// Removes the policy with this resource name (`namespace/name`). Returns the affected workloads.
-    pub fn remove_named(&mut self, name: &str) -> Affects {
-        self.remove(&PolicyKey::of_record(name))
+    pub fn remove_named(&mut self, name: &str) -> AffectedWorkloads {
+        self.remove(&PolicyKey::from_resource_name(name))
     }
 
     /// Iterates over the policies by name.
@@ -147,11 +149,11 @@ impl PolicySet {
 
     /// Returns the policy with this resource name (`namespace/name`).
     pub fn by_name(&self, name: &str) -> Option<&Arc<Authorization>> {
-        self.by_key(&PolicyKey::of_record(name))
+        self.by_key(&PolicyKey::from_resource_name(name))
     }
 
     /// Returns the number of fail-closed substitutes for policies that could not be decoded in full.
-    pub fn not_understood(&self) -> usize {
+    pub fn invalid_policies(&self) -> usize {
         let policies = self.by_key.values();
         policies
             .filter(|policy| policy.not_understood.is_some())
@@ -171,11 +173,11 @@ impl PolicySet {
     }
 
     /// Returns the policies of the whole mesh, and of a namespace.
-    pub(crate) fn buckets(&self, namespace: &str) -> [Option<&Bucket>; 2] {
+    pub(crate) fn scopes_for_namespace(&self, namespace: &str) -> [Option<&ScopePolicies>; 2] {
         [Some(&self.global), self.by_namespace.get(namespace)]
     }
 
-    fn bucket_mut(&mut self, policy: &Authorization) -> Option<&mut Bucket> {
+    fn bucket_mut(&mut self, policy: &Authorization) -> Option<&mut ScopePolicies> {
         match policy.scope {
             Scope::Global => Some(&mut self.global),
             Scope::Namespace => Some(
@@ -200,7 +202,7 @@ impl PolicySet {
     }
 }
 
-impl Bucket {
+impl ScopePolicies {
     pub(crate) fn is_empty(&self) -> bool {
         [&self.deny, &self.allow, &self.dry_deny, &self.dry_allow]
             .iter()
@@ -227,7 +229,7 @@ impl Bucket {
         .first_match(peer)
     }
 
-    fn of(&mut self, action: Action, dry_run: bool) -> &mut RuleIndex {
+    fn index_mut(&mut self, action: Action, dry_run: bool) -> &mut RuleIndex {
         match (action, dry_run) {
             (Action::Deny, false) => &mut self.deny,
             (Action::Allow, false) => &mut self.allow,
@@ -237,11 +239,11 @@ impl Bucket {
     }
 }
 
-fn affects(policy: &Authorization) -> Affects {
+fn affected_workloads(policy: &Authorization) -> AffectedWorkloads {
     match policy.scope {
-        Scope::Global => Affects::Everybody,
-        Scope::Namespace => Affects::Namespace(policy.namespace.clone()),
-        Scope::WorkloadSelector => Affects::Naming(policy.key().to_string().into()),
+        Scope::Global => AffectedWorkloads::All,
+        Scope::Namespace => AffectedWorkloads::Namespace(policy.namespace.clone()),
+        Scope::WorkloadSelector => AffectedWorkloads::NamingPolicy(policy.key().to_string().into()),
     }
 }
 

@@ -30,7 +30,7 @@ fn policy(name: &str, action: Action, rules: Vec<Vec<Clause>>) -> Authorization 
 }
 
 /// Builds the rules of a policy: one rule of one clause of one match.
-fn when(m: Match) -> Vec<Vec<Clause>> {
+fn match_clause(m: Match) -> Vec<Vec<Clause>> {
     vec![vec![vec![m]]]
 }
 
@@ -48,7 +48,7 @@ fn destination() -> Workload {
     }
 }
 
-fn from(account: &str) -> Connection {
+fn connection_from(account: &str) -> Connection {
     Connection {
         source: Some(Identity::new("td", "clients", account)),
         source_ip: "10.0.0.1".parse().unwrap(),
@@ -59,12 +59,12 @@ fn from(account: &str) -> Connection {
 fn plaintext() -> Connection {
     Connection {
         source: None,
-        ..from("x")
+        ..connection_from("x")
     }
 }
 
 fn set(policies: Vec<Authorization>) -> PolicySet {
-    let mut set = PolicySet::new(MissingPolicies::Refuse);
+    let mut set = PolicySet::new(MissingPolicies::Deny);
     for policy in policies {
         set.insert(policy);
     }
@@ -82,17 +82,21 @@ fn key(name: &str) -> PolicyKey {
 fn without_policies_everything_is_allowed() {
     let decision = set(vec![]).evaluate(&destination(), &plaintext());
     assert!(decision.allowed);
-    assert_eq!(decision.why, Why::NoPolicies);
+    assert_eq!(decision.reason, DecisionReason::NoPolicies);
 }
 
 #[test]
 fn an_allow_policy_allows_its_matches_and_nothing_else() {
-    let set = set(vec![policy("p", Action::Allow, when(principal("a")))]);
-    let allowed = set.evaluate(&destination(), &from("a"));
+    let set = set(vec![policy(
+        "p",
+        Action::Allow,
+        match_clause(principal("a")),
+    )]);
+    let allowed = set.evaluate(&destination(), &connection_from("a"));
     assert!(allowed.allowed);
     assert_eq!(allowed.decided_by, Some(key("p")));
     assert_eq!(allowed.to_string(), "allowed by: ns/p");
-    for connection in [from("b"), plaintext()] {
+    for connection in [connection_from("b"), plaintext()] {
         let denied = set.evaluate(&destination(), &connection);
         assert!(!denied.allowed);
         assert_eq!(denied.to_string(), "allow policies exist, but none allowed");
@@ -102,31 +106,41 @@ fn an_allow_policy_allows_its_matches_and_nothing_else() {
 #[test]
 fn deny_policies_are_evaluated_first() {
     let set = set(vec![
-        policy("allow", Action::Allow, when(principal("a"))),
-        policy("deny", Action::Deny, when(principal("a"))),
+        policy("allow", Action::Allow, match_clause(principal("a"))),
+        policy("deny", Action::Deny, match_clause(principal("a"))),
     ]);
-    let decision = set.evaluate(&destination(), &from("a"));
+    let decision = set.evaluate(&destination(), &connection_from("a"));
     assert!(!decision.allowed);
     assert_eq!(decision.to_string(), "explicitly denied by: ns/deny");
 }
 
 #[test]
 fn deny_policies_alone_leave_the_rest_allowed() {
-    let set = set(vec![policy("deny", Action::Deny, when(principal("a")))]);
-    let decision = set.evaluate(&destination(), &from("b"));
+    let set = set(vec![policy(
+        "deny",
+        Action::Deny,
+        match_clause(principal("a")),
+    )]);
+    let decision = set.evaluate(&destination(), &connection_from("b"));
     assert!(decision.allowed);
-    assert_eq!(decision.why, Why::NoAllowPolicies);
+    assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
 }
 
 #[test]
 fn a_policy_without_rules_never_matches_but_counts() {
     let nothing = set(vec![policy("p", Action::Allow, vec![])]);
     assert_eq!(
-        nothing.evaluate(&destination(), &from("a")).why,
-        Why::NoneAllowed
+        nothing
+            .evaluate(&destination(), &connection_from("a"))
+            .reason,
+        DecisionReason::NoAllowPolicyMatched
     );
     let nothing = set(vec![policy("p", Action::Deny, vec![])]);
-    assert!(nothing.evaluate(&destination(), &from("a")).allowed);
+    assert!(
+        nothing
+            .evaluate(&destination(), &connection_from("a"))
+            .allowed
+    );
 }
 
 #[test]
@@ -145,7 +159,7 @@ fn rules_or_clauses_and_matches_or_fields_and_values_or() {
         destination_ports: vec![port],
         ..Match::default()
     };
-    let matches = |rules| matches_policy(&policy("p", Action::Allow, rules), &from("a"));
+    let matches = |rules| matches_policy(&policy("p", Action::Allow, rules), &connection_from("a"));
     // Rules OR.
     assert!(matches(vec![vec![vec![port(1)]], vec![vec![port(8080)]]]));
     // Clauses AND.
@@ -154,12 +168,12 @@ fn rules_or_clauses_and_matches_or_fields_and_values_or() {
     // Matches OR.
     assert!(matches(vec![vec![vec![port(1), port(8080)]]]));
     // Fields AND.
-    assert!(!matches(when(Match {
+    assert!(!matches(match_clause(Match {
         destination_ports: vec![1],
         ..principal("a")
     })));
     // Values OR.
-    assert!(matches(when(Match {
+    assert!(matches(match_clause(Match {
         destination_ports: vec![1, 8080],
         ..Match::default()
     })));
@@ -170,7 +184,7 @@ fn rules_or_clauses_and_matches_or_fields_and_values_or() {
                 Action::Allow,
                 vec![vec![vec![port(1)]], vec![vec![port(8080)]]]
             ),
-            &from("a")
+            &connection_from("a")
         ),
         Some(1)
     );
@@ -227,7 +241,7 @@ fn without_an_identity_positive_fields_fail_and_negative_ones_hold() {
             },
         ),
     ] {
-        let policy = policy("p", Action::Deny, when(m));
+        let policy = policy("p", Action::Deny, match_clause(m));
         assert_eq!(
             matches_policy(&policy, &plaintext()),
             !positive,
@@ -242,9 +256,9 @@ fn strict_mutual_tls_denies_plaintext_only() {
         not_principals: vec![StringMatch::Presence],
         ..Match::default()
     };
-    let set = set(vec![policy("strict", Action::Deny, when(m))]);
+    let set = set(vec![policy("strict", Action::Deny, match_clause(m))]);
     assert!(!set.evaluate(&destination(), &plaintext()).allowed);
-    assert!(set.evaluate(&destination(), &from("a")).allowed);
+    assert!(set.evaluate(&destination(), &connection_from("a")).allowed);
 }
 
 #[test]
@@ -254,7 +268,10 @@ fn texts_compare_exactly_by_prefix_by_suffix_and_by_presence() {
             principals: vec![matcher],
             ..Match::default()
         };
-        matches_policy(&policy("p", Action::Allow, when(m)), &from("a"))
+        matches_policy(
+            &policy("p", Action::Allow, match_clause(m)),
+            &connection_from("a"),
+        )
     };
     assert!(matches(StringMatch::Exact("td/ns/clients/sa/a".into())));
     assert!(!matches(StringMatch::Exact(
@@ -269,7 +286,12 @@ fn texts_compare_exactly_by_prefix_by_suffix_and_by_presence() {
 #[test]
 fn addresses_match_by_prefix_and_family() {
     let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
-    let matches = |m| matches_policy(&policy("p", Action::Allow, when(m)), &from("a"));
+    let matches = |m| {
+        matches_policy(
+            &policy("p", Action::Allow, match_clause(m)),
+            &connection_from("a"),
+        )
+    };
     assert!(matches(Match {
         source_ips: nets(&["10.0.0.0/24"]),
         ..Match::default()
@@ -300,7 +322,9 @@ fn policies_apply_in_their_scope_only() {
             authorization_policies: names.iter().map(|name| ArcStr::from(*name)).collect(),
             ..destination()
         };
-        !set(vec![deny]).evaluate(&destination, &from("a")).allowed
+        !set(vec![deny])
+            .evaluate(&destination, &connection_from("a"))
+            .allowed
     };
     assert!(with(Scope::Global, "root", &[]));
     assert!(with(Scope::Namespace, "ns", &[]));
@@ -315,11 +339,15 @@ fn unknown_named_policy_denies_unless_configured_otherwise() {
         authorization_policies: vec!["ns/coming".into()],
         ..destination()
     };
-    let decision = set(vec![]).evaluate(&destination, &from("a"));
+    let decision = set(vec![]).evaluate(&destination, &connection_from("a"));
     assert!(!decision.allowed);
     assert!(decision.to_string().contains("ns/coming"), "{decision}");
     let lenient = PolicySet::new(MissingPolicies::Ignore);
-    assert!(lenient.evaluate(&destination, &from("a")).allowed);
+    assert!(
+        lenient
+            .evaluate(&destination, &connection_from("a"))
+            .allowed
+    );
 }
 
 #[test]
@@ -329,14 +357,18 @@ fn known_deny_policy_decides_before_missing_policy() {
         ..destination()
     };
     let policies = vec![
-        policy("no-a", Action::Deny, when(principal("a"))),
-        policy("only-b", Action::Allow, when(principal("b"))),
+        policy("no-a", Action::Deny, match_clause(principal("a"))),
+        policy("only-b", Action::Allow, match_clause(principal("b"))),
     ];
-    let why = |who| set(policies.clone()).evaluate(&destination, &from(who)).why;
-    assert_eq!(why("a"), Why::Denied);
+    let why = |who| {
+        set(policies.clone())
+            .evaluate(&destination, &connection_from(who))
+            .reason
+    };
+    assert_eq!(why("a"), DecisionReason::Denied);
     // The missing policy may be an ALLOW policy that matches.
     for who in ["b", "c"] {
-        assert_eq!(why(who), Why::MissingPolicy("ns/coming".into()));
+        assert_eq!(why(who), DecisionReason::MissingPolicy("ns/coming".into()));
     }
 }
 
@@ -345,8 +377,9 @@ fn policy_not_understood_denies_its_scope_and_reports_why() {
     let substitute = |scope, dry_run| {
         Authorization::substitute(key("odd"), scope, dry_run, "field 99 is unknown".into())
     };
-    let decide =
-        |policy, destination: &Workload| set(vec![policy]).evaluate(destination, &from("a"));
+    let decide = |policy, destination: &Workload| {
+        set(vec![policy]).evaluate(destination, &connection_from("a"))
+    };
     let elsewhere = Workload {
         namespace: "other".into(),
         ..destination()
@@ -357,8 +390,8 @@ fn policy_not_understood_denies_its_scope_and_reports_why() {
     };
     let decision = decide(substitute(Scope::Namespace, false), &destination());
     assert_eq!(
-        decision.why,
-        Why::NotUnderstood("field 99 is unknown".into())
+        decision.reason,
+        DecisionReason::InvalidPolicy("field 99 is unknown".into())
     );
     assert!(!decision.allowed);
     assert_eq!(
@@ -381,15 +414,15 @@ fn dry_run_denials_are_those_of_enforced_policies() {
     };
     let would = |policies: Vec<Authorization>, account: &str| {
         let set = set(policies);
-        let refusing = set.would_refuse(&destination(), &from(account));
+        let refusing = set.dry_run_denials(&destination(), &connection_from(account));
         refusing
             .iter()
             .map(|key| key.name.to_string())
             .collect::<Vec<_>>()
     };
-    let deny = dry("d", Action::Deny, when(principal("a")));
-    let allow = dry("a", Action::Allow, when(principal("b")));
-    let enforced = policy("e", Action::Allow, when(principal("c")));
+    let deny = dry("d", Action::Deny, match_clause(principal("a")));
+    let allow = dry("a", Action::Allow, match_clause(principal("b")));
+    let enforced = policy("e", Action::Allow, match_clause(principal("c")));
     let all = vec![deny, allow, enforced];
     assert_eq!(would(all.clone(), "a"), ["d", "a"]);
     assert_eq!(would(all.clone(), "b"), [""; 0]);
@@ -402,9 +435,16 @@ fn dry_run_denials_are_those_of_enforced_policies() {
     );
     // A policy that is no longer a dry run is enforced, and not reported.
     let mut set = set(vec![dry("d", Action::Deny, vec![vec![]])]);
-    assert_eq!(set.would_refuse(&destination(), &from("a")).len(), 1);
+    assert_eq!(
+        set.dry_run_denials(&destination(), &connection_from("a"))
+            .len(),
+        1
+    );
     set.insert(policy("d", Action::Deny, vec![vec![]]));
-    assert!(set.would_refuse(&destination(), &from("a")).is_empty());
+    assert!(
+        set.dry_run_denials(&destination(), &connection_from("a"))
+            .is_empty()
+    );
     set.remove(&key("d"));
     assert!(set.is_empty());
 }
@@ -416,17 +456,17 @@ fn dry_run_policies_report_and_decide_nothing() {
         ..policy(name, action, vec![vec![]])
     };
     let set = set(vec![dry("d", Action::Deny), dry("a", Action::Allow)]);
-    let decision = set.evaluate(&destination(), &from("a"));
+    let decision = set.evaluate(&destination(), &connection_from("a"));
     assert!(decision.allowed);
-    assert_eq!(decision.why, Why::NoAllowPolicies);
+    assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
     assert_eq!(
         decision.dry_run,
         [
-            DryRun {
+            DryRunDenial {
                 policy: key("d"),
                 action: Action::Deny
             },
-            DryRun {
+            DryRunDenial {
                 policy: key("a"),
                 action: Action::Allow
             },
@@ -441,23 +481,23 @@ fn policy_change_reports_affected_workloads() {
         scope: Scope::Global,
         ..policy("p", Action::Deny, vec![vec![]])
     };
-    assert_eq!(set.insert(global.clone()), Affects::Everybody);
-    assert_eq!(set.insert(global.clone()), Affects::Nobody);
+    assert_eq!(set.insert(global.clone()), AffectedWorkloads::All);
+    assert_eq!(set.insert(global.clone()), AffectedWorkloads::None);
     let selector = Authorization {
         scope: Scope::WorkloadSelector,
         ..global
     };
     let both = set.insert(selector);
-    assert!(both.concerns(&destination()));
-    assert!(!set.is_empty() && set.evaluate(&destination(), &from("a")).allowed);
+    assert!(both.includes(&destination()));
+    assert!(!set.is_empty() && set.evaluate(&destination(), &connection_from("a")).allowed);
     let naming = Workload {
         authorization_policies: vec!["ns/p".into()],
         ..destination()
     };
     let gone = set.remove_named("ns/p");
-    assert!(gone.concerns(&naming) && !gone.concerns(&destination()));
-    assert_eq!(set.remove_named("ns/p"), Affects::Nobody);
-    assert_eq!(set.remove_named("nonsense"), Affects::Nobody);
+    assert!(gone.includes(&naming) && !gone.includes(&destination()));
+    assert_eq!(set.remove_named("ns/p"), AffectedWorkloads::None);
+    assert_eq!(set.remove_named("nonsense"), AffectedWorkloads::None);
     assert!(set.is_empty());
 }
 
@@ -469,7 +509,7 @@ fn an_explanation_shows_every_policy_that_applies() {
             Action::Allow,
             vec![vec![vec![principal("x")]], vec![vec![principal("a")]]],
         ),
-        policy("deny", Action::Deny, when(principal("b"))),
+        policy("deny", Action::Deny, match_clause(principal("b"))),
         Authorization {
             namespace: "other".into(),
             ..policy("far", Action::Deny, vec![vec![]])
@@ -479,7 +519,7 @@ fn an_explanation_shows_every_policy_that_applies() {
         authorization_policies: vec!["ns/gone".into()],
         ..destination()
     };
-    let explanation = set.explain(&destination, &from("a"));
+    let explanation = set.explain(&destination, &connection_from("a"));
     assert!(!explanation.decision.allowed);
     assert_eq!(explanation.missing, ["ns/gone"]);
     let seen: Vec<_> = explanation
@@ -490,8 +530,8 @@ fn an_explanation_shows_every_policy_that_applies() {
     assert_eq!(
         seen,
         [
-            ("deny", Outcome::NoMatch),
-            ("allow", Outcome::Matches { rule: 1 })
+            ("deny", PolicyOutcome::NoMatch),
+            ("allow", PolicyOutcome::Matches { rule: 1 })
         ]
     );
 }
@@ -500,15 +540,18 @@ fn an_explanation_shows_every_policy_that_applies() {
 fn index_evaluates_few_of_many_rules() {
     let rules = |number: usize| {
         (0..10)
-            .flat_map(|rule| when(principal(&format!("p{number}-{rule}"))))
+            .flat_map(|rule| match_clause(principal(&format!("p{number}-{rule}"))))
             .collect()
     };
     let set = set((0..10_000)
         .map(|number| policy(&format!("p{number}"), Action::Allow, rules(number)))
         .collect());
-    let decision = set.evaluate(&destination(), &from("p9999-9"));
+    let decision = set.evaluate(&destination(), &connection_from("p9999-9"));
     assert_eq!(decision.decided_by, Some(key("p9999")));
-    assert!(!set.evaluate(&destination(), &from("nobody")).allowed);
+    assert!(
+        !set.evaluate(&destination(), &connection_from("nobody"))
+            .allowed
+    );
 }
 
 // === a naive reference ===
@@ -539,7 +582,9 @@ fn net() -> impl Strategy<Value = IpNet> {
         .prop_map(|(last, length)| IpNet::new(IpAddr::from([10, 0, 0, last]), length).unwrap())
 }
 
-fn few<T: std::fmt::Debug>(strategy: impl Strategy<Value = T>) -> impl Strategy<Value = Vec<T>> {
+fn up_to_two<T: std::fmt::Debug>(
+    strategy: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Vec<T>> {
     (prop::bool::weighted(0.25), vec(strategy, 1..3))
         .prop_map(|(set, values)| if set { values } else { Vec::new() })
 }
@@ -553,15 +598,15 @@ fn account() -> impl Strategy<Value = ServiceAccountMatch> {
 
 prop_compose! {
     fn any_match()(
-        namespaces in few(matcher(word())),
-        not_namespaces in few(matcher(word())),
-        principals in few(matcher(spiffe())),
-        not_principals in few(matcher(spiffe())),
-        service_accounts in few(account()),
-        not_service_accounts in few(account()),
-        (source_ips, not_source_ips) in (few(net()), few(net())),
-        (destination_ips, not_destination_ips) in (few(net()), few(net())),
-        (destination_ports, not_destination_ports) in (few(1..4u16), few(1..4u16)),
+        namespaces in up_to_two(matcher(word())),
+        not_namespaces in up_to_two(matcher(word())),
+        principals in up_to_two(matcher(spiffe())),
+        not_principals in up_to_two(matcher(spiffe())),
+        service_accounts in up_to_two(account()),
+        not_service_accounts in up_to_two(account()),
+        (source_ips, not_source_ips) in (up_to_two(net()), up_to_two(net())),
+        (destination_ips, not_destination_ips) in (up_to_two(net()), up_to_two(net())),
+        (destination_ports, not_destination_ports) in (up_to_two(1..4u16), up_to_two(1..4u16)),
     ) -> Match {
         Match {
             namespaces, not_namespaces, principals, not_principals, service_accounts,
@@ -749,7 +794,7 @@ proptest! {
         namespace in word(),
         connections in vec(any_connection(), 1..8),
     ) {
-        let mut set = PolicySet::new(MissingPolicies::Refuse);
+        let mut set = PolicySet::new(MissingPolicies::Deny);
         let mut known: Vec<Authorization> = Vec::new();
         for policy in policies {
             known.retain(|other| other.key() != policy.key());

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use ambit_control_channel::{CallHeaders, CallHeadersError};
+use ambit_control_channel::{CallHeadersError, CallMetadata};
 use ambit_model::Identity;
 use ambit_rt::ErrorChain;
 use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
@@ -28,10 +28,10 @@ pub trait CaClient: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 
     /// Subscribes to the certificates of an identity; called before its first fetch.
-    fn follow(&self, _identity: &Identity) {}
+    fn keep_ready(&self, _identity: &Identity) {}
 
-    /// Ends the subscription of [`Self::follow`].
-    fn forget(&self, _identity: &Identity) {}
+    /// Ends the subscription of [`Self::keep_ready`].
+    fn stop_keeping_ready(&self, _identity: &Identity) {}
 
     /// Returns the queue of identities whose certificates the CA has replaced by itself; it stays empty for a CA that
     /// does not push certificates.
@@ -42,10 +42,10 @@ pub trait CaClient: Send + Sync + 'static {
 
 /// Queue of identities whose certificates are to be fetched before they are due for renewal. Clones share the queue.
 #[derive(Clone, Debug, Default)]
-pub struct Renewals(Arc<Pending>);
+pub struct Renewals(Arc<PendingRenewals>);
 
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingRenewals {
     identities: Mutex<BTreeSet<Identity>>,
     added: Notify,
 }
@@ -72,7 +72,7 @@ impl Renewals {
 /// Cache of certificates that outlives the process, for a warm start of its successor.
 pub trait CertificateCache: Send + Sync + 'static {
     /// Stores the CA's response with its private key.
-    fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
+    fn insert(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
 
     /// Removes and returns the private key and the CA's response that an earlier process stored.
     fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)>;
@@ -88,14 +88,14 @@ pub enum FetchError {
     #[error(transparent)]
     Headers(#[from] CallHeadersError),
     /// The CA rejected the request, or could not be reached.
-    #[error("the CA answered {}", Answer(.0))]
+    #[error("the CA answered {}", StatusText(.0))]
     Status(Box<tonic::Status>),
     /// The CA did not respond in time.
     #[error("the CA did not answer within {0:?}")]
     TimedOut(Duration),
     /// The CA's response contains an invalid certificate chain.
     #[error("the CA's answer cannot be used")]
-    Answer(#[from] ChainError),
+    InvalidResponse(#[from] ChainError),
     /// The SPIFFE agent did not provide the certificate.
     #[error(transparent)]
     Spiffe(#[from] SpiffeError),
@@ -120,7 +120,7 @@ impl FetchError {
                     | Code::FailedPrecondition
                     | Code::NotFound
             ),
-            Self::Request(_) | Self::Answer(_) | Self::Expired => true,
+            Self::Request(_) | Self::InvalidResponse(_) | Self::Expired => true,
             Self::Spiffe(error) => error.is_refusal(),
             Self::Headers(_) | Self::TimedOut(_) | Self::Panicked => false,
         }
@@ -128,9 +128,9 @@ impl FetchError {
 }
 
 /// Displays a gRPC status as code, message and cause (for instance why the connection failed).
-struct Answer<'a>(&'a tonic::Status);
+struct StatusText<'a>(&'a tonic::Status);
 
-impl fmt::Display for Answer<'_> {
+impl fmt::Display for StatusText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}", self.0.code(), self.0.message())?;
         match std::error::Error::source(self.0) {
@@ -147,7 +147,7 @@ pub struct CsrClientOptions {
     pub ttl: Duration,
     /// Identity of the caller's own service account: requests for it do not set the impersonated identity, all others
     /// do. `None` for node proxies, which request certificates for their pods only.
-    pub own: Option<Identity>,
+    pub own_identity: Option<Identity>,
     /// Timeout of a request to the CA.
     pub timeout: Duration,
 }
@@ -156,7 +156,7 @@ impl Default for CsrClientOptions {
     fn default() -> Self {
         Self {
             ttl: Duration::from_secs(24 * 3600),
-            own: None,
+            own_identity: None,
             timeout: Duration::from_secs(10),
         }
     }
@@ -166,7 +166,7 @@ impl Default for CsrClientOptions {
 #[derive(Clone)]
 pub struct CsrClient {
     client: IstioCertificateServiceClient<Channel>,
-    headers: CallHeaders,
+    headers: CallMetadata,
     settings: TlsSettings,
     options: CsrClientOptions,
     cache: Option<Arc<dyn CertificateCache>>,
@@ -176,7 +176,7 @@ impl CsrClient {
     /// Creates a client over a channel of [`ambit_control_channel::channel`].
     pub fn new(
         channel: Channel,
-        headers: CallHeaders,
+        headers: CallMetadata,
         settings: TlsSettings,
         options: CsrClientOptions,
     ) -> Self {
@@ -209,7 +209,7 @@ impl CsrClient {
         }
     }
 
-    async fn call(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
+    async fn request_certificate(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
         if let Some(certificate) = self.cached(identity) {
             return Ok(certificate);
         }
@@ -217,8 +217,8 @@ impl CsrClient {
         let mut request = Request::new(IstioCertificateRequest {
             csr: pem,
             validity_duration: i64::try_from(self.options.ttl.as_secs()).unwrap_or(i64::MAX),
-            metadata: (self.options.own.as_ref() != Some(identity))
-                .then(|| impersonation(identity)),
+            metadata: (self.options.own_identity.as_ref() != Some(identity))
+                .then(|| impersonation_metadata(identity)),
         });
         self.headers.apply(request.metadata_mut()).await?;
         let mut client = self.client.clone();
@@ -234,7 +234,7 @@ impl CsrClient {
             .map(|cache| (cache, Zeroizing::new(key.clone_key())));
         let certificate = WorkloadCert::from_response(&self.settings, identity, key, &chain)?;
         if let Some((cache, key)) = cached {
-            cache.put(identity, &key, &chain);
+            cache.insert(identity, &key, &chain);
         }
         Ok(certificate)
     }
@@ -245,7 +245,7 @@ impl CaClient for CsrClient {
         &'a self,
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>> {
-        Box::pin(self.call(identity))
+        Box::pin(self.request_certificate(identity))
     }
 }
 
@@ -257,7 +257,7 @@ impl fmt::Debug for CsrClient {
     }
 }
 
-fn impersonation(identity: &Identity) -> Struct {
+fn impersonation_metadata(identity: &Identity) -> Struct {
     let identity = Value {
         kind: Some(Kind::StringValue(identity.to_string())),
     };

@@ -59,7 +59,7 @@ impl CertificateEntry {
         let (_, cert) = X509Certificate::from_der(der).ok()?;
         let validity = validity(&cert);
         Some(Self {
-            pem: STANDARD.encode(pem::text("CERTIFICATE", der)),
+            pem: STANDARD.encode(pem::encode_pem("CERTIFICATE", der)),
             serial_number: cert.tbs_certificate.serial.to_string(),
             valid_from: rfc3339(validity.start),
             expiration_time: rfc3339(validity.end),

@@ -11,7 +11,7 @@ use crate::svid::SvidError;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SpiffeError {
     /// The agent cannot be reached, or rejected the call.
-    #[error("{api} answered {:?}: {}; {}", status.code(), status.message(), Advice(status.code()))]
+    #[error("{api} answered {:?}: {}; {}", status.code(), status.message(), StatusAdvice(status.code()))]
     Status {
         /// Name of the API, with its socket.
         api: Arc<str>,
@@ -20,7 +20,7 @@ pub enum SpiffeError {
     },
     /// The agent ended the stream of this API.
     #[error("{0} ended the stream; the agent's log has the reason")]
-    Ended(Arc<str>),
+    StreamEnded(Arc<str>),
     /// The agent has no SVID of this identity for the caller, since no registration entry matches.
     #[error(
         "{api} has no SVID of {identity}, it has {}; create a registration entry for it on this node, with the selectors \
@@ -70,16 +70,16 @@ impl SpiffeError {
                     | Code::Unimplemented
                     | Code::OutOfRange
             ),
-            Self::Ended(_) => false,
+            Self::StreamEnded(_) => false,
             Self::NoEntry { .. } | Self::NoBundle { .. } | Self::Svid { .. } => true,
         }
     }
 }
 
 /// Displays advice for operators about a gRPC status code.
-struct Advice(Code);
+struct StatusAdvice(Code);
 
-impl fmt::Display for Advice {
+impl fmt::Display for StatusAdvice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Code::PermissionDenied => {

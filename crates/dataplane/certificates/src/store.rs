@@ -52,7 +52,7 @@ impl CertError {
 
 /// State of one identity's certificate, as connections see it.
 #[derive(Clone)]
-enum Slot {
+enum CertState {
     Initializing,
     Available(Arc<WorkloadCert>),
     Unavailable(Arc<FetchError>),
@@ -60,9 +60,9 @@ enum Slot {
 }
 
 struct Entry {
-    slot: watch::Sender<Slot>,
+    state: watch::Sender<CertState>,
     /// Highest priority that was requested so far, so that each priority is sent to the loop only once.
-    urgency: Priority,
+    priority: Priority,
 }
 
 enum Command {
@@ -112,14 +112,14 @@ impl Certificates {
         {
             return Ok(cert);
         }
-        let mut slot = self.ask(identity, Priority::RealTime);
+        let mut slot = self.request_with_priority(identity, Priority::RealTime);
         let settled = slot
-            .wait_for(|slot| !matches!(slot, Slot::Initializing))
+            .wait_for(|slot| !matches!(slot, CertState::Initializing))
             .await
             .map_err(|_| CertError::Stopped)?
             .clone();
         match settled {
-            Slot::Available(cert) if cert.is_expired(SystemTime::now()) => {
+            CertState::Available(cert) if cert.is_expired(SystemTime::now()) => {
                 self.0
                     .commands
                     .send(Command::Expired(identity.clone()))
@@ -129,25 +129,25 @@ impl Certificates {
                     source: Arc::new(FetchError::Expired),
                 })
             }
-            Slot::Available(cert) => Ok(cert),
-            Slot::Unavailable(source) => Err(CertError::Unavailable {
+            CertState::Available(cert) => Ok(cert),
+            CertState::Unavailable(source) => Err(CertError::Unavailable {
                 identity: Box::new(identity.clone()),
                 source,
             }),
-            Slot::Forgotten => Err(CertError::Forgotten(Box::new(identity.clone()))),
-            Slot::Initializing => Err(CertError::Stopped),
+            CertState::Forgotten => Err(CertError::Forgotten(Box::new(identity.clone()))),
+            CertState::Initializing => Err(CertError::Stopped),
         }
     }
 
     /// Waits through failures and retries until a requested certificate is available or forgotten. For startup;
     /// connections use [`Self::get`].
-    pub async fn obtained(&self, identity: &Identity) {
-        let follow = |entry: &Entry| entry.slot.subscribe();
+    pub async fn wait_until_obtained(&self, identity: &Identity) {
+        let follow = |entry: &Entry| entry.state.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
         if let Some(mut slot) = slot {
             // An error means that the loop has ended.
             let _ended = slot
-                .wait_for(|slot| matches!(slot, Slot::Available(_) | Slot::Forgotten))
+                .wait_for(|slot| matches!(slot, CertState::Available(_) | CertState::Forgotten))
                 .await;
         }
     }
@@ -155,25 +155,25 @@ impl Certificates {
     /// Whether a requested certificate is not available yet, although the CA has not rejected the request.
     pub fn is_awaited(&self, identity: &Identity) -> bool {
         let entries = self.0.entries.lock();
-        let slot = entries.get(identity).map(|entry| entry.slot.borrow());
+        let slot = entries.get(identity).map(|entry| entry.state.borrow());
         slot.is_some_and(|slot| match &*slot {
-            Slot::Initializing => true,
-            Slot::Unavailable(error) => !error.is_refusal(),
-            Slot::Available(_) | Slot::Forgotten => false,
+            CertState::Initializing => true,
+            CertState::Unavailable(error) => !error.is_refusal(),
+            CertState::Available(_) | CertState::Forgotten => false,
         })
     }
 
     /// Returns the certificate if it is available, without waiting and without requesting it.
     pub fn peek(&self, identity: &Identity) -> Option<Arc<WorkloadCert>> {
-        match &*self.0.entries.lock().get(identity)?.slot.borrow() {
-            Slot::Available(cert) => Some(cert.clone()),
+        match &*self.0.entries.lock().get(identity)?.state.borrow() {
+            CertState::Available(cert) => Some(cert.clone()),
             _ => None,
         }
     }
 
     /// Requests a certificate that a connection will soon need.
     pub fn prefetch(&self, identity: &Identity) {
-        self.ask(identity, Priority::Warmup);
+        self.request_with_priority(identity, Priority::Warmup);
     }
 
     /// Drops the certificate of an identity whose last workload has left this node. Waiting callers get
@@ -181,7 +181,7 @@ impl Certificates {
     pub fn forget(&self, identity: &Identity) {
         let mut entries = self.0.entries.lock();
         if let Some(entry) = entries.remove(identity) {
-            entry.slot.send_replace(Slot::Forgotten);
+            entry.state.send_replace(CertState::Forgotten);
             // Fails only when the loop has ended.
             self.0.commands.send(Command::Forget(identity.clone())).ok();
         }
@@ -193,13 +193,13 @@ impl Certificates {
         let mut dump: Vec<_> = entries
             .iter()
             .map(|(identity, entry)| {
-                let (state, cert) = match &*entry.slot.borrow() {
-                    Slot::Initializing => ("Initializing".to_owned(), None),
-                    Slot::Available(cert) => ("Available".to_owned(), Some(cert.clone())),
-                    Slot::Unavailable(error) => {
+                let (state, cert) = match &*entry.state.borrow() {
+                    CertState::Initializing => ("Initializing".to_owned(), None),
+                    CertState::Available(cert) => ("Available".to_owned(), Some(cert.clone())),
+                    CertState::Unavailable(error) => {
                         (format!("Unavailable: {}", ErrorChain(error.as_ref())), None)
                     }
-                    Slot::Forgotten => ("Forgotten".to_owned(), None),
+                    CertState::Forgotten => ("Forgotten".to_owned(), None),
                 };
                 CertificateDump::new(identity, state, cert.as_deref())
             })
@@ -213,42 +213,47 @@ impl Certificates {
     pub fn counts(&self, now: SystemTime) -> CertificateCounts {
         let mut counts = CertificateCounts::default();
         for entry in self.0.entries.lock().values() {
-            match &*entry.slot.borrow() {
-                Slot::Available(cert) => {
+            match &*entry.state.borrow() {
+                CertState::Available(cert) => {
                     match cert {
                         cert if cert.is_expired(now) => counts.unavailable += 1,
-                        cert if now >= cert.renew_at() => counts.overdue += 1,
+                        cert if now >= cert.renewal_time() => counts.overdue += 1,
                         _ => counts.available += 1,
                     }
                     let expiry = cert.not_after();
                     let earliest = counts.earliest_expiry.get_or_insert(expiry);
                     *earliest = expiry.min(*earliest);
                 }
-                Slot::Initializing => counts.initializing += 1,
-                Slot::Unavailable(_) | Slot::Forgotten => counts.unavailable += 1,
+                CertState::Initializing => counts.initializing += 1,
+                CertState::Unavailable(_) | CertState::Forgotten => counts.unavailable += 1,
             }
         }
         counts
     }
 
-    fn ask(&self, identity: &Identity, priority: Priority) -> watch::Receiver<Slot> {
+    fn request_with_priority(
+        &self,
+        identity: &Identity,
+        priority: Priority,
+    ) -> watch::Receiver<CertState> {
         let mut entries = self.0.entries.lock();
         if let Some(entry) = entries.get_mut(identity) {
-            if priority > entry.urgency && matches!(*entry.slot.borrow(), Slot::Initializing) {
-                entry.urgency = priority;
+            if priority > entry.priority && matches!(*entry.state.borrow(), CertState::Initializing)
+            {
+                entry.priority = priority;
                 self.0
                     .commands
                     .send(Command::Request(identity.clone(), priority))
                     .ok();
             }
-            return entry.slot.subscribe();
+            return entry.state.subscribe();
         }
-        let (slot, receiver) = watch::channel(Slot::Initializing);
+        let (slot, receiver) = watch::channel(CertState::Initializing);
         entries.insert(
             identity.clone(),
             Entry {
-                slot,
-                urgency: priority,
+                state: slot,
+                priority,
             },
         );
         self.0
@@ -260,14 +265,14 @@ impl Certificates {
 }
 
 impl Shared {
-    fn publish(&self, identity: &Identity, slot: Slot) {
+    fn publish(&self, identity: &Identity, slot: CertState) {
         if let Some(entry) = self.entries.lock().get(identity) {
-            entry.slot.send_replace(slot);
+            entry.state.send_replace(slot);
         }
     }
 }
 
-type Fetched = (Identity, u64, Result<WorkloadCert, FetchError>);
+type FetchResult = (Identity, u64, Result<WorkloadCert, FetchError>);
 
 async fn run(
     shared: std::sync::Weak<Shared>,
@@ -277,21 +282,21 @@ async fn run(
 ) {
     let mut state = State::new(options);
     let renewals = client.renewals();
-    let (done, mut fetched) = mpsc::channel::<Fetched>(options.parallel.max(1));
+    let (done, mut fetched) = mpsc::channel::<FetchResult>(options.max_parallel_fetches.max(1));
     loop {
         let wake = state.next_wake();
         let event = tokio::select! {
             command = commands.recv() => match command {
                 Some(Command::Request(identity, priority)) => Event::Request(identity, priority),
                 Some(Command::Forget(identity)) => {
-                    client.forget(&identity);
+                    client.stop_keeping_ready(&identity);
                     Event::Forget(identity)
                 }
                 Some(Command::Expired(identity)) => Event::Expired(identity),
                 None => return,
             },
             Some((identity, attempt, result)) = fetched.recv() => {
-                match result.and_then(|cert| Ok((Lifetime::of(&cert, SystemTime::now())?, cert))) {
+                match result.and_then(|cert| Ok((Lifetime::remaining(&cert, SystemTime::now())?, cert))) {
                     Ok((life, cert)) => Event::Fetched(identity, attempt, life, Arc::new(cert)),
                     Err(error) => {
                         let (is_refusal, jitter) = (error.is_refusal(), rand::rng().random());
@@ -312,7 +317,7 @@ async fn run(
         for effect in state.on_event(event, Instant::now().into_std()) {
             match effect {
                 Effect::Fetch(identity, attempt) => {
-                    client.follow(&identity);
+                    client.keep_ready(&identity);
                     let (client, done) = (client.clone(), done.clone());
                     let fetch = {
                         let identity = identity.clone();
@@ -327,10 +332,10 @@ async fn run(
                 }
                 Effect::Publish(identity, cert) => {
                     tracing::debug!(%identity, "certificate available");
-                    shared.publish(&identity, Slot::Available(cert));
+                    shared.publish(&identity, CertState::Available(cert));
                 }
                 Effect::PublishError(identity, error) => {
-                    shared.publish(&identity, Slot::Unavailable(error));
+                    shared.publish(&identity, CertState::Unavailable(error));
                 }
                 Effect::Report {
                     identity,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ambit_model::Identity;
-use ambit_tls::{ChainError, TlsSettings, WorkloadCert, concatenated, uri_names};
+use ambit_tls::{ChainError, TlsSettings, WorkloadCert, count_uri_names, split_concatenated_der};
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
 
@@ -12,13 +12,13 @@ use zeroize::Zeroizing;
 pub enum SvidError {
     /// The agent's message has no private key.
     #[error("it has no private key")]
-    NoKey,
+    MissingKey,
     /// The leaf has this number of URI SANs instead of exactly one.
     #[error("its leaf has {0} URI names, and an X.509-SVID has one")]
-    Names(usize),
+    UriNameCount(usize),
     /// The certificate's identity differs from the SPIFFE ID in the agent's message.
     #[error("its leaf is of {0}")]
-    OtherIdentity(Box<Identity>),
+    IdentityMismatch(Box<Identity>),
     /// The certificate chain, the bundle or the key is unusable.
     #[error(transparent)]
     Chain(#[from] ChainError),
@@ -55,19 +55,19 @@ impl Svid {
         roots: Vec<CertificateDer<'static>>,
     ) -> Result<WorkloadCert, SvidError> {
         if self.key.is_empty() {
-            return Err(SvidError::NoKey);
+            return Err(SvidError::MissingKey);
         }
-        let chain = concatenated(&self.chain.concat())?;
-        let names = chain.first().map(uri_names).transpose()?;
+        let chain = split_concatenated_der(&self.chain.concat())?;
+        let names = chain.first().map(count_uri_names).transpose()?;
         match names.unwrap_or_default() {
             1 => {}
-            several => return Err(SvidError::Names(several)),
+            several => return Err(SvidError::UriNameCount(several)),
         }
         let key = PrivatePkcs8KeyDer::from(self.key.to_vec());
         let certificate = WorkloadCert::new(settings, chain, key.into(), roots)?;
         if certificate.identity() != identity {
             let other = Box::new(certificate.identity().clone());
-            return Err(SvidError::OtherIdentity(other));
+            return Err(SvidError::IdentityMismatch(other));
         }
         Ok(certificate)
     }

@@ -78,8 +78,8 @@ pub enum ChannelError {
 /// Creates a channel that connects when first used, and again whenever the connection is lost.
 ///
 /// Must be called within a runtime. Keeps the connection alive with TCP keepalive and HTTP/2 PINGs.
-pub fn channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
-    let target = Target::new(config)?;
+pub fn create_channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
+    let target = ChannelTarget::new(config)?;
     // The connector does TLS itself; tonic must not add its own.
     let endpoint = Endpoint::from(target.inner_uri()?)
         .origin(target.origin()?)
@@ -90,7 +90,7 @@ pub fn channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
 }
 
 #[derive(Debug)]
-struct Target {
+struct ChannelTarget {
     host: String,
     port: u16,
     name: ServerName<'static>,
@@ -99,7 +99,7 @@ struct Target {
     tls: TlsSettings,
 }
 
-impl Target {
+impl ChannelTarget {
     fn new(config: &ChannelConfig) -> Result<Self, ChannelError> {
         let address = &config.address;
         let not_https = || ChannelError::NotHttps {
@@ -170,7 +170,7 @@ impl Target {
             alternative: self.alternative.clone(),
         };
         let mut config = ClientConfig::builder_with_provider(self.tls.provider())
-            .with_protocol_versions(self.tls.versions())?
+            .with_protocol_versions(self.tls.protocol_versions())?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
@@ -178,7 +178,7 @@ impl Target {
         Ok(config)
     }
 
-    async fn connect(&self) -> Result<Stream, ConnectError> {
+    async fn connect_tls(&self) -> Result<Stream, ConnectError> {
         let tls = self.client_config()?;
         let tcp = tokio::time::timeout(CONNECT_TIMEOUT, self.connect_tcp())
             .await
@@ -211,7 +211,7 @@ impl Target {
         for address in addresses {
             match TcpStream::connect((address, self.port)).await {
                 Ok(stream) => {
-                    keep_alive(&stream);
+                    enable_keepalive(&stream);
                     return Ok(stream);
                 }
                 Err(error) => last = error,
@@ -222,7 +222,7 @@ impl Target {
 }
 
 /// Sets TCP keepalive options; errors are ignored, since the connection works without them.
-fn keep_alive(stream: &TcpStream) {
+fn enable_keepalive(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(300))
         .with_interval(Duration::from_secs(75))
@@ -263,7 +263,7 @@ enum ConnectError {
 }
 
 #[derive(Clone, Debug)]
-struct Connector(Arc<Target>);
+struct Connector(Arc<ChannelTarget>);
 
 impl tower_service::Service<Uri> for Connector {
     type Response = Stream;
@@ -276,7 +276,7 @@ impl tower_service::Service<Uri> for Connector {
 
     fn call(&mut self, _: Uri) -> Self::Future {
         let target = self.0.clone();
-        Box::pin(async move { target.connect().await })
+        Box::pin(async move { target.connect_tls().await })
     }
 }
 
@@ -334,8 +334,8 @@ impl ServerCertVerifier for NamesVerifier {
 mod tests {
     use super::*;
 
-    fn target(address: &str) -> Result<Target, ChannelError> {
-        Target::new(&ChannelConfig {
+    fn target(address: &str) -> Result<ChannelTarget, ChannelError> {
+        ChannelTarget::new(&ChannelConfig {
             address: address.to_owned(),
             roots: RootCa::System,
             alternative_name: None,

@@ -62,12 +62,12 @@ pub enum CallHeadersError {
 
 /// Metadata of each call to the control plane. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct CallHeaders {
+pub struct CallMetadata {
     token: Option<TokenSource>,
     fixed: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
 }
 
-impl CallHeaders {
+impl CallMetadata {
     /// Creates the metadata: `authorization` from a token, `clusterid`, and further headers.
     pub fn new<'a>(
         token: Option<TokenSource>,
@@ -144,7 +144,7 @@ async fn read_token(source: &TokenSource) -> Result<String, CallHeadersError> {
 mod tests {
     use super::*;
 
-    async fn applied(headers: &CallHeaders) -> Result<MetadataMap, CallHeadersError> {
+    async fn applied(headers: &CallMetadata) -> Result<MetadataMap, CallHeadersError> {
         let mut metadata = MetadataMap::new();
         headers.apply(&mut metadata).await?;
         Ok(metadata)
@@ -157,7 +157,7 @@ mod tests {
         std::fs::write(&path, "one\n").unwrap();
         let token = TokenSource::from_setting(path.to_str().unwrap());
         let env = Env::from_pairs([("XDS_HEADER_X-Tenant", "t1"), ("OTHER", "x")]);
-        let headers = CallHeaders::from_env(&env, "XDS_HEADER_", Some(token), "c1").unwrap();
+        let headers = CallMetadata::from_env(&env, "XDS_HEADER_", Some(token), "c1").unwrap();
         let metadata = applied(&headers).await.unwrap();
         assert_eq!(metadata.get("authorization").unwrap(), "Bearer one");
         assert_eq!(metadata.get("clusterid").unwrap(), "c1");
@@ -183,10 +183,10 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_token_there_is_no_authorization() {
-        let headers = CallHeaders::new(None, None, []).unwrap();
+        let headers = CallMetadata::new(None, None, []).unwrap();
         assert!(applied(&headers).await.unwrap().is_empty());
         let broken = TokenSource::Literal("a\nb".to_owned());
-        let headers = CallHeaders::new(Some(broken), None, []).unwrap();
+        let headers = CallMetadata::new(Some(broken), None, []).unwrap();
         assert!(matches!(
             applied(&headers).await,
             Err(CallHeadersError::BadToken)
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_header_that_cannot_be_sent_is_named() {
-        let error = CallHeaders::new(None, None, [("bad name", "x")]).unwrap_err();
+        let error = CallMetadata::new(None, None, [("bad name", "x")]).unwrap_err();
         assert!(error.to_string().contains("bad name"), "{error}");
     }
 }

@@ -6,6 +6,6 @@ mod channel;
 mod headers;
 mod roots;
 
-pub use channel::{ChannelConfig, ChannelError, channel};
-pub use headers::{CallHeaders, CallHeadersError, TokenSource};
+pub use channel::{ChannelConfig, ChannelError, create_channel};
+pub use headers::{CallHeadersError, CallMetadata, TokenSource};
 pub use roots::{RootCa, RootCaError};

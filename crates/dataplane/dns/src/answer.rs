@@ -6,13 +6,13 @@ use hickory_proto::op::ResponseCode;
 use rand::{Rng, seq::SliceRandom};
 
 use crate::{
-    lookup::Found,
-    question::{Question, response},
+    lookup::ResolvedName,
+    question::{DnsQuery, response},
     transport::Transport,
 };
 
 /// TTL of answers, in seconds.
-const TTL: u32 = 30;
+const TTL_SECONDS: u32 = 30;
 /// Maximum size of a UDP message without EDNS, in bytes, which every client accepts.
 const MIN_DATAGRAM_BYTES: u16 = 512;
 /// Maximum size of a DNS message in a datagram, in bytes, with any IP headers.
@@ -24,15 +24,15 @@ const TYPE_AAAA: u16 = 28;
 const TYPE_OPT: u16 = 41;
 const CLASS_IN: u16 = 1;
 /// Offset of the question's name in a message.
-const QUESTION: u16 = 12;
+const QUESTION_OFFSET: u16 = 12;
 /// Two high bits that mark a name as a compression pointer (RFC 1035, section 4.1.4).
-const POINTER: u16 = 0xc000;
+const COMPRESSION_POINTER: u16 = 0xc000;
 
 /// Encodes the answer to a query. Addresses may be in any order; those that exceed the client's datagram size are
 /// omitted, and the message is marked as truncated, so that clients without TCP get at least some of the addresses.
-pub fn encode(
-    question: &Question,
-    found: &Found,
+pub fn encode_response(
+    question: &DnsQuery,
+    found: &ResolvedName,
     transport: Transport,
     rng: &mut impl Rng,
 ) -> Vec<u8> {
@@ -40,10 +40,10 @@ pub fn encode(
     head.metadata.authoritative = true;
     head.add_query(question.query.clone());
     // A name that was parsed can be encoded.
-    let mut message = Message {
+    let mut message = ResponseWriter {
         bytes: head.to_vec().unwrap_or_default(),
         answers: 0,
-        owner: POINTER | QUESTION,
+        owner: COMPRESSION_POINTER | QUESTION_OFFSET,
     };
     let payload = question
         .edns()
@@ -54,41 +54,41 @@ pub fn encode(
             .min(MAX_DATAGRAM_BYTES),
         Transport::Tcp => u16::MAX,
     };
-    let limit = usize::from(limit) - payload.map_or(0, |_| OPT);
+    let limit = usize::from(limit) - payload.map_or(0, |_| OPT_RECORD_BYTES);
     if let Some(alias) = &found.alias {
-        message.alias(alias);
+        message.add_cname(alias);
     }
     let mut addresses = found.addresses.clone();
     addresses.shuffle(rng);
-    let fit = addresses.iter().all(|ip| message.address(*ip, limit));
+    let fit = addresses.iter().all(|ip| message.add_address(*ip, limit));
     message.finish(!fit, payload)
 }
 
 /// Size of an OPT record without options, in bytes.
-const OPT: usize = 11;
+const OPT_RECORD_BYTES: usize = 11;
 
 /// DNS answer that is being encoded. All its names are compression pointers, so that the record of an address takes a
 /// dozen bytes and the address, however long the name: libraries stop compressing after some records.
-struct Message {
+struct ResponseWriter {
     bytes: Vec<u8>,
     answers: u16,
     /// Compression pointer to the name that owns the addresses.
     owner: u16,
 }
 
-impl Message {
-    fn record(&mut self, kind: u16, data: &[u8]) {
+impl ResponseWriter {
+    fn add_record(&mut self, kind: u16, data: &[u8]) {
         for part in [self.owner, kind, CLASS_IN] {
             self.bytes.extend(part.to_be_bytes());
         }
-        self.bytes.extend(TTL.to_be_bytes());
+        self.bytes.extend(TTL_SECONDS.to_be_bytes());
         let len = u16::try_from(data.len()).unwrap_or_default();
         self.bytes.extend(len.to_be_bytes());
         self.bytes.extend(data);
         self.answers += 1;
     }
 
-    fn alias(&mut self, name: &str) {
+    fn add_cname(&mut self, name: &str) {
         let mut target = Vec::with_capacity(name.len() + 2);
         for label in name.split('.') {
             // The label is part of a name that was parsed: at most 63 bytes.
@@ -96,17 +96,17 @@ impl Message {
             target.extend(label.as_bytes());
         }
         target.push(0);
-        self.record(TYPE_CNAME, &target);
+        self.add_record(TYPE_CNAME, &target);
         let at = u16::try_from(self.bytes.len() - target.len()).unwrap_or_default();
-        self.owner = POINTER | at;
+        self.owner = COMPRESSION_POINTER | at;
     }
 
     /// Appends an address record; returns false if it exceeds `limit`.
-    fn address(&mut self, ip: IpAddr, limit: usize) -> bool {
+    fn add_address(&mut self, ip: IpAddr, limit: usize) -> bool {
         let before = self.bytes.len();
         match ip {
-            IpAddr::V4(ip) => self.record(TYPE_A, &ip.octets()),
-            IpAddr::V6(ip) => self.record(TYPE_AAAA, &ip.octets()),
+            IpAddr::V4(ip) => self.add_record(TYPE_A, &ip.octets()),
+            IpAddr::V6(ip) => self.add_record(TYPE_AAAA, &ip.octets()),
         }
         let fits = self.bytes.len() <= limit;
         if !fits {
@@ -125,15 +125,15 @@ impl Message {
             self.bytes.extend([0; 6]);
         }
         let additionals = u16::from(payload.is_some());
-        self.put(6, self.answers);
-        self.put(10, additionals);
+        self.write_count(6, self.answers);
+        self.write_count(10, additionals);
         if truncated && let Some(flags) = self.bytes.get_mut(2) {
             *flags |= 0x02;
         }
         self.bytes
     }
 
-    fn put(&mut self, at: usize, count: u16) {
+    fn write_count(&mut self, at: usize, count: u16) {
         if let Some(place) = self.bytes.get_mut(at..at + 2) {
             place.copy_from_slice(&count.to_be_bytes());
         }

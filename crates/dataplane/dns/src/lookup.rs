@@ -10,7 +10,7 @@ const MAX_ADDRESSES: usize = 2000;
 
 /// Pod that sends a query, with its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Client<'a> {
+pub struct DnsClient<'a> {
     /// Namespace of the client.
     pub namespace: &'a str,
     /// Network of the client, which can reach only addresses of this network.
@@ -23,22 +23,22 @@ pub struct Client<'a> {
 
 /// Address family of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum AddressFamily {
     /// Records of type `A`.
     V4,
     /// Records of type `AAAA`.
     V6,
 }
 
-impl Family {
-    fn has(self, ip: &IpAddr) -> bool {
+impl AddressFamily {
+    fn includes_address(self, ip: &IpAddr) -> bool {
         ip.is_ipv6() == (self == Self::V6)
     }
 }
 
 /// Service or pod to which a name resolves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ResolvedName {
     /// Host name of the service.
     pub host: ArcStr,
     /// Name that owns the addresses, if it is not the requested one: the client's search list had added a suffix to
@@ -51,17 +51,17 @@ pub struct Found {
 /// Resolves `name` (lower case, without the final dot) like the client's own resolver would with knowledge of the
 /// mesh: unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix. Returns `None` if
 /// the name is not in the mesh for this client, so that the query is forwarded.
-pub fn look_up(
+pub fn resolve_name(
     table: &MeshTable,
-    client: &Client<'_>,
+    client: &DnsClient<'_>,
     name: &str,
-    family: Family,
-) -> Option<Found> {
-    let search = Search { table, client };
-    if let Some(hit) = search.with_expansions(name) {
-        return Some(search.found(hit, None, family));
+    family: AddressFamily,
+) -> Option<ResolvedName> {
+    let search = NameResolver { table, client };
+    if let Some(hit) = search.match_with_search_list(name) {
+        return Some(search.to_resolved_name(hit, None, family));
     }
-    let Client {
+    let DnsClient {
         namespace, domain, ..
     } = client;
     let suffixes = [
@@ -74,42 +74,42 @@ pub fn look_up(
         .filter_map(|suffix| name.strip_suffix(suffix.as_str()))
         .filter(|stripped| !stripped.is_empty())
         .find_map(|stripped| {
-            let hit = search.with_expansions(stripped)?;
+            let hit = search.match_with_search_list(stripped)?;
             // A wildcard is answered for the whole name.
             let alias = (!hit.by_wildcard).then(|| stripped.to_owned());
-            Some(search.found(hit, alias, family))
+            Some(search.to_resolved_name(hit, alias, family))
         })
 }
 
-struct Search<'a> {
+struct NameResolver<'a> {
     table: &'a MeshTable,
-    client: &'a Client<'a>,
+    client: &'a DnsClient<'a>,
 }
 
-struct Hit<'a> {
+struct NameMatch<'a> {
     service: &'a Service,
     /// Pod of a headless service, if the name is a pod's and not the service's.
     pod: Option<&'a ambit_route::WorkloadRef>,
     by_wildcard: bool,
 }
 
-impl<'a> Search<'a> {
+impl<'a> NameResolver<'a> {
     /// Resolves a name along the search list. Services and pods of the cluster take precedence over
     /// hosts that were declared for the short name itself, as in a resolver, so that no
     /// ServiceEntry can take over their short names.
-    fn with_expansions(&self, name: &str) -> Option<Hit<'a>> {
-        let expansions = self.expansions(name);
+    fn match_with_search_list(&self, name: &str) -> Option<NameMatch<'a>> {
+        let expansions = self.search_list_names(name);
         let names = || expansions.iter().map(String::as_str);
         names()
-            .find_map(|expanded| self.exact(expanded))
-            .or_else(|| self.exact(name))
-            .or_else(|| self.wildcard(name))
-            .or_else(|| names().find_map(|expanded| self.wildcard(expanded)))
+            .find_map(|expanded| self.match_exact(expanded))
+            .or_else(|| self.match_exact(name))
+            .or_else(|| self.match_wildcard(name))
+            .or_else(|| names().find_map(|expanded| self.match_wildcard(expanded)))
     }
 
     /// Returns the names in the cluster domain that a short name may stand for, in the order of the search list.
-    fn expansions(&self, name: &str) -> Vec<String> {
-        let Client {
+    fn search_list_names(&self, name: &str) -> Vec<String> {
+        let DnsClient {
             namespace, domain, ..
         } = self.client;
         let of_cluster = || format!("{name}.{domain}");
@@ -126,16 +126,16 @@ impl<'a> Search<'a> {
     }
 
     /// Resolves a fully qualified name: a service, or a pod of a headless service.
-    fn exact(&self, name: &str) -> Option<Hit<'a>> {
-        let service = self.service(name).map(|service| Hit {
+    fn match_exact(&self, name: &str) -> Option<NameMatch<'a>> {
+        let service = self.find_service(name).map(|service| NameMatch {
             service,
             pod: None,
             by_wildcard: false,
         });
-        service.or_else(|| self.pod(name))
+        service.or_else(|| self.match_pod(name))
     }
 
-    fn service(&self, host: &str) -> Option<&'a Service> {
+    fn find_service(&self, host: &str) -> Option<&'a Service> {
         self.table
             .service_by_hostname_where(host, self.client.namespace, |service| {
                 !service.vips.is_empty() || self.is_headless(service)
@@ -144,23 +144,23 @@ impl<'a> Search<'a> {
     }
 
     fn is_headless(&self, service: &Service) -> bool {
-        service.vips.is_empty() && self.is_of_cluster(&service.hostname)
+        service.vips.is_empty() && self.is_cluster_domain_name(&service.hostname)
     }
 
-    fn is_of_cluster(&self, host: &str) -> bool {
+    fn is_cluster_domain_name(&self, host: &str) -> bool {
         host.strip_suffix(self.client.domain)
             .is_some_and(|rest| rest.ends_with(".svc."))
     }
 
     /// Resolves the name of a StatefulSet's pod, such as `db-0.db.shop.svc.cluster.local`, which stays the same while
     /// the pod's address changes. Other pod names are left to the cluster's DNS.
-    fn pod(&self, name: &str) -> Option<Hit<'a>> {
+    fn match_pod(&self, name: &str) -> Option<NameMatch<'a>> {
         let (pod, host) = name.split_once('.')?;
-        if !self.is_of_cluster(host) {
+        if !self.is_cluster_domain_name(host) {
             return None;
         }
         let service = self
-            .service(host)
+            .find_service(host)
             .filter(|service| self.is_headless(service))?;
         let uid = format!(
             "{}//Pod/{}/{pod}",
@@ -171,14 +171,14 @@ impl<'a> Search<'a> {
             .strip_prefix(workload.workload_name().as_str())?
             .strip_prefix('-')?;
         let is_replica = !ordinal.is_empty() && ordinal.bytes().all(|b| b.is_ascii_digit());
-        (is_replica && self.table.is_endpoint(service, workload)).then_some(Hit {
+        (is_replica && self.table.is_endpoint(service, workload)).then_some(NameMatch {
             service,
             pod: Some(workload),
             by_wildcard: false,
         })
     }
 
-    fn wildcard(&self, name: &str) -> Option<Hit<'a>> {
+    fn match_wildcard(&self, name: &str) -> Option<NameMatch<'a>> {
         if !self.table.has_wildcard_hosts() {
             return None;
         }
@@ -188,8 +188,8 @@ impl<'a> Search<'a> {
             pattern.clear();
             pattern.push_str("*.");
             pattern.push_str(suffix);
-            if let Some(service) = self.service(&pattern) {
-                return Some(Hit {
+            if let Some(service) = self.find_service(&pattern) {
+                return Some(NameMatch {
                     service,
                     pod: None,
                     by_wildcard: true,
@@ -200,11 +200,17 @@ impl<'a> Search<'a> {
         None
     }
 
-    fn found(&self, hit: Hit<'a>, alias: Option<String>, family: Family) -> Found {
+    fn to_resolved_name(
+        &self,
+        hit: NameMatch<'a>,
+        alias: Option<String>,
+        family: AddressFamily,
+    ) -> ResolvedName {
         let service = hit.service;
         let network = self.client.network;
-        let is_eligible =
-            |ip: &IpAddr| family.has(ip) && service.ip_families.is_none_or(|f| f.accepts(*ip));
+        let is_eligible = |ip: &IpAddr| {
+            family.includes_address(ip) && service.ip_families.is_none_or(|f| f.accepts(*ip))
+        };
         let one = |workload: &ambit_route::WorkloadRef| {
             let ours = *workload.network() == network;
             let mut ips = workload.ips().iter().copied().filter(|_| ours);
@@ -227,7 +233,7 @@ impl<'a> Search<'a> {
                 .take(MAX_ADDRESSES)
                 .collect(),
         };
-        Found {
+        ResolvedName {
             host: service.hostname.clone(),
             alias,
             addresses,

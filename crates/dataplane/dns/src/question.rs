@@ -6,14 +6,14 @@ use hickory_proto::{
     serialize::binary::{BinDecodable, BinDecoder},
 };
 
-use crate::lookup::Family;
+use crate::lookup::AddressFamily;
 
 /// Size of a DNS message's header, in bytes.
-pub(crate) const HEADER: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 
 /// DNS query that can be answered or forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct DnsQuery {
     pub(crate) metadata: Metadata,
     pub(crate) query: Query,
     /// DNS message as received.
@@ -24,29 +24,29 @@ pub struct Question {
 
 /// Reason why a message cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unanswerable {
+pub enum QueryRejection {
     /// Datagram without a complete header, which cannot be answered.
-    Noise,
+    Ignored,
     /// The message is refused; response to send, with its code.
-    Refused(Vec<u8>, ResponseCode),
+    ErrorResponse(Vec<u8>, ResponseCode),
 }
 
-impl Question {
+impl DnsQuery {
     /// Parses a DNS message.
     ///
     /// # Errors
     ///
     /// When it is not a query with exactly one question.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Unanswerable> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, QueryRejection> {
         let mut decoder = BinDecoder::new(bytes);
         let Ok(Header { metadata, counts }) = Header::read(&mut decoder) else {
-            return Err(Unanswerable::Noise);
+            return Err(QueryRejection::Ignored);
         };
         if metadata.message_type != MessageType::Query {
-            return Err(refused(&metadata, ResponseCode::FormErr));
+            return Err(reject_query(&metadata, ResponseCode::FormErr));
         }
         if metadata.op_code != OpCode::Query {
-            return Err(refused(&metadata, ResponseCode::NotImp));
+            return Err(reject_query(&metadata, ResponseCode::NotImp));
         }
         match Query::read(&mut decoder) {
             Ok(query) if counts.queries == 1 => Ok(Self {
@@ -55,12 +55,12 @@ impl Question {
                 bytes: bytes.to_vec(),
                 end: decoder.index(),
             }),
-            _ => Err(refused(&metadata, ResponseCode::FormErr)),
+            _ => Err(reject_query(&metadata, ResponseCode::FormErr)),
         }
     }
 
     /// Returns the queried name in lower case and without the final dot, if it can be a host name.
-    pub fn host(&self) -> Option<String> {
+    pub fn host_name(&self) -> Option<String> {
         let mut host = String::with_capacity(self.query.name().len());
         for label in self.query.name().iter() {
             let is_plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
@@ -76,16 +76,16 @@ impl Question {
     }
 
     /// Returns the queried address family; `None` for other record types.
-    pub fn family(&self) -> Option<Family> {
+    pub fn address_family(&self) -> Option<AddressFamily> {
         match (self.query.query_class(), self.query.query_type()) {
-            (DNSClass::IN, RecordType::A) => Some(Family::V4),
-            (DNSClass::IN, RecordType::AAAA) => Some(Family::V6),
+            (DNSClass::IN, RecordType::A) => Some(AddressFamily::V4),
+            (DNSClass::IN, RecordType::AAAA) => Some(AddressFamily::V6),
             _ => None,
         }
     }
 
     /// Returns the mnemonic of the queried record type; `None` for a type without one.
-    pub fn kind_name(&self) -> Option<&'static str> {
+    pub fn record_type_name(&self) -> Option<&'static str> {
         match self.query.query_type() {
             RecordType::Unknown(_) => None,
             kind => Some(kind.into()),
@@ -103,7 +103,7 @@ impl Question {
     }
 
     /// Encodes a response that refuses the query with a code.
-    pub fn refusal(&self, code: ResponseCode) -> Vec<u8> {
+    pub fn error_response(&self, code: ResponseCode) -> Vec<u8> {
         let mut message = response(&self.metadata, code);
         message.add_query(self.query.clone());
         // A name that was parsed can be encoded.
@@ -119,10 +119,10 @@ pub(crate) fn response(request: &Metadata, code: ResponseCode) -> Message {
     message
 }
 
-fn refused(request: &Metadata, code: ResponseCode) -> Unanswerable {
+fn reject_query(request: &Metadata, code: ResponseCode) -> QueryRejection {
     match response(request, code).to_vec() {
-        Ok(bytes) => Unanswerable::Refused(bytes, code),
-        Err(_) => Unanswerable::Noise,
+        Ok(bytes) => QueryRejection::ErrorResponse(bytes, code),
+        Err(_) => QueryRejection::Ignored,
     }
 }
 

@@ -5,19 +5,19 @@ use hickory_proto::{
     serialize::binary::{BinDecodable, BinDecoder},
 };
 
-use crate::question::{HEADER, Question};
+use crate::question::{DnsQuery, HEADER_BYTES};
 
 /// Query forwarded to an upstream server.
 #[derive(Clone, Debug)]
-pub(crate) struct Relay {
+pub(crate) struct Forward {
     client_id: [u8; 2],
     message: Vec<u8>,
     question_end: usize,
 }
 
-impl Relay {
+impl Forward {
     /// Creates the forwarded query with an id that only the upstream server learns.
-    pub(crate) fn new(question: &Question, id: u16) -> Self {
+    pub(crate) fn new(question: &DnsQuery, id: u16) -> Self {
         let mut message = question.bytes.clone();
         let client_id = question.metadata.id.to_be_bytes();
         set_id(&mut message, id.to_be_bytes());
@@ -50,7 +50,7 @@ impl Relay {
 
     /// Whether the response repeats the question, ignoring the case of the name.
     fn repeats_question(&self, bytes: &[u8]) -> bool {
-        let section = |of: &[u8]| of.get(HEADER..self.question_end).map(<[u8]>::to_vec);
+        let section = |of: &[u8]| of.get(HEADER_BYTES..self.question_end).map(<[u8]>::to_vec);
         let (Some(query), Some(answered)) = (section(&self.message), section(bytes)) else {
             return false;
         };

@@ -11,9 +11,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{
     answer,
-    lookup::{Family, Found},
-    question::Question,
-    relay::Relay,
+    lookup::{AddressFamily, ResolvedName},
+    question::DnsQuery,
+    relay::Forward,
     settings::{Egress, Limits},
     transport::Transport,
     upstream::{self, RelayError},
@@ -21,52 +21,52 @@ use crate::{
 
 /// Result of resolving a name in the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum MeshLookup {
     /// The mesh has the name, with these addresses.
-    Found(Found),
+    Found(ResolvedName),
     /// The mesh does not have the name.
-    Unknown,
+    NotFound,
     /// The initial mesh state has not been received, so the name may belong to the mesh.
-    NotYet,
+    MeshStateMissing,
 }
 
 /// Outcome of a DNS query.
 #[derive(Clone, Copy, Debug)]
-pub enum Outcome<'a> {
+pub enum QueryOutcome<'a> {
     /// The mesh answered the query.
-    Answered(&'a Found),
+    Answered(&'a ResolvedName),
     /// Response code of a forwarded query, and its latency.
     Relayed(ResponseCode, Duration),
     /// The query could not be forwarded, or got no response.
     Failed(&'a RelayError),
     /// The initial mesh state was not received in time.
-    NotYet,
+    MeshStateMissing,
 }
 
 /// DNS query with its outcome.
 #[derive(Clone, Copy, Debug)]
-pub struct Report<'a> {
+pub struct QueryReport<'a> {
     /// Query of the client.
-    pub question: &'a Question,
+    pub question: &'a DnsQuery,
     /// Transport of the query.
     pub transport: Transport,
     /// Outcome of the query.
-    pub outcome: Outcome<'a>,
+    pub outcome: QueryOutcome<'a>,
 }
 
 /// Interface of the proxy that embeds the DNS server.
-pub trait Host: Send + Sync + 'static {
+pub trait DnsHost: Send + Sync + 'static {
     /// Resolves a name in the mesh, given in lower case without the final dot.
-    fn look_up(&self, name: &str, family: Family) -> Known;
+    fn resolve_in_mesh(&self, name: &str, family: AddressFamily) -> MeshLookup;
     /// Waits until the initial mesh state has been received, at most as long as clients can wait; returns whether it
     /// has.
-    fn mesh_known(&self) -> impl Future<Output = bool> + Send;
+    fn wait_for_mesh_state(&self) -> impl Future<Output = bool> + Send;
     /// Whether this process serves queries, and not another one that shares the sockets during a hand-over.
-    fn has_turn(&self) -> bool;
-    /// Waits until [`Self::has_turn`] is true.
-    fn turn(&self) -> impl Future<Output = ()> + Send;
+    fn is_serving(&self) -> bool;
+    /// Waits until [`Self::is_serving`] is true.
+    fn wait_until_serving(&self) -> impl Future<Output = ()> + Send;
     /// Reports a query with its outcome.
-    fn report(&self, report: &Report<'_>);
+    fn report(&self, report: &QueryReport<'_>);
 }
 
 /// DNS server of one pod, shared by the tasks that serve it.
@@ -81,23 +81,23 @@ pub struct Server<H> {
 
 /// First result of handling a query.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum QueryStep {
     /// Answer to send to the client.
     Answer(Vec<u8>),
     /// The response needs the upstream server or the mesh state first.
-    Pending(Pending),
+    Pending(PendingReason),
 }
 
 /// Reason why a query cannot be answered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pending {
+pub(crate) enum PendingReason {
     /// The mesh does not have the name: the query must be forwarded.
-    Relay,
+    Forward,
     /// The initial mesh state has not been received.
-    Wait,
+    AwaitMeshState,
 }
 
-impl<H: Host> Server<H> {
+impl<H: DnsHost> Server<H> {
     /// Creates a server whose upstream sockets `egress` describes.
     pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
         Self {
@@ -105,76 +105,88 @@ impl<H: Host> Server<H> {
             egress,
             limits,
             connections: Semaphore::new(limits.connections),
-            relayed: Semaphore::new(limits.relayed),
+            relayed: Semaphore::new(limits.relayed_queries),
         }
     }
 
     /// Answers a query if that needs no waiting.
-    pub(crate) fn begin(&self, question: &Question, transport: Transport) -> Step {
-        let (Some(family), Some(host)) = (question.family(), question.host()) else {
-            return Step::Pending(Pending::Relay);
+    pub(crate) fn start_query(&self, question: &DnsQuery, transport: Transport) -> QueryStep {
+        let (Some(family), Some(host)) = (question.address_family(), question.host_name()) else {
+            return QueryStep::Pending(PendingReason::Forward);
         };
-        match self.host.look_up(&host, family) {
-            Known::Found(found) => Step::Answer(self.answer(question, &found, transport)),
-            Known::Unknown => Step::Pending(Pending::Relay),
-            Known::NotYet => Step::Pending(Pending::Wait),
+        match self.host.resolve_in_mesh(&host, family) {
+            MeshLookup::Found(found) => {
+                QueryStep::Answer(self.encode_answer(question, &found, transport))
+            }
+            MeshLookup::NotFound => QueryStep::Pending(PendingReason::Forward),
+            MeshLookup::MeshStateMissing => QueryStep::Pending(PendingReason::AwaitMeshState),
         }
     }
 
     /// Takes a permit for one more waiting query; `None` at the limit.
-    pub(crate) fn room(&self) -> Option<SemaphorePermit<'_>> {
+    pub(crate) fn try_acquire_query_permit(&self) -> Option<SemaphorePermit<'_>> {
         self.relayed.try_acquire().ok()
     }
 
     /// Refuses a query that exceeds the limit of waiting queries.
-    pub(crate) fn refuse(&self, question: &Question, transport: Transport) -> Vec<u8> {
-        self.failed(question, transport, &RelayError::TooMany)
+    pub(crate) fn refuse(&self, question: &DnsQuery, transport: Transport) -> Vec<u8> {
+        self.respond_to_relay_error(question, transport, &RelayError::TooManyQueries)
     }
 
     /// Completes a query that could not be answered at once. `resolver` is the address that the client sent the query
     /// to.
-    pub(crate) async fn finish(
+    pub(crate) async fn complete_query(
         &self,
-        question: &Question,
+        question: &DnsQuery,
         transport: Transport,
-        later: Pending,
+        later: PendingReason,
         resolver: Option<SocketAddr>,
     ) -> Vec<u8> {
-        if later == Pending::Wait {
-            let known = self.host.mesh_known().await;
-            match self.begin(question, transport) {
-                Step::Answer(answer) => return answer,
-                Step::Pending(Pending::Relay) if known => {}
-                Step::Pending(_) => {
-                    self.report(question, transport, Outcome::NotYet);
-                    return question.refusal(ResponseCode::ServFail);
+        if later == PendingReason::AwaitMeshState {
+            let known = self.host.wait_for_mesh_state().await;
+            match self.start_query(question, transport) {
+                QueryStep::Answer(answer) => return answer,
+                QueryStep::Pending(PendingReason::Forward) if known => {}
+                QueryStep::Pending(_) => {
+                    self.report(question, transport, QueryOutcome::MeshStateMissing);
+                    return question.error_response(ResponseCode::ServFail);
                 }
             }
         }
-        let relay = Relay::new(question, rand::random());
+        let relay = Forward::new(question, rand::random());
         let began = Instant::now();
         match upstream::exchange(&self.egress, &self.limits, resolver, &relay, transport).await {
             Ok((answer, code)) => {
-                let outcome = Outcome::Relayed(code, began.elapsed());
+                let outcome = QueryOutcome::Relayed(code, began.elapsed());
                 self.report(question, transport, outcome);
                 answer
             }
-            Err(error) => self.failed(question, transport, &error),
+            Err(error) => self.respond_to_relay_error(question, transport, &error),
         }
     }
 
-    fn answer(&self, question: &Question, found: &Found, transport: Transport) -> Vec<u8> {
-        self.report(question, transport, Outcome::Answered(found));
-        answer::encode(question, found, transport, &mut rand::rng())
+    fn encode_answer(
+        &self,
+        question: &DnsQuery,
+        found: &ResolvedName,
+        transport: Transport,
+    ) -> Vec<u8> {
+        self.report(question, transport, QueryOutcome::Answered(found));
+        answer::encode_response(question, found, transport, &mut rand::rng())
     }
 
-    fn failed(&self, question: &Question, transport: Transport, error: &RelayError) -> Vec<u8> {
-        self.report(question, transport, Outcome::Failed(error));
-        question.refusal(ResponseCode::ServFail)
+    fn respond_to_relay_error(
+        &self,
+        question: &DnsQuery,
+        transport: Transport,
+        error: &RelayError,
+    ) -> Vec<u8> {
+        self.report(question, transport, QueryOutcome::Failed(error));
+        question.error_response(ResponseCode::ServFail)
     }
 
-    fn report(&self, question: &Question, transport: Transport, outcome: Outcome<'_>) {
-        self.host.report(&Report {
+    fn report(&self, question: &DnsQuery, transport: Transport, outcome: QueryOutcome<'_>) {
+        self.host.report(&QueryReport {
             question,
             transport,
             outcome,

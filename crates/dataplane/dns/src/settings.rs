@@ -20,34 +20,34 @@ pub struct Egress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum forwarded queries in flight.
-    pub relayed: usize,
+    pub relayed_queries: usize,
     /// Maximum open TCP connections; further ones wait to be accepted.
     pub connections: usize,
     /// Time after which a TCP connection without a complete query is closed.
-    pub idle: Duration,
+    pub idle_timeout: Duration,
     /// Timeout of one attempt before the next upstream server is tried.
-    pub attempt: Duration,
+    pub attempt_timeout: Duration,
     /// Timeout of a forwarded query in total, shorter than clients wait.
-    pub total: Duration,
+    pub total_timeout: Duration,
     /// Time without a query after which a draining socket is closed.
-    pub quiet: Duration,
+    pub retransmit_interval: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            relayed: 256,
+            relayed_queries: 256,
             connections: 64,
-            idle: Duration::from_secs(5),
-            attempt: Duration::from_millis(1500),
-            total: Duration::from_millis(4500),
-            quiet: Duration::from_secs(1),
+            idle_timeout: Duration::from_secs(5),
+            attempt_timeout: Duration::from_millis(1500),
+            total_timeout: Duration::from_millis(4500),
+            retransmit_interval: Duration::from_secs(1),
         }
     }
 }
 
 /// Reads the servers in the proxy's own `/etc/resolv.conf`.
-pub fn system_servers() -> Vec<SocketAddr> {
+pub fn system_dns_servers() -> Vec<SocketAddr> {
     let mut servers = Vec::new();
     match read_system_conf() {
         Ok((config, _)) => {

@@ -10,20 +10,20 @@ use tokio::{
 };
 
 use crate::{
-    question::{Question, Unanswerable},
-    server::{Host, Server, Step},
+    question::{DnsQuery, QueryRejection},
+    server::{DnsHost, QueryStep, Server},
     transport::Transport,
 };
 
 /// Serves one connection's queries until it is idle or closed. Connections beyond the server's limit are closed at
 /// once.
-pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>) {
+pub async fn serve_connection<H: DnsHost>(mut stream: TcpStream, server: &Server<H>) {
     let Ok(_room) = server.connections.try_acquire() else {
         return;
     };
     let resolver = socket::original_dst(&stream).ok();
-    while let Some(bytes) = next(&mut stream, server.limits.idle).await {
-        let Some(answer) = answer(server, &bytes, resolver).await else {
+    while let Some(bytes) = read_query(&mut stream, server.limits.idle_timeout).await {
+        let Some(answer) = answer_query(server, &bytes, resolver).await else {
             return;
         };
         // Longer than a message can be: our messages never are.
@@ -31,7 +31,7 @@ pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>
             return;
         };
         let framed = [&len.to_be_bytes()[..], &answer].concat();
-        if within(server.limits.idle, stream.write_all(&framed))
+        if with_timeout(server.limits.idle_timeout, stream.write_all(&framed))
             .await
             .is_none()
         {
@@ -41,7 +41,7 @@ pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>
 }
 
 /// Reads the next message; `None` when the client closes the connection, or is too slow.
-async fn next(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
+async fn read_query(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
     let read = async {
         let len = stream.read_u16().await?;
         // Grows with the received bytes, not with the announced length.
@@ -49,30 +49,33 @@ async fn next(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
         stream.take(len.into()).read_to_end(&mut bytes).await?;
         Ok((bytes.len() == usize::from(len)).then_some(bytes))
     };
-    within(idle, read).await?
+    with_timeout(idle, read).await?
 }
 
-async fn within<T>(limit: Duration, work: impl Future<Output = std::io::Result<T>>) -> Option<T> {
+async fn with_timeout<T>(
+    limit: Duration,
+    work: impl Future<Output = std::io::Result<T>>,
+) -> Option<T> {
     timeout(limit, work).await.ok()?.ok()
 }
 
-async fn answer<H: Host>(
+async fn answer_query<H: DnsHost>(
     server: &Server<H>,
     bytes: &[u8],
     resolver: Option<SocketAddr>,
 ) -> Option<Vec<u8>> {
-    let question = match Question::parse(bytes) {
+    let question = match DnsQuery::parse(bytes) {
         Ok(question) => question,
-        Err(Unanswerable::Refused(refusal, _)) => return Some(refusal),
-        Err(Unanswerable::Noise) => return None,
+        Err(QueryRejection::ErrorResponse(refusal, _)) => return Some(refusal),
+        Err(QueryRejection::Ignored) => return None,
     };
-    Some(match server.begin(&question, Transport::Tcp) {
-        Step::Answer(answer) => answer,
-        Step::Pending(later) => match server.room() {
+    Some(match server.start_query(&question, Transport::Tcp) {
+        QueryStep::Answer(answer) => answer,
+        QueryStep::Pending(later) => match server.try_acquire_query_permit() {
             None => server.refuse(&question, Transport::Tcp),
             Some(_room) => {
                 server
-                    .finish(&question, Transport::Tcp, later, resolver)
+                    .complete_query(&question, Transport::Tcp, later, resolver)
                     .await
             }
         },

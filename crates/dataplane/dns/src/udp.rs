@@ -5,12 +5,12 @@ mod ports;
 use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use ambit_rt::{DrainMode, DrainWatcher};
-use ambit_sys::conntrack::{self, Sockets};
+use ambit_sys::conntrack::{self, ConntrackOwners};
 use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
 
 use crate::{
-    question::{Question, Unanswerable},
-    server::{Host, Pending, Server, Step},
+    question::{DnsQuery, QueryRejection},
+    server::{DnsHost, PendingReason, QueryStep, Server},
     transport::Transport,
 };
 use ports::Ports;
@@ -26,7 +26,7 @@ static CONNTRACK_CLEANUP: Semaphore = Semaphore::const_new(1);
 /// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting source ports
 /// of the pod that were redirected before, even after the rules are removed. Conntrack entries of ports without a
 /// socket are removed when the drain begins, the others at its end.
-pub async fn serve_datagrams<H: Host>(
+pub async fn serve_datagrams<H: DnsHost>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
     mut drain: DrainWatcher,
@@ -38,25 +38,25 @@ pub async fn serve_datagrams<H: Host>(
             biased;
             mode = drain.started() => Some(mode),
             ready = socket.readable() => {
-                follow_up(ready).await;
+                yield_or_pause(ready).await;
                 None
             }
         };
         match mode {
-            None if server.host.has_turn() => take_all(&socket, &server, &mut ports).await,
+            None if server.host.is_serving() => receive_all(&socket, &server, &mut ports).await,
             None => {
                 tokio::select! {
                     _mode = drain.started() => {}
-                    () = server.host.turn() => {}
+                    () = server.host.wait_until_serving() => {}
                 }
             }
             Some(DrainMode::Immediate) => return,
             // Another process shares the socket and continues to serve it.
-            Some(DrainMode::Graceful { .. }) if !server.host.has_turn() => return,
+            Some(DrainMode::Graceful { .. }) if !server.host.is_serving() => return,
             Some(DrainMode::Graceful { .. }) => {
                 // Boxed, since every pod has this task all the time but needs this part only once.
-                let run_out = Box::pin(run_out(&socket, &server, &mut ports));
-                let cut = Box::pin(drain.cut());
+                let run_out = Box::pin(serve_until_handover(&socket, &server, &mut ports));
+                let cut = Box::pin(drain.wait_until_deadline());
                 return tokio::select! {
                     () = run_out => {}
                     () = cut => {}
@@ -66,26 +66,30 @@ pub async fn serve_datagrams<H: Host>(
     }
 }
 
-async fn follow_up(ready: io::Result<()>) {
+async fn yield_or_pause(ready: io::Result<()>) {
     if let Err(error) = ready {
         tracing::warn!(%error, "cannot wait for DNS questions");
         tokio::time::sleep(ERROR_PAUSE).await;
     }
 }
 
-async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, ports: &mut Ports) {
-    let closed = forget(socket, server, ports.list(), Sockets::Closed);
-    take_meanwhile(socket, server, ports, closed).await;
-    while let Ok(ready) = timeout(server.limits.quiet, socket.readable()).await {
-        follow_up(ready).await;
-        take_all(socket, server, ports).await;
+async fn serve_until_handover<H: DnsHost>(
+    socket: &Arc<UdpSocket>,
+    server: &Arc<Server<H>>,
+    ports: &mut Ports,
+) {
+    let closed = remove_conntrack_entries(socket, server, ports.list(), ConntrackOwners::Closed);
+    serve_during(socket, server, ports, closed).await;
+    while let Ok(ready) = timeout(server.limits.retransmit_interval, socket.readable()).await {
+        yield_or_pause(ready).await;
+        receive_all(socket, server, ports).await;
     }
-    let all = forget(socket, server, ports.list(), Sockets::All);
-    take_meanwhile(socket, server, ports, all).await;
+    let all = remove_conntrack_entries(socket, server, ports.list(), ConntrackOwners::All);
+    serve_during(socket, server, ports, all).await;
 }
 
 /// Serves datagrams until the future `work` completes.
-async fn take_meanwhile<H: Host>(
+async fn serve_during<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
     ports: &mut Ports,
@@ -98,17 +102,17 @@ async fn take_meanwhile<H: Host>(
             () = &mut work => return,
             ready = socket.readable() => ready,
         };
-        follow_up(ready).await;
-        take_all(socket, server, ports).await;
+        yield_or_pause(ready).await;
+        receive_all(socket, server, ports).await;
     }
 }
 
 /// Removes the conntrack entries of datagrams from these source ports.
-fn forget<H>(
+fn remove_conntrack_entries<H>(
     socket: &UdpSocket,
     server: &Server<H>,
     ports: Vec<u16>,
-    sockets: Sockets,
+    sockets: ConntrackOwners,
 ) -> impl Future<Output = ()> + use<H> {
     let (at, netns) = (socket.local_addr(), server.egress.netns.clone());
     async move {
@@ -129,12 +133,16 @@ fn forget<H>(
 }
 
 /// Handles all queued datagrams, without starving other tasks of the thread.
-async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, ports: &mut Ports) {
+async fn receive_all<H: DnsHost>(
+    socket: &Arc<UdpSocket>,
+    server: &Arc<Server<H>>,
+    ports: &mut Ports,
+) {
     loop {
         match receive(socket) {
             Ok((bytes, client)) => {
                 ports.insert(client.port());
-                take(socket, server, &bytes, client);
+                handle_datagram(socket, server, &bytes, client);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             // A client that did not wait for its answer; the socket is still usable.
@@ -150,41 +158,41 @@ fn receive(socket: &UdpSocket) -> io::Result<(Vec<u8>, SocketAddr)> {
     Ok((buffer.get(..len).unwrap_or_default().to_vec(), client))
 }
 
-fn take<H: Host>(
+fn handle_datagram<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
     bytes: &[u8],
     client: SocketAddr,
 ) {
-    let question = match Question::parse(bytes) {
+    let question = match DnsQuery::parse(bytes) {
         Ok(question) => question,
-        Err(Unanswerable::Refused(refusal, _)) => return send(socket, &refusal, client),
-        Err(Unanswerable::Noise) => return,
+        Err(QueryRejection::ErrorResponse(refusal, _)) => return send(socket, &refusal, client),
+        Err(QueryRejection::Ignored) => return,
     };
-    match server.begin(&question, Transport::Udp) {
-        Step::Answer(answer) => send(socket, &answer, client),
-        Step::Pending(later) => {
+    match server.start_query(&question, Transport::Udp) {
+        QueryStep::Answer(answer) => send(socket, &answer, client),
+        QueryStep::Pending(later) => {
             let (socket, server) = (socket.clone(), server.clone());
             ambit_rt::spawn("dns question", async move {
-                finish(&socket, &server, &question, later, client).await;
+                complete_query(&socket, &server, &question, later, client).await;
             });
         }
     }
 }
 
-async fn finish<H: Host>(
+async fn complete_query<H: DnsHost>(
     socket: &UdpSocket,
     server: &Server<H>,
-    question: &Question,
-    later: Pending,
+    question: &DnsQuery,
+    later: PendingReason,
     client: SocketAddr,
 ) {
-    let answer = match server.room() {
+    let answer = match server.try_acquire_query_permit() {
         None => server.refuse(question, Transport::Udp),
         Some(_room) => {
             let resolver = original_server(socket, server, client);
             server
-                .finish(question, Transport::Udp, later, resolver)
+                .complete_query(question, Transport::Udp, later, resolver)
                 .await
         }
     };

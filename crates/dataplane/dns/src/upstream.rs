@@ -14,13 +14,13 @@ use tokio::{
 };
 
 use crate::{
-    relay::Relay,
+    relay::Forward,
     settings::{Egress, Limits},
     transport::Transport,
 };
 
 /// Port of the DNS queries that redirection captures.
-const PORT: u16 = 53;
+const DNS_PORT: u16 = 53;
 /// Maximum number of upstream servers that are tried, as in common resolvers.
 const MAX_SERVERS: usize = 3;
 
@@ -32,10 +32,10 @@ pub enum RelayError {
     NoServer,
     /// The pod has too many forwarded queries in flight.
     #[error("too many questions of the pod are waiting for their servers")]
-    TooMany,
+    TooManyQueries,
     /// The upstream server did not respond in time.
     #[error("{0} did not answer in time")]
-    Silent(SocketAddr),
+    NoResponse(SocketAddr),
     /// A socket for the upstream server could not be opened.
     #[error("cannot create a socket to query {server}")]
     Socket {
@@ -62,22 +62,22 @@ pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
     resolver: Option<SocketAddr>,
-    relay: &Relay,
+    relay: &Forward,
     transport: Transport,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
-    let meant = resolver.filter(is_server);
+    let meant = resolver.filter(is_usable_server);
     let servers = meant.as_slice();
     let servers = if servers.is_empty() {
         egress.fallback.as_slice()
     } else {
         servers
     };
-    let deadline = Instant::now() + limits.total;
+    let deadline = Instant::now() + limits.total_timeout;
     let mut left = servers.len().min(MAX_SERVERS);
     let mut result = Err(RelayError::NoServer);
     for server in servers.iter().take(MAX_SERVERS) {
         left -= 1;
-        let attempt = Instant::now() + limits.attempt;
+        let attempt = Instant::now() + limits.attempt_timeout;
         let until = if left == 0 {
             deadline
         } else {
@@ -85,13 +85,13 @@ pub(crate) async fn exchange(
         };
         let one = async {
             match transport {
-                Transport::Udp => by_datagram(egress, *server, relay, attempt, until).await,
-                Transport::Tcp => by_connection(egress, *server, relay).await,
+                Transport::Udp => exchange_over_udp(egress, *server, relay, attempt, until).await,
+                Transport::Tcp => exchange_over_tcp(egress, *server, relay).await,
             }
         };
         result = timeout_at(until, one)
             .await
-            .unwrap_or(Err(RelayError::Silent(*server)));
+            .unwrap_or(Err(RelayError::NoResponse(*server)));
         let is_final = |code| !matches!(code, ResponseCode::ServFail | ResponseCode::Refused);
         if result.as_ref().is_ok_and(|(_, code)| is_final(*code)) {
             break;
@@ -102,15 +102,15 @@ pub(crate) async fn exchange(
 
 /// Whether this address can be the original destination of a captured query: on port 53, and not loopback,
 /// unspecified or multicast. Otherwise this server would query itself.
-fn is_server(resolver: &SocketAddr) -> bool {
+fn is_usable_server(resolver: &SocketAddr) -> bool {
     let ip = resolver.ip();
-    resolver.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+    resolver.port() == DNS_PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
 
-async fn by_datagram(
+async fn exchange_over_udp(
     egress: &Egress,
     server: SocketAddr,
-    relay: &Relay,
+    relay: &Forward,
     repeat: Instant,
     until: Instant,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
@@ -130,7 +130,7 @@ async fn by_datagram(
                 socket.send(relay.message()).await.map_err(failed)?;
                 continue;
             }
-            Err(_) => return Err(RelayError::Silent(server)),
+            Err(_) => return Err(RelayError::NoResponse(server)),
         }
         match receive(&socket) {
             Ok(bytes) => {
@@ -151,10 +151,10 @@ fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
     Ok(buffer.get(..len).unwrap_or_default().to_vec())
 }
 
-async fn by_connection(
+async fn exchange_over_tcp(
     egress: &Egress,
     server: SocketAddr,
-    relay: &Relay,
+    relay: &Forward,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
     let spec = OutboundSpec {

@@ -20,21 +20,21 @@ use tokio::{
 
 use crate::{
     Settings, Tunnel,
-    lease::{Lease, Liveness, Permit, Shared},
-    piece::Piece,
+    lease::{ConnectionState, Liveness, Permit, StreamLease},
     pinger::Pinger,
     refusal,
+    send_chunk::SendChunk,
     tls::HandshakeError,
-    tunnel::Slot,
-    windows::Windows,
+    tunnel::StreamSlot,
+    windows::FlowControlWindows,
 };
 
 /// Maximum time for which tunnels to a removed workload continue while the workload still responds.
-const GONE_DRAIN: Duration = Duration::from_secs(60);
+const GONE_PEER_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Error of a connection to a removed workload that exceeded [`GONE_DRAIN`].
+/// Error of a connection to a removed workload that exceeded [`GONE_PEER_DRAIN_TIMEOUT`].
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the peer was removed from the mesh {} s ago", GONE_DRAIN.as_secs())]
+#[error("the peer was removed from the mesh {} s ago", GONE_PEER_DRAIN_TIMEOUT.as_secs())]
 struct DrainTimeout;
 
 /// Error of opening an HBONE connection, shared by all tunnels that waited for it.
@@ -154,13 +154,13 @@ impl TunnelError {
     }
 
     /// Whether the error may pass within seconds: the peer is unreachable, or not ready yet.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Dial(error) => match &**error {
                 DialError::Connect { .. } | DialError::Timeout { .. } | DialError::Http2 { .. } => {
                     true
                 }
-                DialError::Tls { source, .. } => source.is_cut_off(),
+                DialError::Tls { source, .. } => source.is_connection_closed(),
                 DialError::Prepare { .. } => false,
             },
             Self::Stream(error) => is_unprocessed(error),
@@ -173,14 +173,14 @@ impl TunnelError {
     /// tried. On a `fresh` connection only if the peer closed it without an error, since a refusal would be repeated.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
-            Self::Stream(error) if fresh => is_cut_off(error),
+            Self::Stream(error) if fresh => is_connection_closed(error),
             Self::Stream(error) => is_unprocessed(error),
             Self::Dial(error) => match error.as_ref() {
-                DialError::Tls { source, .. } => source.is_cut_off(),
+                DialError::Tls { source, .. } => source.is_connection_closed(),
                 DialError::Http2 {
                     source: Http2Error::Protocol(error),
                     ..
-                } => is_cut_off(error),
+                } => is_connection_closed(error),
                 _ => false,
             },
             _ => false,
@@ -189,9 +189,10 @@ impl TunnelError {
 }
 
 /// Returns the error for a response that refuses a tunnel.
-fn refused(parts: &response::Parts) -> TunnelError {
+fn refusal_error(parts: &response::Parts) -> TunnelError {
     let status = parts.status;
-    let policies = refusal::named(&parts.headers).filter(|_| status == StatusCode::UNAUTHORIZED);
+    let policies =
+        refusal::policies_in_header(&parts.headers).filter(|_| status == StatusCode::UNAUTHORIZED);
     match policies {
         Some(policies) => TunnelError::Denied { status, policies },
         None => TunnelError::Status(status),
@@ -204,14 +205,14 @@ fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_go_away() || error.is_io() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
 }
 
-fn is_cut_off(error: &h2::Error) -> bool {
-    error.get_io().is_some_and(crate::relay::is_gone)
+fn is_connection_closed(error: &h2::Error) -> bool {
+    error.get_io().is_some_and(crate::relay::is_connection_gone)
 }
 
 /// HBONE connection on which tunnels can be opened. It closes when this value and all its tunnels are dropped.
 pub struct ClientConnection {
-    send: SendRequest<Piece>,
-    shared: Arc<Shared>,
+    send: SendRequest<SendChunk>,
+    shared: Arc<ConnectionState>,
     max_streams: usize,
 }
 
@@ -269,16 +270,16 @@ impl ClientConnection {
     }
 
     /// Reserves a stream slot for one tunnel.
-    pub(crate) fn lease(&self) -> (SendRequest<Piece>, Lease) {
-        (self.send.clone(), Lease::take(&self.shared))
+    pub(crate) fn lease(&self) -> (SendRequest<SendChunk>, StreamLease) {
+        (self.send.clone(), StreamLease::acquire(&self.shared))
     }
 }
 
 /// Guard in the connection's driver that retires the connection when dropped, also by a panic, so that it takes no
 /// more tunnels.
-struct Retire(Arc<Shared>);
+struct RetireOnDrop(Arc<ConnectionState>);
 
-impl Drop for Retire {
+impl Drop for RetireOnDrop {
     fn drop(&mut self) {
         self.0.retired.store(true, Ordering::Relaxed);
     }
@@ -286,15 +287,15 @@ impl Drop for Retire {
 
 /// Task that drives a connection's HTTP/2; must be spawned. Ends with the connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
-    connection: h2::client::Connection<IO, Piece>,
+    connection: h2::client::Connection<IO, SendChunk>,
     pinger: Pinger,
-    shared: Arc<Shared>,
-    windows: Windows,
+    shared: Arc<ConnectionState>,
+    windows: FlowControlWindows,
     idle_release: Duration,
     /// Liveness of the peer that `pinger` last received.
     liveness: Liveness,
     /// Time at which the connection is closed, if its peer was removed.
-    ends: Option<Instant>,
+    close_at: Option<Instant>,
     /// Permit of a connection limit, released when the connection ends.
     _permit: Option<Box<dyn Permit>>,
 }
@@ -309,7 +310,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Makes the driver release `permit` when the connection ends.
-    pub(crate) fn holding(self, permit: Option<Box<dyn Permit>>) -> Self {
+    pub(crate) fn with_permit(self, permit: Option<Box<dyn Permit>>) -> Self {
         Self {
             _permit: permit,
             ..self
@@ -319,7 +320,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Drives the connection until it ends. Calls `on_idle` when no tunnel was opened for so long that the owner
     /// should drop the connection.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
-        let _retire = Retire(self.shared.clone());
+        let _retire = RetireOnDrop(self.shared.clone());
         let result = poll_fn(|cx| {
             let Self {
                 connection,
@@ -328,26 +329,27 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 windows,
                 idle_release,
                 liveness,
-                ends,
+                close_at,
                 _permit: _,
             } = &mut self;
-            shared.driver.register(cx.waker());
+            shared.driver_waker.register(cx.waker());
             let now = shared.liveness();
             if *liveness != now {
                 *liveness = now;
-                pinger.follow(now);
-                *ends = (now == Liveness::Gone).then(|| Instant::now() + GONE_DRAIN);
+                pinger.adapt_to(now);
+                *close_at =
+                    (now == Liveness::Gone).then(|| Instant::now() + GONE_PEER_DRAIN_TIMEOUT);
             }
             // The peer must acknowledge one change before the next: the following iteration
             // compares again.
             let streams = shared.streams.load(Ordering::Relaxed);
-            if let Some(window) = windows.grown(streams) {
+            if let Some(window) = windows.grown_connection_window(streams) {
                 connection.set_target_window_size(window);
             }
-            if let Some(window) = windows.next(streams)
+            if let Some(window) = windows.next_stream_window(streams)
                 && connection.set_initial_window_size(window).is_ok()
             {
-                windows.announce(window);
+                windows.set_announced(window);
             }
             let dead = pinger.poll(cx, || {
                 if shared.idle_for() >= *idle_release && !shared.retired.load(Ordering::Relaxed) {
@@ -359,7 +361,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, timeout)));
             }
             // The pinger's timer wakes this loop at least once a second.
-            if ends.is_some_and(|ends| ends <= Instant::now()) {
+            if close_at.is_some_and(|close_at| close_at <= Instant::now()) {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, DrainTimeout)));
             }
             std::pin::Pin::new(connection)
@@ -382,11 +384,11 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     io: IO,
     settings: &Settings,
 ) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
-    let windows = Windows::new(settings, settings.max_streams);
+    let windows = FlowControlWindows::new(settings, settings.max_streams);
     let mut builder = h2::client::Builder::new();
     builder
-        .initial_window_size(windows.initial())
-        .initial_connection_window_size(windows.connection(0))
+        .initial_window_size(windows.initial_stream_window())
+        .initial_connection_window_size(windows.connection_window(0))
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_response_headers)
         .initial_max_send_streams(settings.max_streams)
@@ -398,7 +400,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         .await
         .map_err(|_| Http2Error::Timeout(limit))??;
     let pinger = Pinger::new(connection.ping_pong(), settings);
-    let shared = Arc::new(Shared::new());
+    let shared = Arc::new(ConnectionState::new());
     let client = ClientConnection {
         send,
         shared: shared.clone(),
@@ -413,7 +415,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             windows,
             idle_release: settings.idle_release,
             liveness: Liveness::default(),
-            ends: None,
+            close_at: None,
             _permit: None,
         },
     ))
@@ -421,7 +423,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
 
 /// Opens one tunnel to `authority` on a leased connection.
 pub(crate) async fn open_tunnel(
-    (mut send, lease): (SendRequest<Piece>, Lease),
+    (mut send, lease): (SendRequest<SendChunk>, StreamLease),
     authority: Uri,
     headers: HeaderMap,
 ) -> Result<(Tunnel, response::Parts), TunnelError> {
@@ -442,7 +444,7 @@ pub(crate) async fn open_tunnel(
     drop(send);
     let (parts, body) = answer.await.map_err(TunnelError::Stream)?.into_parts();
     if parts.status != StatusCode::OK {
-        return Err(refused(&parts));
+        return Err(refusal_error(&parts));
     }
-    Ok((Tunnel::new(stream, body, Slot::Client(lease)), parts))
+    Ok((Tunnel::new(stream, body, StreamSlot::Client(lease)), parts))
 }

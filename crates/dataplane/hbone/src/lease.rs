@@ -47,35 +47,35 @@ impl Liveness {
 
 /// State of a connection that its owner, its driver and its tunnels share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ConnectionState {
     pub(crate) streams: AtomicUsize,
-    /// Milliseconds from `born` to the opening of the last tunnel.
+    /// Milliseconds from `created_at` to the opening of the last tunnel.
     pub(crate) last_used_ms: AtomicUsize,
-    pub(crate) born: Instant,
+    pub(crate) created_at: Instant,
     /// Whether the connection takes no more tunnels and only serves its existing ones.
     pub(crate) retired: AtomicBool,
     /// Number of tunnels with data to send for which the peer's windows have no room.
     pub(crate) blocked: AtomicUsize,
-    /// Milliseconds from `born` to the last time that a blocked tunnel could send, or that the first tunnel was
+    /// Milliseconds from `created_at` to the last time that a blocked tunnel could send, or that the first tunnel was
     /// blocked.
     pub(crate) last_progress_ms: AtomicUsize,
     liveness: AtomicU8,
     /// Waker of the connection's driver, which acts upon a change of `liveness`.
-    pub(crate) driver: AtomicWaker,
+    pub(crate) driver_waker: AtomicWaker,
 }
 
-impl Shared {
+impl ConnectionState {
     /// Creates the state of a new connection without tunnels.
     pub(crate) fn new() -> Self {
         Self {
             streams: AtomicUsize::new(0),
             last_used_ms: AtomicUsize::new(0),
-            born: Instant::now(),
+            created_at: Instant::now(),
             retired: AtomicBool::new(false),
             blocked: AtomicUsize::new(0),
             last_progress_ms: AtomicUsize::new(0),
             liveness: AtomicU8::default(),
-            driver: AtomicWaker::new(),
+            driver_waker: AtomicWaker::new(),
         }
     }
 
@@ -90,20 +90,20 @@ impl Shared {
         }
         let before = self.liveness.swap(liveness as u8, Ordering::AcqRel);
         if Liveness::from_number(before) != liveness {
-            self.driver.wake();
+            self.driver_waker.wake();
         }
     }
 
     pub(crate) fn idle_for(&self) -> Duration {
         let last = Duration::from_millis(self.last_used_ms.load(Ordering::Relaxed) as u64);
-        self.born.elapsed().saturating_sub(last)
+        self.created_at.elapsed().saturating_sub(last)
     }
 
     fn now_ms(&self) -> usize {
-        usize::try_from(self.born.elapsed().as_millis()).unwrap_or(usize::MAX)
+        usize::try_from(self.created_at.elapsed().as_millis()).unwrap_or(usize::MAX)
     }
 
-    fn touch(&self) {
+    fn mark_used(&self) {
         self.last_used_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
@@ -111,21 +111,21 @@ impl Shared {
     pub(crate) fn is_stalled(&self) -> bool {
         let since = Duration::from_millis(self.last_progress_ms.load(Ordering::Relaxed) as u64);
         self.blocked.load(Ordering::Relaxed) > 0
-            && self.born.elapsed().saturating_sub(since) >= STALLED_AFTER
+            && self.created_at.elapsed().saturating_sub(since) >= STALLED_AFTER
     }
 }
 
 /// Stream slot of a tunnel on its connection, released on drop.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    shared: Arc<Shared>,
+pub(crate) struct StreamLease {
+    shared: Arc<ConnectionState>,
     is_blocked: bool,
 }
 
-impl Lease {
-    pub(crate) fn take(shared: &Arc<Shared>) -> Self {
+impl StreamLease {
+    pub(crate) fn acquire(shared: &Arc<ConnectionState>) -> Self {
         shared.streams.fetch_add(1, Ordering::Relaxed);
-        shared.touch();
+        shared.mark_used();
         Self {
             shared: shared.clone(),
             is_blocked: false,
@@ -152,7 +152,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for StreamLease {
     fn drop(&mut self) {
         if self.is_blocked {
             // The end of a blocked tunnel is no progress of the connection.

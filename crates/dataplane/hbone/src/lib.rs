@@ -5,15 +5,15 @@
 //! configurations and requests, and decides nothing about routing or authorization.
 #![forbid(unsafe_code)]
 
+mod buffered_reads;
 pub mod client;
-mod coarse;
 mod lease;
-mod piece;
 mod pinger;
 pub mod pool;
 pub mod refusal;
 pub mod relay;
 mod scratch;
+mod send_chunk;
 pub mod server;
 mod settings;
 pub mod tls;
@@ -25,7 +25,9 @@ pub use client::{ClientConnection, DialError, TunnelError};
 pub use lease::{Liveness, Permit};
 pub use pinger::PingTimeout;
 pub use pool::{Pool, PoolKey, WeakPool};
-pub use relay::{Meter, RelayError, Reversed, Socket, relay_plain, relay_tunnel, relay_tunnels};
+pub use relay::{
+    Meter, RelayError, ReversedMeter, Socket, relay_plain, relay_tunnel, relay_tunnels,
+};
 pub use server::{Incoming, ServeError};
 pub use settings::Settings;
 pub use tunnel::{Tunnel, TunnelIo};

@@ -13,11 +13,11 @@ use tokio::time::{Instant, Sleep};
 use crate::{Settings, lease::Liveness};
 
 /// Interval of PINGs to a peer whose workload is not ready or removed.
-const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
+const UNREADY_PEER_PING_INTERVAL: Duration = Duration::from_secs(1);
 /// PING timeout of a peer whose workload is not ready. Its proxy acknowledges PINGs, not the unready application.
-const DOUBTFUL_TIMEOUT: Duration = Duration::from_secs(5);
+const DOUBTFUL_PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// PING timeout of a peer whose workload was removed; most probably it does not respond.
-const GONE_TIMEOUT: Duration = Duration::from_secs(1);
+const GONE_PEER_PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error of a peer that did not acknowledge a PING within this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,26 +26,26 @@ pub struct PingTimeout(Duration);
 
 /// Action that the state machine of PINGs requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
+enum PingAction {
     Ping,
     GiveUp,
 }
 
 #[derive(Debug)]
-struct State {
+struct PingState {
     awaiting: bool,
     interval: Duration,
     timeout: Duration,
 }
 
-impl State {
+impl PingState {
     /// Handles the timer: returns the next action, and the time until the timer fires again.
-    fn on_timer(&mut self) -> (Effect, Duration) {
+    fn on_timer(&mut self) -> (PingAction, Duration) {
         if self.awaiting {
-            return (Effect::GiveUp, self.interval);
+            return (PingAction::GiveUp, self.interval);
         }
         self.awaiting = true;
-        (Effect::Ping, self.timeout)
+        (PingAction::Ping, self.timeout)
     }
 
     /// Handles a PING's acknowledgement, and returns the time to the next PING.
@@ -55,7 +55,7 @@ impl State {
     }
 
     /// Handles a new interval and timeout of PINGs: returns the time until the timer fires.
-    fn on_change(&mut self, interval: Duration, timeout: Duration) -> Duration {
+    fn on_timing_change(&mut self, interval: Duration, timeout: Duration) -> Duration {
         self.interval = interval;
         self.timeout = timeout;
         match self.awaiting {
@@ -69,15 +69,15 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Pinger {
     ping: Option<PingPong>,
-    state: State,
+    state: PingState,
     timer: Pin<Box<Sleep>>,
     /// Interval and timeout of PINGs to a peer that is expected to respond.
-    usual: (Duration, Duration),
+    default_interval_and_timeout: (Duration, Duration),
 }
 
 impl Pinger {
     pub(crate) fn new(ping: Option<PingPong>, settings: &Settings) -> Self {
-        let state = State {
+        let state = PingState {
             awaiting: false,
             interval: settings.ping_interval,
             timeout: settings.ping_timeout,
@@ -87,18 +87,18 @@ impl Pinger {
             ping,
             state,
             timer,
-            usual: (settings.ping_interval, settings.ping_timeout),
+            default_interval_and_timeout: (settings.ping_interval, settings.ping_timeout),
         }
     }
 
     /// Adapts the interval and timeout to the peer's liveness, from now on.
-    pub(crate) fn follow(&mut self, liveness: Liveness) {
+    pub(crate) fn adapt_to(&mut self, liveness: Liveness) {
         let (interval, timeout) = match liveness {
-            Liveness::Expected => self.usual,
-            Liveness::Doubtful => (CLOSE_INTERVAL, DOUBTFUL_TIMEOUT),
-            Liveness::Gone => (CLOSE_INTERVAL, GONE_TIMEOUT),
+            Liveness::Expected => self.default_interval_and_timeout,
+            Liveness::Doubtful => (UNREADY_PEER_PING_INTERVAL, DOUBTFUL_PEER_PING_TIMEOUT),
+            Liveness::Gone => (UNREADY_PEER_PING_INTERVAL, GONE_PEER_PING_TIMEOUT),
         };
-        let wait = self.state.on_change(interval, timeout);
+        let wait = self.state.on_timing_change(interval, timeout);
         self.timer.as_mut().reset(Instant::now() + wait);
     }
 
@@ -123,8 +123,8 @@ impl Pinger {
             on_tick();
             let (effect, wait) = self.state.on_timer();
             match effect {
-                Effect::GiveUp => return Poll::Ready(PingTimeout(self.state.timeout)),
-                Effect::Ping => {
+                PingAction::GiveUp => return Poll::Ready(PingTimeout(self.state.timeout)),
+                PingAction::Ping => {
                     // A PING that cannot be sent belongs to a connection that is ending: the connection itself
                     // will report it.
                     if ping.send_ping(Ping::opaque()).is_err() {
@@ -144,29 +144,33 @@ mod tests {
     #[test]
     fn only_an_unanswered_ping_closes_the_connection() {
         let (interval, timeout) = (Duration::from_secs(10), Duration::from_secs(20));
-        let mut state = State {
+        let mut state = PingState {
             awaiting: false,
             interval,
             timeout,
         };
-        assert_eq!(state.on_timer(), (Effect::Ping, timeout));
+        assert_eq!(state.on_timer(), (PingAction::Ping, timeout));
         assert_eq!(state.on_pong(), interval);
-        assert_eq!(state.on_timer(), (Effect::Ping, timeout));
-        assert_eq!(state.on_timer().0, Effect::GiveUp);
+        assert_eq!(state.on_timer(), (PingAction::Ping, timeout));
+        assert_eq!(state.on_timer().0, PingAction::GiveUp);
     }
 
     #[test]
     fn doubtful_peer_is_pinged_at_once_with_a_shorter_timeout() {
-        let (usual, shorter) = (Duration::from_secs(20), Duration::from_secs(1));
-        let mut state = State {
+        let (default_interval_and_timeout, shorter) =
+            (Duration::from_secs(20), Duration::from_secs(1));
+        let mut state = PingState {
             awaiting: false,
-            interval: usual,
-            timeout: usual,
+            interval: default_interval_and_timeout,
+            timeout: default_interval_and_timeout,
         };
-        assert_eq!(state.on_change(shorter, shorter), Duration::ZERO);
-        assert_eq!(state.on_timer(), (Effect::Ping, shorter));
-        assert_eq!(state.on_change(usual, usual), usual);
-        assert_eq!(state.on_change(shorter, shorter), shorter);
+        assert_eq!(state.on_timing_change(shorter, shorter), Duration::ZERO);
+        assert_eq!(state.on_timer(), (PingAction::Ping, shorter));
+        assert_eq!(
+            state.on_timing_change(default_interval_and_timeout, default_interval_and_timeout),
+            default_interval_and_timeout
+        );
+        assert_eq!(state.on_timing_change(shorter, shorter), shorter);
         assert_eq!(state.on_pong(), shorter);
     }
 }

@@ -23,16 +23,16 @@ use tokio::{
 use crate::{
     ClientConnection, DialError, Liveness, Settings, Tunnel, TunnelError,
     client::{self, Driver, Http2Error},
-    lease::{Lease, Permit},
-    piece::Piece,
+    lease::{Permit, StreamLease},
+    send_chunk::SendChunk,
 };
 
 /// Maximum connections of one key that are opened because existing ones are stalled; beyond it, stalled connections
 /// get further tunnels.
 const MAX_STALLED_CONNECTIONS: usize = 8;
 
-type Leased = (h2::client::SendRequest<Piece>, Lease);
-type Outcome = Result<(), Arc<DialError>>;
+type LeasedStream = (h2::client::SendRequest<SendChunk>, StreamLease);
+type DialOutcome = Result<(), Arc<DialError>>;
 
 /// Key of a pooled connection: tunnels with equal keys share it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ pub struct PoolKey {
 struct Entry {
     connections: Vec<ClientConnection>,
     dialing: usize,
-    waiters: Vec<oneshot::Sender<Outcome>>,
+    waiters: Vec<oneshot::Sender<DialOutcome>>,
 }
 
 impl Entry {
@@ -95,7 +95,7 @@ impl WeakPool {
 
 /// HTTP/2 limits of a new connection in place of the pool's, and a permit that is held until the connection closes.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct ConnectionReservation {
     /// HTTP/2 limits of the connection.
     pub settings: Arc<Settings>,
     /// Permit that is released when the connection closes.
@@ -103,12 +103,13 @@ pub struct Reserved {
 }
 
 /// Takes a permit before a new connection is opened; `None` opens it with the pool's limits and without a permit.
-type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);
+type ReserveConnection<'a> =
+    &'a (dyn Fn() -> Result<Option<ConnectionReservation>, DialError> + Sync);
 
 /// Result of looking up a key in the pool.
 enum Lookup {
-    Leased(Leased),
-    Wait(oneshot::Receiver<Outcome>),
+    Leased(LeasedStream),
+    Wait(oneshot::Receiver<DialOutcome>),
     Dial,
     Draining,
 }
@@ -171,7 +172,7 @@ impl Pool {
         authority: Uri,
         headers: HeaderMap,
         dial: impl Fn() -> F,
-        reserve: Reserve<'_>,
+        reserve: ReserveConnection<'_>,
     ) -> Result<(Tunnel, response::Parts), TunnelError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -194,7 +195,7 @@ impl Pool {
         key: &Arc<PoolKey>,
         authority: &Uri,
         headers: &HeaderMap,
-        dial: (&impl Fn() -> F, Reserve<'_>),
+        dial: (&impl Fn() -> F, ReserveConnection<'_>),
     ) -> Result<(Tunnel, response::Parts), (TunnelError, bool)>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -224,7 +225,7 @@ impl Pool {
 
     /// Updates the liveness of each connection's peer for which `liveness` returns a value. Connections to removed
     /// peers get no more tunnels, and are closed as soon as the peer does not respond.
-    pub fn review(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
+    pub fn update_liveness(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
         let mut state = self.state.lock();
         state.entries.retain(|key, entry| {
             let Some(liveness) = liveness(key) else {
@@ -244,14 +245,14 @@ impl Pool {
     async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
-        dial: (&impl Fn() -> F, Reserve<'_>),
-    ) -> Result<(Leased, bool), TunnelError>
+        dial: (&impl Fn() -> F, ReserveConnection<'_>),
+    ) -> Result<(LeasedStream, bool), TunnelError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
         loop {
-            match self.look(key) {
+            match self.find_connection(key) {
                 Lookup::Leased(leased) => return Ok((leased, false)),
                 Lookup::Draining => return Err(TunnelError::Draining),
                 // Otherwise a new connection is available, or the task that was dialing was
@@ -262,7 +263,7 @@ impl Pool {
                     }
                 }
                 Lookup::Dial => {
-                    let guard = Dialing {
+                    let guard = DialGuard {
                         pool: self,
                         key,
                         done: false,
@@ -274,7 +275,7 @@ impl Pool {
         }
     }
 
-    fn look(&self, key: &Arc<PoolKey>) -> Lookup {
+    fn find_connection(&self, key: &Arc<PoolKey>) -> Lookup {
         let mut state = self.state.lock();
         if state.draining {
             return Lookup::Draining;
@@ -309,7 +310,7 @@ impl Pool {
     async fn dial<IO, F>(
         &self,
         key: &Arc<PoolKey>,
-        (dial, reserve): (&impl Fn() -> F, Reserve<'_>),
+        (dial, reserve): (&impl Fn() -> F, ReserveConnection<'_>),
     ) -> Result<(ClientConnection, Driver<IO>), DialError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -325,12 +326,12 @@ impl Pool {
             source,
         })?;
         let permit = reserved.map(|reserved| reserved.permit);
-        Ok((connection, driver.holding(permit)))
+        Ok((connection, driver.with_permit(permit)))
     }
 }
 
 /// Removes connections of a key that take no more tunnels, and the key when none are left.
-fn sweep(state: &Mutex<State>, key: &PoolKey) {
+fn remove_closed_connections(state: &Mutex<State>, key: &PoolKey) {
     let mut state = state.lock();
     if let Some(entry) = state.entries.get_mut(key) {
         entry.connections.retain_mut(ClientConnection::is_open);
@@ -342,17 +343,17 @@ fn sweep(state: &Mutex<State>, key: &PoolKey) {
 
 /// Guard of a connection that is being opened. If it is dropped without a result (the caller was cancelled), it wakes
 /// the waiting tunnels, one of which opens the connection instead.
-struct Dialing<'a> {
+struct DialGuard<'a> {
     pool: &'a Pool,
     key: &'a Arc<PoolKey>,
     done: bool,
 }
 
-impl Dialing<'_> {
+impl DialGuard<'_> {
     fn finish<IO>(
         mut self,
         outcome: Result<(ClientConnection, Driver<IO>), DialError>,
-    ) -> Result<Leased, TunnelError>
+    ) -> Result<LeasedStream, TunnelError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -360,8 +361,8 @@ impl Dialing<'_> {
         match outcome {
             Err(error) => {
                 let error = Arc::new(error);
-                self.settle(None, &Err(error.clone()));
-                sweep(&self.pool.state, self.key);
+                self.complete_dial(None, &Err(error.clone()));
+                remove_closed_connections(&self.pool.state, self.key);
                 Err(TunnelError::Dial(error))
             }
             Ok((connection, driver)) => {
@@ -371,19 +372,19 @@ impl Dialing<'_> {
                 drop(ambit_rt::spawn("hbone connection", async move {
                     let sweep = || {
                         if let Some(state) = pool.upgrade() {
-                            sweep(&state, &key);
+                            remove_closed_connections(&state, &key);
                         }
                     };
                     driver.run(sweep).await;
                     sweep();
                 }));
-                self.settle(Some(connection), &Ok(()));
+                self.complete_dial(Some(connection), &Ok(()));
                 Ok(leased)
             }
         }
     }
 
-    fn settle(&self, connection: Option<ClientConnection>, outcome: &Outcome) {
+    fn complete_dial(&self, connection: Option<ClientConnection>, outcome: &DialOutcome) {
         let mut state = self.pool.state.lock();
         if state.draining {
             // The connection serves its first tunnel and ends.
@@ -399,11 +400,11 @@ impl Dialing<'_> {
     }
 }
 
-impl Drop for Dialing<'_> {
+impl Drop for DialGuard<'_> {
     fn drop(&mut self) {
         if !self.done {
-            self.settle(None, &Ok(()));
-            sweep(&self.pool.state, self.key);
+            self.complete_dial(None, &Ok(()));
+            remove_closed_connections(&self.pool.state, self.key);
         }
     }
 }

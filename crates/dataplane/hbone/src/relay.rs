@@ -6,8 +6,8 @@
 //! so a slow reader needs no more memory than that window.
 //!
 //! A side that breaks (a reset, a dead connection) is never passed on as an end of data. The bytes it sent before are
-//! delivered, as in TCP, within [`ends::LAST_BYTES`]; then the tunnel is reset, and the caller resets its sockets, as
-//! it does for every relay that does not end with `Ok`.
+//! delivered, as in TCP, within [`ends::LAST_BYTES_TIMEOUT`]; then the tunnel is reset, and the caller resets its
+//! sockets, as it does for every relay that does not end with `Ok`.
 
 use std::{future::poll_fn, io, task::Poll};
 
@@ -18,19 +18,19 @@ mod ends;
 mod forward;
 mod frames;
 mod meter;
-mod one_way;
 mod received;
 mod socket;
+mod socket_copy;
 mod upload;
 
 use download::Download;
 pub use ends::RelayError;
-use ends::{Ends, LastBytesTimer};
+use ends::{LastBytesTimer, RelayEnds};
 use forward::Forward;
-pub use meter::{Meter, Reversed};
-use one_way::OneWay;
+pub use meter::{Meter, ReversedMeter};
 pub use socket::Socket;
-use socket::Watch;
+use socket::SocketErrorTimer;
+use socket_copy::SocketCopy;
 use upload::Upload;
 
 /// Copies between an application's socket and a tunnel until both directions have ended. If either
@@ -47,22 +47,22 @@ where
     A: Socket,
     M: Meter,
 {
-    let mut watch = Watch::default();
+    let mut watch = SocketErrorTimer::default();
     let mut upload = Upload::default();
     let mut download = Download::default();
-    let mut ends = Ends::default();
+    let mut ends = RelayEnds::default();
     let result = poll_fn(|cx| {
-        if !ends.down
+        if !ends.download_ended
             && let Poll::Ready(over) = download.poll(cx, app, &mut tunnel.recv, &mut ends, &meter)
         {
-            ends.down(over);
+            ends.end_download(over);
         }
-        if !ends.up
+        if !ends.upload_ended
             && let Poll::Ready(over) = upload.poll(cx, app, tunnel, &mut ends, &meter)
         {
-            ends.up(over);
+            ends.end_upload(over);
         }
-        let bytes_wait = !ends.up && upload.bytes_wait();
+        let bytes_wait = !ends.upload_ended && upload.has_pending_bytes();
         if let Poll::Ready(error) = watch.poll(cx, app, bytes_wait) {
             ends.socket_failed(error);
         }
@@ -77,7 +77,7 @@ where
 
 /// Resets a tunnel once its pending data has been sent, or after a timeout.
 async fn reset_when_sent(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
-    poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
+    poll_fn(|cx| match tunnel.unsent.poll_all_sent(cx) {
         Poll::Pending => last_bytes_timer.poll(cx),
         sent => sent,
     })
@@ -95,26 +95,26 @@ pub async fn relay_tunnels<M: Meter>(
     meter: M,
 ) -> Result<(), RelayError> {
     let (mut upload, mut download) = (Forward::default(), Forward::default());
-    let mut ends = Ends::default();
+    let mut ends = RelayEnds::default();
     let result = poll_fn(|cx| {
         loop {
-            let before = (ends.up, ends.down);
-            if !ends.up {
+            let before = (ends.upload_ended, ends.download_ended);
+            if !ends.upload_ended {
                 let count = |n| meter.app_sent(n);
                 let over = upload.poll(cx, &mut app.recv, peer, &mut ends, before.1, count);
                 if let Poll::Ready(over) = over {
-                    ends.up(over);
+                    ends.end_upload(over);
                 }
             }
-            if !ends.down {
+            if !ends.download_ended {
                 let count = |n| meter.app_received(n);
                 let over = download.poll(cx, &mut peer.recv, app, &mut ends, before.0, count);
                 if let Poll::Ready(over) = over {
-                    ends.down(over);
+                    ends.end_download(over);
                 }
             }
             // Each direction waits for other things once the other is over.
-            if before == (ends.up, ends.down) {
+            if before == (ends.upload_ended, ends.download_ended) {
                 return ends.poll(cx);
             }
         }
@@ -137,26 +137,33 @@ where
     B: Socket,
     M: Meter,
 {
-    let (mut watch_app, mut watch_peer) = (Watch::default(), Watch::default());
-    let mut upload = OneWay::default();
-    let mut download = OneWay::default();
-    let mut ends = Ends::default();
+    let (mut watch_app, mut watch_peer) =
+        (SocketErrorTimer::default(), SocketErrorTimer::default());
+    let mut upload = SocketCopy::default();
+    let mut download = SocketCopy::default();
+    let mut ends = RelayEnds::default();
     poll_fn(|cx| {
-        if !ends.up
+        if !ends.upload_ended
             && let Poll::Ready(over) = upload.poll(cx, app, peer, &mut ends, |n| meter.app_sent(n))
         {
-            ends.up(over);
+            ends.end_upload(over);
         }
-        if !ends.down
+        if !ends.download_ended
             && let Poll::Ready(over) =
                 download.poll(cx, peer, app, &mut ends, |n| meter.app_received(n))
         {
-            ends.down(over);
+            ends.end_download(over);
         }
-        if let Poll::Ready(error) = watch_app.poll(cx, app, !ends.up && upload.bytes_wait()) {
+        if let Poll::Ready(error) =
+            watch_app.poll(cx, app, !ends.upload_ended && upload.has_pending_bytes())
+        {
             ends.socket_failed(error);
         }
-        if let Poll::Ready(error) = watch_peer.poll(cx, peer, !ends.down && download.bytes_wait()) {
+        if let Poll::Ready(error) = watch_peer.poll(
+            cx,
+            peer,
+            !ends.download_ended && download.has_pending_bytes(),
+        ) {
             ends.socket_failed(error);
         }
         ends.poll(cx)
@@ -165,7 +172,7 @@ where
 }
 
 /// Whether the error only reports that the peer disconnected, as it may at any time.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_connection_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotConnected

@@ -19,12 +19,12 @@ use tokio_util::io::poll_read_buf;
 /// work for each read (a window update to the sender, through the whole stack, and the sender's
 /// next bytes with the response) costs more than the bytes. Memory is used only as far as reads
 /// fill it.
-pub(crate) const SCRATCH: usize = 512 << 10;
+pub(crate) const SCRATCH_BYTES: usize = 512 << 10;
 /// Maximum size of pieces that are copied out of the buffer, in bytes.
 const MAX_COPIED_BYTES: usize = 8 << 10;
 
 thread_local! {
-    static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+    static SCRATCH_BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
 /// Reads once, at most `limit` bytes. An empty result is the end of data.
@@ -33,8 +33,8 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     limit: usize,
 ) -> Poll<io::Result<Bytes>> {
-    BUFFER.with_borrow_mut(|buffer| {
-        let n = ready!(fill(buffer, reader, cx, limit))?;
+    SCRATCH_BUFFER.with_borrow_mut(|buffer| {
+        let n = ready!(poll_fill(buffer, reader, cx, limit))?;
         Poll::Ready(Ok(if n <= MAX_COPIED_BYTES {
             let out = Bytes::copy_from_slice(buffer);
             buffer.clear();
@@ -47,13 +47,13 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
 
 /// Reads once and passes the bytes to `write`; bytes that it does not accept are copied and returned. `None` is the
 /// end of data.
-pub(crate) fn poll_pass<R: AsyncRead + Unpin>(
+pub(crate) fn poll_read_and_write<R: AsyncRead + Unpin>(
     reader: &mut R,
     cx: &mut Context<'_>,
     mut write: impl FnMut(&mut Context<'_>, &[u8]) -> Poll<io::Result<usize>>,
 ) -> Poll<io::Result<Option<(usize, Bytes)>>> {
-    BUFFER.with_borrow_mut(|buffer| {
-        let n = ready!(fill(buffer, reader, cx, SCRATCH))?;
+    SCRATCH_BUFFER.with_borrow_mut(|buffer| {
+        let n = ready!(poll_fill(buffer, reader, cx, SCRATCH_BYTES))?;
         if n == 0 {
             return Poll::Ready(Ok(None));
         }
@@ -75,7 +75,7 @@ pub(crate) fn poll_pass<R: AsyncRead + Unpin>(
     })
 }
 
-fn fill<R: AsyncRead + Unpin>(
+fn poll_fill<R: AsyncRead + Unpin>(
     buffer: &mut BytesMut,
     reader: &mut R,
     cx: &mut Context<'_>,
@@ -83,7 +83,7 @@ fn fill<R: AsyncRead + Unpin>(
 ) -> Poll<io::Result<usize>> {
     buffer.clear();
     if buffer.capacity() < limit {
-        buffer.reserve(SCRATCH);
+        buffer.reserve(SCRATCH_BYTES);
     }
     poll_read_buf(Pin::new(reader), cx, &mut (&mut *buffer).limit(limit))
 }

@@ -21,10 +21,10 @@ use tokio::{
 
 use crate::{
     Settings, Tunnel,
-    piece::Piece,
     pinger::{PingTimeout, Pinger},
-    tunnel::{OpenStream, Slot},
-    windows::Windows,
+    send_chunk::SendChunk,
+    tunnel::{OpenStream, StreamSlot},
+    windows::FlowControlWindows,
 };
 
 /// Error that ended a connection before both peers had closed it.
@@ -41,14 +41,14 @@ pub enum ServeError {
     Connection(#[source] h2::Error),
     /// The peer did not acknowledge a PING in time.
     #[error(transparent)]
-    Silent(#[from] PingTimeout),
+    PingTimeout(#[from] PingTimeout),
 }
 
 /// Request on a connection, which may become a tunnel. Dropping it resets the stream.
 #[derive(Debug)]
 pub struct Incoming {
     request: Request<RecvStream>,
-    respond: SendResponse<Piece>,
+    respond: SendResponse<SendChunk>,
     open: OpenStream,
 }
 
@@ -57,7 +57,7 @@ pub struct Incoming {
 pub enum IncomingError {
     /// The method is not CONNECT.
     #[error("the method is not CONNECT")]
-    Method,
+    MethodNotConnect,
     /// The request is an extended CONNECT, or its target has a path.
     #[error("the request has no plain authority")]
     NoAuthority,
@@ -74,7 +74,7 @@ impl Incoming {
     /// When the request is not a plain CONNECT to an address or name with a port.
     pub fn target(&self) -> Result<Authority, IncomingError> {
         if self.request.method() != Method::CONNECT {
-            return Err(IncomingError::Method);
+            return Err(IncomingError::MethodNotConnect);
         }
         if self
             .request
@@ -120,7 +120,7 @@ impl Incoming {
     /// # Errors
     ///
     /// Returns how the request ended.
-    pub async fn unless_gone<T>(
+    pub async fn run_until_cancelled<T>(
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, h2::Error> {
@@ -145,7 +145,7 @@ impl Incoming {
         Ok(Tunnel::new(
             send,
             self.request.into_body(),
-            Slot::Server(self.open),
+            StreamSlot::Server(self.open),
         ))
     }
 }
@@ -169,11 +169,11 @@ where
     H: FnMut(Incoming),
 {
     let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
-    let mut windows = Windows::new(settings, max_streams);
+    let mut windows = FlowControlWindows::new(settings, max_streams);
     let mut builder = h2::server::Builder::new();
     builder
-        .initial_window_size(windows.initial())
-        .initial_connection_window_size(windows.connection(0))
+        .initial_window_size(windows.initial_stream_window())
+        .initial_connection_window_size(windows.connection_window(0))
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_request_headers)
         .max_concurrent_streams(settings.max_peer_streams)
@@ -181,7 +181,7 @@ where
         .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.send_buffer);
     let limit = settings.handshake_timeout;
-    let mut connection = timeout(limit, builder.handshake::<_, Piece>(io))
+    let mut connection = timeout(limit, builder.handshake::<_, SendChunk>(io))
         .await
         .map_err(|_| ServeError::HandshakeTimeout(limit))?
         .map_err(ServeError::Handshake)?;
@@ -200,10 +200,10 @@ where
         loop {
             // The peer must acknowledge one change before the next: the following iteration
             // compares again.
-            if let Some(window) = windows.next(streams.load(Ordering::Relaxed))
+            if let Some(window) = windows.next_stream_window(streams.load(Ordering::Relaxed))
                 && connection.set_initial_window_size(window).is_ok()
             {
-                windows.announce(window);
+                windows.set_announced(window);
             }
             match connection.poll_accept(cx) {
                 Poll::Pending => return Poll::Pending,
@@ -215,13 +215,15 @@ where
                         open: OpenStream::new(&streams),
                     });
                     // Counts only streams that the handler has not refused.
-                    if let Some(window) = windows.grown(streams.load(Ordering::Relaxed)) {
+                    if let Some(window) =
+                        windows.grown_connection_window(streams.load(Ordering::Relaxed))
+                    {
                         connection.set_target_window_size(window);
                     }
                 }
                 Poll::Ready(Some(Err(error))) => {
                     // A peer that closes the transport without GOAWAY has merely disconnected.
-                    let gone = error.get_io().is_some_and(crate::relay::is_gone);
+                    let gone = error.get_io().is_some_and(crate::relay::is_connection_gone);
                     return Poll::Ready(if gone {
                         Ok(())
                     } else {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_tls::Withdrawal;
+use ambit_tls::WithdrawalReason;
 use rustls::{
     ClientConfig, ServerConfig,
     pki_types::{CertificateDer, IpAddr, ServerName},
@@ -14,10 +14,10 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-pub use crate::coarse::Coarse;
+pub use crate::buffered_reads::BufferedReads;
 
 /// Established TLS connection, as client or server.
-pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<Coarse<IO>>;
+pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<BufferedReads<IO>>;
 
 /// Plaintext that is encrypted before it is written, in bytes: several records a system call.
 const WRITE_BUFFER_BYTES: usize = 256 << 10;
@@ -38,15 +38,15 @@ pub enum HandshakeError {
 
 impl HandshakeError {
     /// Whether the peer disconnected without rejecting the handshake by an alert.
-    pub(crate) fn is_cut_off(&self) -> bool {
-        matches!(self, Self::Tls(error) if crate::relay::is_gone(error))
+    pub(crate) fn is_connection_closed(&self) -> bool {
+        matches!(self, Self::Tls(error) if crate::relay::is_connection_gone(error))
     }
 
     /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         use ambit_model::Reason::{CertRevoked, TlsFailure};
         match self {
-            Self::Tls(error) if ambit_tls::reason_of(error) == CertRevoked => CertRevoked,
+            Self::Tls(error) if ambit_tls::failure_reason(error) == CertRevoked => CertRevoked,
             _ => TlsFailure,
         }
     }
@@ -66,7 +66,7 @@ pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
     let nobody = ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()));
     match timeout(
         limit,
-        TlsConnector::from(config).connect(nobody, Coarse::new(socket)),
+        TlsConnector::from(config).connect(nobody, BufferedReads::new(socket)),
     )
     .await
     {
@@ -86,7 +86,12 @@ pub async fn accept<IO: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ServerConfig>,
     limit: Duration,
 ) -> Result<TlsStream<IO>, HandshakeError> {
-    match timeout(limit, TlsAcceptor::from(config).accept(Coarse::new(socket))).await {
+    match timeout(
+        limit,
+        TlsAcceptor::from(config).accept(BufferedReads::new(socket)),
+    )
+    .await
+    {
         Ok(Ok(stream)) => expect_h2(stream.into()),
         Ok(Err(error)) => Err(HandshakeError::Tls(error)),
         Err(_elapsed) => Err(HandshakeError::Timeout(limit)),
@@ -101,13 +106,13 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
 /// Makes a connection fail once `withdrawn` completes, since the peer is then no longer accepted.
 pub fn end_when_withdrawn<IO>(
     stream: &mut TlsStream<IO>,
-    withdrawn: impl Future<Output = Withdrawal> + Send + 'static,
+    withdrawn: impl Future<Output = WithdrawalReason> + Send + 'static,
 ) {
     let io = match stream {
         tokio_rustls::TlsStream::Client(stream) => stream.get_mut().0,
         tokio_rustls::TlsStream::Server(stream) => stream.get_mut().0,
     };
-    io.end_when(withdrawn);
+    io.fail_reads_when(withdrawn);
 }
 
 fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {

@@ -15,24 +15,24 @@ use h2::{RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
-    lease::Lease,
-    piece::{Piece, Unsent},
+    lease::StreamLease,
+    send_chunk::{SendChunk, UnsentFrames},
 };
 
 /// Established tunnel. Dropping it before both directions have ended resets the stream with CANCEL, which some peers
 /// take for an end of data: see [`Self::reset`].
 #[derive(Debug)]
 pub struct Tunnel {
-    pub(crate) send: SendStream<Piece>,
+    pub(crate) send: SendStream<SendChunk>,
     pub(crate) recv: RecvStream,
-    pub(crate) unsent: Unsent,
-    slot: Slot,
+    pub(crate) unsent: UnsentFrames,
+    slot: StreamSlot,
 }
 
 /// Stream slot of a tunnel on its connection, released on drop.
 #[derive(Debug)]
-pub(crate) enum Slot {
-    Client(Lease),
+pub(crate) enum StreamSlot {
+    Client(StreamLease),
     Server(#[expect(dead_code, reason = "counts while it is held")] OpenStream),
 }
 
@@ -59,11 +59,11 @@ impl Drop for OpenStream {
 }
 
 impl Tunnel {
-    pub(crate) fn new(send: SendStream<Piece>, recv: RecvStream, slot: Slot) -> Self {
+    pub(crate) fn new(send: SendStream<SendChunk>, recv: RecvStream, slot: StreamSlot) -> Self {
         Self {
             send,
             recv,
-            unsent: Unsent::default(),
+            unsent: UnsentFrames::default(),
             slot,
         }
     }
@@ -86,7 +86,7 @@ impl Tunnel {
                 capacity => break Poll::Ready(Some(Ok(capacity))),
             }
         };
-        if let Slot::Client(lease) = &mut self.slot {
+        if let StreamSlot::Client(lease) = &mut self.slot {
             lease.set_blocked(capacity.is_pending());
         }
         capacity
@@ -174,7 +174,7 @@ impl AsyncWrite for TunnelIo {
         let Tunnel { send, unsent, .. } = tunnel;
         let n = capacity.min(buf.len());
         let piece = Bytes::copy_from_slice(buf.get(..n).unwrap_or_default());
-        send.send_data(Piece::new(piece, unsent), false)
+        send.send_data(SendChunk::new(piece, unsent), false)
             .map_err(io::Error::other)?;
         Poll::Ready(Ok(n))
     }
@@ -191,7 +191,7 @@ impl AsyncWrite for TunnelIo {
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Tunnel { send, unsent, .. } = &mut self.get_mut().tunnel;
-        let ended = send.send_data(Piece::new(Bytes::new(), unsent), true);
+        let ended = send.send_data(SendChunk::new(Bytes::new(), unsent), true);
         Poll::Ready(ended.map_err(io::Error::other))
     }
 }

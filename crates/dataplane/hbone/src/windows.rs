@@ -13,7 +13,7 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 
 /// Computes the receive windows of the streams and of the connection, as the number of open streams changes.
 #[derive(Clone, Debug)]
-pub(crate) struct Windows {
+pub(crate) struct FlowControlWindows {
     /// Window of each stream while few streams are open, in bytes.
     stream: u32,
     /// Minimum window of a stream in bytes, however many are open.
@@ -28,7 +28,7 @@ pub(crate) struct Windows {
     peak: usize,
 }
 
-impl Windows {
+impl FlowControlWindows {
     /// Computes the windows of a connection on which the peer may open `max_streams` streams.
     pub(crate) fn new(settings: &Settings, max_streams: usize) -> Self {
         let shared = settings.connection_window.max(settings.stream_window);
@@ -43,15 +43,15 @@ impl Windows {
     }
 
     /// Returns the initial window of each stream, before any is open.
-    pub(crate) fn initial(&self) -> u32 {
+    pub(crate) fn initial_stream_window(&self) -> u32 {
         self.stream
     }
 
     /// Returns the connection's window for up to this many open streams: the sum of their windows, plus the shared
     /// bytes, for data that the peer sends before it learns of a smaller window.
-    pub(crate) fn connection(&self, streams: usize) -> u32 {
+    pub(crate) fn connection_window(&self, streams: usize) -> u32 {
         let beyond_smallest: u64 = (1..=self.max_streams)
-            .map(|streams| u64::from(self.of_each(streams) - self.smallest))
+            .map(|streams| u64::from(self.stream_window(streams) - self.smallest))
             .sum();
         let streams = u64::try_from(streams).unwrap_or(u64::MAX);
         let of_streams = streams.saturating_mul(self.smallest.into());
@@ -62,7 +62,7 @@ impl Windows {
     }
 
     /// Returns the window of each stream for this number of open streams.
-    fn of_each(&self, streams: usize) -> u32 {
+    fn stream_window(&self, streams: usize) -> u32 {
         let streams = u32::try_from(streams.max(1)).unwrap_or(u32::MAX);
         let sharing = streams.checked_next_power_of_two().unwrap_or(u32::MAX);
         (self.shared / sharing).clamp(self.smallest, self.stream)
@@ -70,27 +70,27 @@ impl Windows {
 
     /// Returns the stream window to announce for this many open streams, if it changed. It grows again only after
     /// half of the streams have ended, to limit the number of SETTINGS frames.
-    pub(crate) fn next(&self, streams: usize) -> Option<u32> {
-        let now = self.of_each(streams);
+    pub(crate) fn next_stream_window(&self, streams: usize) -> Option<u32> {
+        let now = self.stream_window(streams);
         if now < self.announced {
             return Some(now);
         }
-        let with_twice_as_many = self.of_each(streams.saturating_mul(2));
+        let with_twice_as_many = self.stream_window(streams.saturating_mul(2));
         (with_twice_as_many > self.announced).then_some(with_twice_as_many)
     }
 
     /// Returns the connection's window for this many open streams, if it is a new maximum. It never shrinks: the peer
     /// need not use it at once.
-    pub(crate) fn grown(&mut self, streams: usize) -> Option<u32> {
+    pub(crate) fn grown_connection_window(&mut self, streams: usize) -> Option<u32> {
         let is_peak = streams > self.peak;
         is_peak.then(|| {
             self.peak = streams;
-            self.connection(streams)
+            self.connection_window(streams)
         })
     }
 
     /// Records that this stream window was announced to the peer.
-    pub(crate) fn announce(&mut self, window: u32) {
+    pub(crate) fn set_announced(&mut self, window: u32) {
         self.announced = window;
     }
 }
@@ -98,18 +98,18 @@ impl Windows {
 impl Settings {
     /// Returns the bytes that a peer's connection without streams may make a server hold; each further stream adds
     /// [`Self::stream_bytes`].
-    pub fn server_bytes(&self) -> usize {
+    pub fn server_connection_bytes(&self) -> usize {
         let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
         self.connection_bytes(streams)
     }
 
     /// Returns the bytes that a connection to a server may make the client hold.
-    pub fn client_bytes(&self) -> usize {
+    pub fn client_connection_bytes(&self) -> usize {
         self.connection_bytes(self.max_streams)
     }
 
     fn connection_bytes(&self, streams: usize) -> usize {
-        let bytes = Windows::new(self, streams).connection(0);
+        let bytes = FlowControlWindows::new(self, streams).connection_window(0);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
@@ -124,8 +124,8 @@ impl Settings {
 mod tests {
     use super::*;
 
-    fn windows(streams: usize) -> Windows {
-        Windows::new(&Settings::default(), streams)
+    fn windows(streams: usize) -> FlowControlWindows {
+        FlowControlWindows::new(&Settings::default(), streams)
     }
 
     #[test]
@@ -139,9 +139,13 @@ mod tests {
             (100, 128 << 10),
             (200, 128 << 10),
         ] {
-            assert_eq!(windows.of_each(streams), expected, "{streams} streams");
+            assert_eq!(
+                windows.stream_window(streams),
+                expected,
+                "{streams} streams"
+            );
         }
-        let all = windows.connection(200);
+        let all = windows.connection_window(200);
         assert!(all < 96 << 20, "{all}");
     }
 
@@ -152,32 +156,38 @@ mod tests {
             connection_window: 16_384,
             ..Settings::default()
         };
-        let windows = Windows::new(&settings, 100);
-        assert_eq!(windows.initial(), 65_535);
-        assert_eq!(windows.of_each(100), 65_535);
-        assert_eq!(windows.connection(100), 101 * 65_535);
+        let windows = FlowControlWindows::new(&settings, 100);
+        assert_eq!(windows.initial_stream_window(), 65_535);
+        assert_eq!(windows.stream_window(100), 65_535);
+        assert_eq!(windows.connection_window(100), 101 * 65_535);
         let settings = Settings {
             stream_window: MAX_WINDOW,
             connection_window: MAX_WINDOW,
             ..Settings::default()
         };
-        assert_eq!(Windows::new(&settings, 1000).connection(1), MAX_WINDOW);
+        assert_eq!(
+            FlowControlWindows::new(&settings, 1000).connection_window(1),
+            MAX_WINDOW
+        );
     }
 
     #[test]
     fn window_of_a_connection_grows_with_its_peak_of_streams() {
         let mut windows = windows(200);
-        let one = windows.grown(1).unwrap();
-        assert_eq!(windows.grown(3), Some(one + 2 * (128 << 10)));
-        assert_eq!(windows.grown(2), None);
-        assert_eq!(windows.grown(3), None);
+        let one = windows.grown_connection_window(1).unwrap();
+        assert_eq!(
+            windows.grown_connection_window(3),
+            Some(one + 2 * (128 << 10))
+        );
+        assert_eq!(windows.grown_connection_window(2), None);
+        assert_eq!(windows.grown_connection_window(3), None);
         let settings = Settings {
             stream_window: 64 << 10,
             connection_window: 64 << 10,
             min_stream_window: 16 << 10,
             ..Settings::default()
         };
-        assert_eq!(settings.server_bytes(), 128 << 10);
+        assert_eq!(settings.server_connection_bytes(), 128 << 10);
         assert_eq!(settings.stream_bytes(), 16 << 10);
     }
 
@@ -185,11 +195,11 @@ mod tests {
     fn windows_do_not_change_with_every_stream() {
         let mut windows = windows(200);
         let mut sent = 0;
-        let show = |windows: &mut Windows, streams| {
-            let window = windows.next(streams);
+        let show = |windows: &mut FlowControlWindows, streams| {
+            let window = windows.next_stream_window(streams);
             window
                 .into_iter()
-                .for_each(|window| windows.announce(window));
+                .for_each(|window| windows.set_announced(window));
             usize::from(window.is_some())
         };
         for streams in 0..=8 {
@@ -208,8 +218,8 @@ mod tests {
     fn stalled_streams_never_fill_the_connection() {
         for seed in 0..200_u64 {
             let mut windows = windows(100);
-            let most = |windows: &Windows, streams| {
-                u64::from(windows.connection(streams)) - u64::from(windows.shared)
+            let most = |windows: &FlowControlWindows, streams| {
+                u64::from(windows.connection_window(streams)) - u64::from(windows.shared)
             };
             let mut held: Vec<u64> = Vec::new();
             let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -225,8 +235,8 @@ mod tests {
                 } else if !held.is_empty() {
                     held.swap_remove(at % held.len());
                 }
-                if let Some(window) = windows.next(held.len()) {
-                    windows.announce(window);
+                if let Some(window) = windows.next_stream_window(held.len()) {
+                    windows.set_announced(window);
                 }
                 for one in &mut held {
                     *one = (*one).max(windows.announced.into());

@@ -3,25 +3,25 @@
 
 use std::io::{Error, ErrorKind};
 
-use ambit_tls::Withdrawal;
+use ambit_tls::WithdrawalReason;
 
 /// Kind of the IO error: no operating system returns it for a socket that was already open.
-const WITHDRAWN: ErrorKind = ErrorKind::PermissionDenied;
+const WITHDRAWN_ERROR_KIND: ErrorKind = ErrorKind::PermissionDenied;
 
-pub(crate) fn error(why: Withdrawal) -> Error {
+pub(crate) fn error(why: WithdrawalReason) -> Error {
     let text = match why {
-        Withdrawal::Revoked => "connection closed: peer certificate revoked by CRL",
-        Withdrawal::TrustDomain => {
+        WithdrawalReason::Revoked => "connection closed: peer certificate revoked by CRL",
+        WithdrawalReason::TrustDomain => {
             "connection closed: the peer's trust domain, or its root, is no longer accepted"
         }
     };
-    Error::new(WITHDRAWN, text)
+    Error::new(WITHDRAWN_ERROR_KIND, text)
 }
 
 /// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 preserves the kind of an IO error, not its
 /// type.
-pub(crate) fn ended(error: &h2::Error) -> bool {
+pub(crate) fn is_withdrawal(error: &h2::Error) -> bool {
     error
         .get_io()
-        .is_some_and(|error| error.kind() == WITHDRAWN)
+        .is_some_and(|error| error.kind() == WITHDRAWN_ERROR_KIND)
 }

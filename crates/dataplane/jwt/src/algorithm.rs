@@ -22,11 +22,11 @@ pub(crate) enum Algorithm {
 }
 
 /// Accepted sizes of an RSA key's modulus, in bits.
-const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
+const RSA_KEY_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl Algorithm {
     /// Algorithms that an RSA key can be used with.
-    pub(crate) const RSA: [Self; 6] = [
+    pub(crate) const RSA_ALGORITHMS: [Self; 6] = [
         Self::Rs256,
         Self::Rs384,
         Self::Rs512,
@@ -36,7 +36,7 @@ impl Algorithm {
     ];
 
     /// Returns the algorithm with a case-sensitive `alg` name.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "RS256" => Self::Rs256,
             "RS384" => Self::Rs384,
@@ -70,7 +70,7 @@ impl Algorithm {
         };
         let (n, e) = (strip(n), strip(e));
         let bits = (n.len() * 8).checked_sub(n.first()?.leading_zeros() as usize)?;
-        if !RSA_BITS.contains(&bits) || e.len() > 4 || e.last()? % 2 == 0 || e == [1] {
+        if !RSA_KEY_BITS.contains(&bits) || e.len() > 4 || e.last()? % 2 == 0 || e == [1] {
             return None;
         }
         let components = PublicKeyComponents { n, e };
@@ -78,7 +78,7 @@ impl Algorithm {
     }
 
     /// Builds a public key on an elliptic curve, and returns the one algorithm that uses the curve.
-    pub(crate) fn curve_key(curve: &str, x: &[u8], y: &[u8]) -> Option<(Self, ParsedPublicKey)> {
+    pub(crate) fn ecdsa_key(curve: &str, x: &[u8], y: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let (algorithm, parameters, size): (_, &'static dyn VerificationAlgorithm, _) = match curve
         {
             "P-256" => (Self::Es256, &lc::ECDSA_P256_SHA256_FIXED, 32),
@@ -114,7 +114,7 @@ impl Algorithm {
     }
 
     /// Builds a public key on an Edwards curve (EdDSA).
-    pub(crate) fn edwards_key(curve: &str, x: &[u8]) -> Option<(Self, ParsedPublicKey)> {
+    pub(crate) fn ed25519_key(curve: &str, x: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let is_known = curve == "Ed25519" && x.len() == 32;
         let key = is_known.then(|| ParsedPublicKey::new(&lc::ED25519, x).ok());
         key.flatten().map(|key| (Self::EdDsa, key))

@@ -7,28 +7,28 @@ use std::{collections::HashMap, sync::Arc};
 
 use aws_lc_rs::hmac;
 
-use crate::token::Verified;
+use crate::token::VerifiedToken;
 
 /// Maximum tokens in each of the cache's two generations.
 const MAX_GENERATION_TOKENS: usize = 1024;
 
 /// Keyed hash that identifies a token.
-pub(crate) type Digest = [u8; 32];
+pub(crate) type TokenDigest = [u8; 32];
 
 /// Computes keyed hashes of tokens, with a random key of the process.
 #[derive(Debug)]
-pub(crate) struct Digests(hmac::Key);
+pub(crate) struct TokenHasher(hmac::Key);
 
-impl Default for Digests {
+impl Default for TokenHasher {
     fn default() -> Self {
         let secret: [u8; 32] = rand::random();
         Self(hmac::Key::new(hmac::HMAC_SHA256, &secret))
     }
 }
 
-impl Digests {
-    pub(crate) fn of(&self, token: &str) -> Digest {
-        let mut digest = Digest::default();
+impl TokenHasher {
+    pub(crate) fn digest(&self, token: &str) -> TokenDigest {
+        let mut digest = TokenDigest::default();
         digest.copy_from_slice(hmac::sign(&self.0, token.as_bytes()).as_ref());
         digest
     }
@@ -36,61 +36,61 @@ impl Digests {
 
 /// Verified tokens of one rule; dropped when the rule's keys change.
 #[derive(Debug, Default)]
-pub(crate) struct Cache {
-    young: HashMap<Digest, Arc<Verified>>,
-    old: HashMap<Digest, Arc<Verified>>,
+pub(crate) struct TokenCache {
+    current_generation: HashMap<TokenDigest, Arc<VerifiedToken>>,
+    previous_generation: HashMap<TokenDigest, Arc<VerifiedToken>>,
 }
 
-impl Cache {
-    pub(crate) fn get(&mut self, digest: &Digest) -> Option<Arc<Verified>> {
-        if let Some(known) = self.young.get(digest) {
+impl TokenCache {
+    pub(crate) fn get(&mut self, digest: &TokenDigest) -> Option<Arc<VerifiedToken>> {
+        if let Some(known) = self.current_generation.get(digest) {
             return Some(known.clone());
         }
-        let known = self.old.remove(digest)?;
-        self.put(*digest, known.clone());
+        let known = self.previous_generation.remove(digest)?;
+        self.insert(*digest, known.clone());
         Some(known)
     }
 
-    pub(crate) fn put(&mut self, digest: Digest, verified: Arc<Verified>) {
-        if self.young.len() >= MAX_GENERATION_TOKENS {
-            self.old = std::mem::take(&mut self.young);
+    pub(crate) fn insert(&mut self, digest: TokenDigest, verified: Arc<VerifiedToken>) {
+        if self.current_generation.len() >= MAX_GENERATION_TOKENS {
+            self.previous_generation = std::mem::take(&mut self.current_generation);
         }
-        self.young.insert(digest, verified);
+        self.current_generation.insert(digest, verified);
     }
 
-    pub(crate) fn remove(&mut self, digest: &Digest) {
-        self.young.remove(digest);
-        self.old.remove(digest);
+    pub(crate) fn remove(&mut self, digest: &TokenDigest) {
+        self.current_generation.remove(digest);
+        self.previous_generation.remove(digest);
     }
 
     #[cfg(test)]
     fn len(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.current_generation.len() + self.previous_generation.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{claims::Claims, json::Json, token::Times};
+    use crate::{claims::Claims, json::Json, token::ValidityTimes};
 
     #[test]
     fn cache_is_bounded_and_keeps_used_tokens() {
-        let digests = Digests::default();
-        let verified = Arc::new(Verified {
+        let digests = TokenHasher::default();
+        let verified = Arc::new(VerifiedToken {
             claims: Claims::new(Json::Null, &[]),
-            times: Times::default(),
+            times: ValidityTimes::default(),
             key: [0; 32],
         });
-        let mut cache = Cache::default();
-        let used = digests.of("used");
-        cache.put(used, verified.clone());
+        let mut cache = TokenCache::default();
+        let used = digests.digest("used");
+        cache.insert(used, verified.clone());
         for index in 0..10 * MAX_GENERATION_TOKENS {
             assert!(cache.get(&used).is_some());
-            cache.put(digests.of(&index.to_string()), verified.clone());
+            cache.insert(digests.digest(&index.to_string()), verified.clone());
             assert!(cache.len() <= 2 * MAX_GENERATION_TOKENS);
         }
-        assert!(cache.get(&digests.of("0")).is_none());
+        assert!(cache.get(&digests.digest("0")).is_none());
         cache.remove(&used);
         assert!(cache.get(&used).is_none());
     }

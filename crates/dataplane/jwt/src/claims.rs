@@ -7,7 +7,7 @@ use ambit_model::ArcStr;
 use crate::json::Json;
 
 /// Claims whose text every implementation splits into a list of words.
-const ALWAYS_WORDS: [&str; 2] = ["scope", "permission"];
+const SPACE_SEPARATED_CLAIMS: [&str; 2] = ["scope", "permission"];
 
 /// Claims of a valid token.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,11 +19,11 @@ pub struct Claims {
 
 /// How claim values that are not strings are matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Values {
+pub enum ComparableValues {
     /// Only strings match.
-    Texts,
+    StringsOnly,
     /// Numbers and booleans match by their JSON text; strings also word by word, split at any separator.
-    Any,
+    AllScalars,
 }
 
 impl Claims {
@@ -37,8 +37,8 @@ impl Claims {
     /// # Errors
     ///
     /// When the text is not JSON that a token may contain.
-    pub fn read(text: &[u8], words: &[ArcStr]) -> Result<Self, serde_json::Error> {
-        Json::read(text).map(|all| Self::new(all, words))
+    pub fn parse(text: &[u8], words: &[ArcStr]) -> Result<Self, serde_json::Error> {
+        Json::parse(text).map(|all| Self::new(all, words))
     }
 
     /// Returns issuer and subject (`iss`, `sub`); `None` unless both are present.
@@ -58,31 +58,37 @@ impl Claims {
     }
 
     /// Returns the party that the token was issued to (`azp`).
-    pub fn presenter(&self) -> Option<&str> {
+    pub fn authorized_presenter(&self) -> Option<&str> {
         self.all.get("azp")?.as_text()
     }
 
     /// Whether `matches` is true for one of the audiences (`aud`).
-    pub fn any_audience(&self, matches: impl Fn(&str) -> bool) -> bool {
-        texts(self.all.get("aud"), Values::Texts, &matches)
+    pub fn any_audience_matches(&self, matches: impl Fn(&str) -> bool) -> bool {
+        any_text_matches(self.all.get("aud"), ComparableValues::StringsOnly, &matches)
     }
 
     /// Whether `matches` is true for the claim at a path of names, or for one of the values in its list.
-    pub fn any(&self, path: &[ArcStr], values: Values, matches: impl Fn(&str) -> bool) -> bool {
+    pub fn any_value_matches(
+        &self,
+        path: &[ArcStr],
+        values: ComparableValues,
+        matches: impl Fn(&str) -> bool,
+    ) -> bool {
         let mut claim = Some(&self.all);
         for name in path {
             claim = claim.and_then(|claim| claim.get(name));
         }
         let is_words = |name: &ArcStr| {
-            ALWAYS_WORDS.contains(&name.as_str()) || self.words.iter().any(|one| one == name)
+            SPACE_SEPARATED_CLAIMS.contains(&name.as_str())
+                || self.words.iter().any(|one| one == name)
         };
         if let (Some(Json::Text(text)), [name]) = (claim, path)
             && is_words(name)
         {
-            let whole = values == Values::Any && matches(text);
+            let whole = values == ComparableValues::AllScalars && matches(text);
             return whole || text.split_ascii_whitespace().any(matches);
         }
-        texts(claim, values, &matches)
+        any_text_matches(claim, values, &matches)
     }
 
     /// Returns a claim as a header value: the claim of this name, or the nested claim whose path is joined by dots.
@@ -91,24 +97,32 @@ impl Claims {
             let mut parts = name.split('.');
             parts.try_fold(&self.all, |claim, part| claim.get(part))
         };
-        scalar(self.all.get(name).or_else(nested)?, Values::Any)
+        scalar_text(
+            self.all.get(name).or_else(nested)?,
+            ComparableValues::AllScalars,
+        )
     }
 }
 
-fn scalar(value: &Json, values: Values) -> Option<Cow<'_, str>> {
+fn scalar_text(value: &Json, values: ComparableValues) -> Option<Cow<'_, str>> {
     match (value, values) {
         (Json::Text(text), _) => Some(text.as_str().into()),
-        (Json::Number(number), Values::Any) => Some(number.to_string().into()),
-        (Json::Bool(truth), Values::Any) => Some(truth.to_string().into()),
+        (Json::Number(number), ComparableValues::AllScalars) => Some(number.to_string().into()),
+        (Json::Bool(truth), ComparableValues::AllScalars) => Some(truth.to_string().into()),
         _ => None,
     }
 }
 
-fn texts(claim: Option<&Json>, values: Values, matches: &impl Fn(&str) -> bool) -> bool {
+fn any_text_matches(
+    claim: Option<&Json>,
+    values: ComparableValues,
+    matches: &impl Fn(&str) -> bool,
+) -> bool {
     let one = |value: &Json| {
-        scalar(value, values).is_some_and(|text| {
+        scalar_text(value, values).is_some_and(|text| {
             let separates = |c: char| c == ',' || c.is_ascii_whitespace();
-            matches(&text) || values == Values::Any && text.split(separates).any(matches)
+            matches(&text)
+                || values == ComparableValues::AllScalars && text.split(separates).any(matches)
         })
     };
     match claim {
@@ -127,10 +141,10 @@ mod tests {
         let text = br#"{"iss":"i","sub":"s","aud":["a","b"],"n":5,"t":true,"groups":["x","y"],
             "scope":"read write","roles":"one two","deep":{"er":{"still":"z","list":[1,"q"]}},
             "a.b":"dotted","a":{"b":"nested","c":"inner"}}"#;
-        let claims = Claims::read(text, &["roles".into()]).unwrap();
+        let claims = Claims::parse(text, &["roles".into()]).unwrap();
         let has = |path: &[&str], values, value: &str| {
             let path: Vec<ArcStr> = path.iter().map(|one| ArcStr::from(*one)).collect();
-            claims.any(&path, values, |text| text == value)
+            claims.any_value_matches(&path, values, |text| text == value)
         };
         for (path, value) in [
             (&["groups"][..], "y"),
@@ -141,7 +155,7 @@ mod tests {
             (&["a.b"], "dotted"),
             (&["a", "b"], "nested"),
         ] {
-            assert!(has(path, Values::Texts, value), "{path:?}");
+            assert!(has(path, ComparableValues::StringsOnly, value), "{path:?}");
         }
         for (path, value) in [
             (&["n"][..], "5"),
@@ -149,12 +163,12 @@ mod tests {
             (&["scope"], "read write"),
             (&["deep", "er", "list"], "1"),
         ] {
-            assert!(!has(path, Values::Texts, value), "{path:?}");
-            assert!(has(path, Values::Any, value), "{path:?}");
+            assert!(!has(path, ComparableValues::StringsOnly, value), "{path:?}");
+            assert!(has(path, ComparableValues::AllScalars, value), "{path:?}");
         }
-        assert!(!has(&["deep"], Values::Any, "z"));
+        assert!(!has(&["deep"], ComparableValues::AllScalars, "z"));
         assert_eq!(claims.principal(), Some(("i", "s")));
-        assert!(claims.any_audience(|one| one == "b"));
+        assert!(claims.any_audience_matches(|one| one == "b"));
         let header = |name| claims.header_text(name).map(Cow::into_owned);
         assert_eq!(header("a.b").as_deref(), Some("dotted"));
         assert_eq!(header("a.c").as_deref(), Some("inner"));

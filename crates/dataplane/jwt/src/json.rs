@@ -27,9 +27,9 @@ pub(crate) enum Json {
 
 impl Json {
     /// Parses a text that consists of exactly one JSON value.
-    pub(crate) fn read(text: &[u8]) -> Result<Self, serde_json::Error> {
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         let mut reader = serde_json::Deserializer::from_slice(text);
-        let read = Strict(MAX_DEPTH).deserialize(&mut reader)?;
+        let read = StrictJsonSeed(MAX_DEPTH).deserialize(&mut reader)?;
         reader.end()?;
         Ok(read)
     }
@@ -51,9 +51,9 @@ impl Json {
 }
 
 /// Deserializer of a JSON value, with the remaining nesting depth.
-struct Strict(usize);
+struct StrictJsonSeed(usize);
 
-impl<'de> DeserializeSeed<'de> for Strict {
+impl<'de> DeserializeSeed<'de> for StrictJsonSeed {
     type Value = Json;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Json, D::Error> {
@@ -61,14 +61,14 @@ impl<'de> DeserializeSeed<'de> for Strict {
     }
 }
 
-impl Strict {
-    fn inner<E: de::Error>(&self) -> Result<Self, E> {
+impl StrictJsonSeed {
+    fn nested<E: de::Error>(&self) -> Result<Self, E> {
         let left = self.0.checked_sub(1);
         left.map(Self).ok_or_else(|| E::custom("nested too deeply"))
     }
 }
 
-impl<'de> Visitor<'de> for Strict {
+impl<'de> Visitor<'de> for StrictJsonSeed {
     type Value = Json;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -108,7 +108,7 @@ impl<'de> Visitor<'de> for Strict {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Json, A::Error> {
         let mut all = Vec::new();
-        while let Some(one) = list.next_element_seed(self.inner()?)? {
+        while let Some(one) = list.next_element_seed(self.nested()?)? {
             all.push(one);
         }
         Ok(Json::List(all))
@@ -117,7 +117,7 @@ impl<'de> Visitor<'de> for Strict {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         let mut members = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
-            let value = map.next_value_seed(self.inner()?)?;
+            let value = map.next_value_seed(self.nested()?)?;
             if let Some(_twice) = members.insert(name, value) {
                 return Err(de::Error::custom("a name is there twice"));
             }
@@ -144,10 +144,10 @@ mod tests {
             &format!("{}1{}", "[".repeat(17), "]".repeat(17)),
             &"[".repeat(100_000),
         ] {
-            assert!(Json::read(text.as_bytes()).is_err(), "{text:.60}");
+            assert!(Json::parse(text.as_bytes()).is_err(), "{text:.60}");
         }
         let deep = format!("{}1{}", "[".repeat(16), "]".repeat(16));
-        assert!(Json::read(deep.as_bytes()).is_ok());
-        assert!(Json::read(b"{\"a\":\"\xff\"}").is_err());
+        assert!(Json::parse(deep.as_bytes()).is_ok());
+        assert!(Json::parse(b"{\"a\":\"\xff\"}").is_err());
     }
 }

@@ -9,7 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use crate::{algorithm::Algorithm, base64url, json::Json};
 
 /// Maximum length of a key set, in bytes.
-pub const MAX_KEY_SET: usize = 256 << 10;
+pub const MAX_KEY_SET_BYTES: usize = 256 << 10;
 /// First and last line of a public key in PEM.
 const PEM_BEGIN: &str = "-----BEGIN PUBLIC KEY-----";
 const PEM_END: &str = "-----END PUBLIC KEY-----";
@@ -45,8 +45,8 @@ impl fmt::Debug for Key {
 /// Reason why a text is not a key set.
 #[derive(Debug, thiserror::Error)]
 pub enum KeySetError {
-    /// The text has this length, which exceeds [`MAX_KEY_SET`].
-    #[error("the key set has {0} bytes; at most {MAX_KEY_SET}")]
+    /// The text has this length, which exceeds [`MAX_KEY_SET_BYTES`].
+    #[error("the key set has {0} bytes; at most {MAX_KEY_SET_BYTES}")]
     TooLong(usize),
     /// The text is not JSON, or has a duplicate name.
     #[error("the key set is no JSON")]
@@ -65,11 +65,11 @@ impl KeySet {
     /// # Errors
     ///
     /// When the text is not a key set. A set without a usable key is valid, and verifies no token.
-    pub fn read(text: &[u8]) -> Result<Self, KeySetError> {
-        if text.len() > MAX_KEY_SET {
+    pub fn parse_jwks(text: &[u8]) -> Result<Self, KeySetError> {
+        if text.len() > MAX_KEY_SET_BYTES {
             return Err(KeySetError::TooLong(text.len()));
         }
-        let set = Json::read(text).map_err(KeySetError::Json)?;
+        let set = Json::parse(text).map_err(KeySetError::Json)?;
         let Some(Json::List(keys)) = set.get("keys") else {
             return Err(KeySetError::NoKeys);
         };
@@ -78,7 +78,7 @@ impl KeySet {
         }
         let mut read = Self::default();
         for (index, key) in keys.iter().enumerate() {
-            match Key::read(key) {
+            match Key::parse_jwk(key) {
                 Ok(key) => read.keys.push(key),
                 Err(why) => read.unusable.push(format!("keys[{index}] {why}")),
             }
@@ -91,13 +91,13 @@ impl KeySet {
     /// # Errors
     ///
     /// Returns the number of the first unusable key, counted from 1.
-    pub fn read_pem(text: &str) -> Result<Self, usize> {
+    pub fn parse_pem(text: &str) -> Result<Self, usize> {
         let mut read = Self::default();
         let blocks = text
             .split_inclusive(PEM_END)
             .filter(|block| block.ends_with(PEM_END));
         for (number, block) in (1_usize..).zip(blocks) {
-            read.keys.push(Key::read_pem(block).ok_or(number)?);
+            read.keys.push(Key::parse_pem(block).ok_or(number)?);
         }
         Ok(read)
     }
@@ -108,7 +108,7 @@ impl KeySet {
     }
 
     /// Returns a description of each skipped key, with the reason.
-    pub fn unusable(&self) -> &[String] {
+    pub fn unusable_keys(&self) -> &[String] {
         &self.unusable
     }
 
@@ -131,13 +131,13 @@ impl KeySet {
     }
 
     /// Whether the set contains the key with this fingerprint.
-    pub(crate) fn has(&self, fingerprint: &Fingerprint) -> bool {
+    pub(crate) fn contains_key(&self, fingerprint: &Fingerprint) -> bool {
         self.keys.iter().any(|key| key.fingerprint == *fingerprint)
     }
 }
 
 impl Key {
-    fn read_pem(block: &str) -> Option<Self> {
+    fn parse_pem(block: &str) -> Option<Self> {
         let (_, body) = block.strip_suffix(PEM_END)?.rsplit_once(PEM_BEGIN)?;
         let body: String = body.split_ascii_whitespace().collect();
         let der = STANDARD.decode(body).ok()?;
@@ -149,7 +149,7 @@ impl Key {
         })
     }
 
-    fn read(key: &Json) -> Result<Self, String> {
+    fn parse_jwk(key: &Json) -> Result<Self, String> {
         let text = |name: &str| match key.get(name) {
             None => Ok(None),
             Some(Json::Text(text)) => Ok(Some(text.as_str())),
@@ -172,7 +172,7 @@ impl Key {
         let named =
             match text("alg")? {
                 None => None,
-                Some(name) => Some(Algorithm::named(name).ok_or_else(|| {
+                Some(name) => Some(Algorithm::from_name(name).ok_or_else(|| {
                     format!("is for the algorithm {name:.20?}, not a supported one")
                 })?),
             };
@@ -184,7 +184,7 @@ impl Key {
                 let (n, e) = (number("n")?, number("e")?);
                 public.extend([&n[..], &[0], &e[..]].concat());
                 let one = |of: Algorithm| of.rsa_key(&n, &e).map(|key| (of, key));
-                let all = Algorithm::RSA.into_iter();
+                let all = Algorithm::RSA_ALGORITHMS.into_iter();
                 all.filter(|of| named.is_none_or(|named| named == *of))
                     .filter_map(one)
                     .collect()
@@ -192,12 +192,12 @@ impl Key {
             "EC" => {
                 let (x, y) = (number("x")?, number("y")?);
                 public.extend([&x[..], &[0], &y[..]].concat());
-                Algorithm::curve_key(curve()?, &x, &y).into_iter().collect()
+                Algorithm::ecdsa_key(curve()?, &x, &y).into_iter().collect()
             }
             "OKP" => {
                 let x = number("x")?;
                 public.extend_from_slice(&x);
-                Algorithm::edwards_key(curve()?, &x).into_iter().collect()
+                Algorithm::ed25519_key(curve()?, &x).into_iter().collect()
             }
             other => return Err(format!("is of the kind {other:.20?}, not RSA, EC or OKP")),
         };

@@ -30,10 +30,12 @@ mod token_source;
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
-pub use claims::{Claims, Values};
-pub use key_set::{KeySet, KeySetError, MAX_KEY_SET};
-pub use set::{Authenticated, Authentications, Denial, Refused, RequestParts};
-pub use token::{CLOCK_SKEW, MAX_TOKEN, TokenError, UnverifiedToken};
+pub use claims::{Claims, ComparableValues};
+pub use key_set::{KeySet, KeySetError, MAX_KEY_SET_BYTES};
+pub use set::{
+    AuthenticatedRequest, RejectedRequest, RejectionReason, RequestAuthentications, RequestParts,
+};
+pub use token::{CLOCK_SKEW, MAX_TOKEN_BYTES, TokenError, UnverifiedToken};
 
 /// Decodes base64url in its canonical form: without padding or trailing bits.
 fn base64url(text: &[u8]) -> Option<Vec<u8>> {

@@ -7,25 +7,25 @@ use http::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
 use crate::{
-    cache::{Cache, Digest},
+    cache::{TokenCache, TokenDigest},
     claims::Claims,
     key_set::{Fingerprint, KeySet},
-    token::{CLOCK_SKEW, TokenError, UnverifiedToken, Verified},
+    token::{CLOCK_SKEW, TokenError, UnverifiedToken, VerifiedToken},
     token_source::TokenSource,
 };
 
 /// Compiled JWT rule of a RequestAuthentication.
 #[derive(Debug)]
-pub(crate) struct Rule {
-    from: JwtRule,
+pub(crate) struct JwtVerifier {
+    config: JwtRule,
     keys: Arc<KeySet>,
     pub(crate) sources: Vec<TokenSource>,
     pub(crate) payload_header: Option<HeaderName>,
     claim_headers: Vec<(HeaderName, ArcStr)>,
-    cache: Mutex<Cache>,
+    cache: Mutex<TokenCache>,
 }
 
-impl Rule {
+impl JwtVerifier {
     /// Compiles a rule. `before` is a rule with the same key source, whose keys are used until they are fetched
     /// again.
     ///
@@ -59,7 +59,7 @@ impl Rule {
         }
         let keys = match (&from.keys, before) {
             (JwtKeys::Known(text), _) => {
-                let read = KeySet::read(text.as_bytes());
+                let read = KeySet::parse_jwks(text.as_bytes());
                 Arc::new(read.map_err(|error| error.to_string())?)
             }
             (JwtKeys::Pending, Some(before)) => before.keys.clone(),
@@ -71,21 +71,21 @@ impl Rule {
             sources,
             keys,
             cache: Mutex::default(),
-            from,
+            config: from,
         })
     }
 
     /// Whether another rule gets its keys from the same source.
-    pub(crate) fn shares_source(&self, other: &JwtRule) -> bool {
-        (&self.from.issuer, &self.from.key_source) == (&other.issuer, &other.key_source)
+    pub(crate) fn has_same_key_source(&self, other: &JwtRule) -> bool {
+        (&self.config.issuer, &self.config.key_source) == (&other.issuer, &other.key_source)
     }
 
     pub(crate) fn issuer(&self) -> &ArcStr {
-        &self.from.issuer
+        &self.config.issuer
     }
 
-    pub(crate) fn forwards(&self) -> bool {
-        self.from.forward_token
+    pub(crate) fn forwards_token(&self) -> bool {
+        self.config.forward_token
     }
 
     /// Returns the request headers that only this rule may set, from the claims of a token.
@@ -95,10 +95,14 @@ impl Rule {
     }
 
     /// Returns a verified token from the cache, if it has not expired.
-    pub(crate) fn known(&self, token: &Digest, now: SystemTime) -> Option<Arc<Verified>> {
+    pub(crate) fn cached_token(
+        &self,
+        token: &TokenDigest,
+        now: SystemTime,
+    ) -> Option<Arc<VerifiedToken>> {
         let mut cache = self.cache.lock();
         let known = cache.get(token)?;
-        if known.times.check(now, CLOCK_SKEW).is_err() {
+        if known.times.check_validity(now, CLOCK_SKEW).is_err() {
             cache.remove(token);
             return None;
         }
@@ -108,31 +112,31 @@ impl Rule {
     /// Verifies a token of the rule's issuer, and caches it.
     pub(crate) fn verify(
         &self,
-        digest: Digest,
+        digest: TokenDigest,
         token: &UnverifiedToken<'_>,
         now: SystemTime,
-    ) -> Result<Arc<Verified>, TokenError> {
+    ) -> Result<Arc<VerifiedToken>, TokenError> {
         let key = token.verify(&self.keys, now)?;
-        let audiences = self.from.audiences.iter().map(ArcStr::as_str);
-        if !self.from.audiences.is_empty() && !token.is_for(audiences) {
-            return Err(TokenError::Audience);
+        let audiences = self.config.audiences.iter().map(ArcStr::as_str);
+        if !self.config.audiences.is_empty() && !token.has_audience_of(audiences) {
+            return Err(TokenError::WrongAudience);
         }
-        let verified = Arc::new(Verified {
-            claims: Claims::new(token.claims.clone(), &self.from.words),
+        let verified = Arc::new(VerifiedToken {
+            claims: Claims::new(token.claims.clone(), &self.config.words),
             times: token.times(),
             key,
         });
-        self.cache.lock().put(digest, verified.clone());
+        self.cache.lock().insert(digest, verified.clone());
         Ok(verified)
     }
 
     /// Whether the rule still accepts a token that was verified earlier, by its issuer, audiences and signing key,
     /// regardless of its expiry.
-    pub(crate) fn takes(&self, claims: &Claims, key: &Fingerprint) -> bool {
+    pub(crate) fn still_accepts(&self, claims: &Claims, key: &Fingerprint) -> bool {
         let is_of_issuer = claims.issuer() == Some(self.issuer());
-        let audiences = &self.from.audiences;
-        let is_for = || claims.any_audience(|own| audiences.iter().any(|one| one == own));
-        is_of_issuer && self.keys.has(key) && (audiences.is_empty() || is_for())
+        let audiences = &self.config.audiences;
+        let is_for = || claims.any_audience_matches(|own| audiences.iter().any(|one| one == own));
+        is_of_issuer && self.keys.contains_key(key) && (audiences.is_empty() || is_for())
     }
 
     /// Adds the headers that pass a valid token's claims to the application.
@@ -140,7 +144,7 @@ impl Rule {
     /// # Errors
     ///
     /// When another token has set the same header to another value.
-    pub(crate) fn tell(
+    pub(crate) fn set_claim_headers(
         &self,
         payload: &str,
         claims: &Claims,
@@ -153,7 +157,7 @@ impl Rule {
             };
             let before = headers_of_claims.insert(name.as_str().to_owned(), value.clone());
             match before {
-                Some(other) if other != value => Err(TokenError::Conflict),
+                Some(other) if other != value => Err(TokenError::ConflictingClaimHeaders),
                 _ => Ok(()),
             }
         };

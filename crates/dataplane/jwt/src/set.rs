@@ -13,10 +13,10 @@ use ambit_model::{ArcStr, Authentication, NamespacedHostname, PolicyKey};
 use http::{HeaderMap, HeaderName, Method, header};
 
 use crate::{
-    cache::Digests,
+    cache::TokenHasher,
     claims::Claims,
-    rule::Rule,
-    token::{TokenError, UnverifiedToken, Verified, sections},
+    rule::JwtVerifier,
+    token::{TokenError, UnverifiedToken, VerifiedToken, split_sections},
     token_source::TokenSource,
 };
 
@@ -25,18 +25,18 @@ const REQUEST_METHOD: HeaderName = header::ACCESS_CONTROL_REQUEST_METHOD;
 
 /// JWT rules of all RequestAuthentications at a waypoint. Clones share the rules.
 #[derive(Clone, Debug, Default)]
-pub struct Authentications {
-    all: BTreeMap<PolicyKey, Arc<Compiled>>,
-    gateway: Vec<Arc<Compiled>>,
-    services: HashMap<NamespacedHostname, Vec<Arc<Compiled>>>,
-    digests: Arc<Digests>,
+pub struct RequestAuthentications {
+    all: BTreeMap<PolicyKey, Arc<CompiledAuthentication>>,
+    gateway: Vec<Arc<CompiledAuthentication>>,
+    services: HashMap<NamespacedHostname, Vec<Arc<CompiledAuthentication>>>,
+    digests: Arc<TokenHasher>,
 }
 
 #[derive(Debug)]
-struct Compiled {
-    from: Authentication,
-    rules: Vec<Rule>,
-    not_understood: Option<ArcStr>,
+struct CompiledAuthentication {
+    config: Authentication,
+    rules: Vec<JwtVerifier>,
+    invalid_reason: Option<ArcStr>,
 }
 
 /// Parts of a request that contain tokens, or receive their claims.
@@ -53,94 +53,97 @@ pub struct RequestParts<'a> {
 
 /// Verified claims of a request's tokens.
 #[derive(Clone, Debug, Default)]
-pub struct Authenticated {
-    tokens: Vec<Arc<Verified>>,
+pub struct AuthenticatedRequest {
+    tokens: Vec<Arc<VerifiedToken>>,
     /// Query without the tokens, if the query must be replaced; the inner `None` removes it.
     pub query: Option<Option<String>>,
 }
 
 /// Request that is rejected, with the reason.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refused {
+pub struct RejectedRequest {
     /// Reason of the rejection.
-    pub why: Denial,
+    pub reason: RejectionReason,
     /// Query without tokens, for logs, which never contain a token; if set, the inner `None` is no query.
     pub query: Option<Option<String>>,
 }
 
 /// Reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denial {
+pub enum RejectionReason {
     /// The request contains an invalid token.
     #[error(transparent)]
-    Token(#[from] TokenError),
+    InvalidToken(#[from] TokenError),
     /// A RequestAuthentication is not understood, so that no request for what it is attached to can be authenticated.
     #[error(
         "RequestAuthentication {0} is not understood ({1}), so everything that it is attached to is refused"
     )]
-    NotUnderstood(PolicyKey, ArcStr),
+    InvalidPolicy(PolicyKey, ArcStr),
 }
 
-impl Denial {
+impl RejectionReason {
     /// Returns the response-code details (Envoy's `%RESPONSE_CODE_DETAILS%`).
-    pub fn details(&self) -> String {
+    pub fn response_code_details(&self) -> String {
         let text = match self {
-            Self::Token(error) => error.to_string(),
-            Self::NotUnderstood(key, _) => format!("RequestAuthentication {key} is not understood"),
+            Self::InvalidToken(error) => error.to_string(),
+            Self::InvalidPolicy(key, _) => format!("RequestAuthentication {key} is not understood"),
         };
         format!("jwt_authn_access_denied{{{}}}", text.replace(' ', "_"))
     }
 }
 
-impl Compiled {
+impl CompiledAuthentication {
     fn new(from: Authentication, before: Option<&Self>) -> Self {
         let rules = from.rules.iter().map(|rule| {
             let mut same = before.into_iter().flat_map(|before| &before.rules);
-            Rule::new(rule.clone(), same.find(|before| before.shares_source(rule)))
+            JwtVerifier::new(
+                rule.clone(),
+                same.find(|before| before.has_same_key_source(rule)),
+            )
         });
         let (rules, error) = match rules.collect() {
             Ok(rules) => (rules, None),
             Err(why) => (Vec::new(), Some(ArcStr::from(why))),
         };
         Self {
-            not_understood: from.not_understood.clone().or(error),
+            invalid_reason: from.not_understood.clone().or(error),
             rules,
-            from,
+            config: from,
         }
     }
 }
 
 /// Valid token, with the rules that verified it and its claims.
-type Valid<'a> = (String, Vec<(&'a Rule, Arc<Verified>)>);
+type VerifiedBy<'a> = (String, Vec<(&'a JwtVerifier, Arc<VerifiedToken>)>);
 
-impl Authentications {
+impl RequestAuthentications {
     /// Iterates over the RequestAuthentications by name.
     pub fn iter(&self) -> impl Iterator<Item = &Authentication> {
-        self.all.values().map(|compiled| &compiled.from)
+        self.all.values().map(|compiled| &compiled.config)
     }
 
     /// Returns the RequestAuthentications that are attached to the waypoint or to these services, each once.
-    pub fn applied(
+    pub fn attached_policies(
         &self,
         services: &[NamespacedHostname],
     ) -> impl Iterator<Item = &Authentication> {
-        self.compiled(services).map(|one| &one.from)
+        self.policies_for(services).map(|one| &one.config)
     }
 
     /// Inserts a RequestAuthentication, or replaces the one of its name. Returns false if it did not change.
     pub fn insert(&mut self, from: Authentication) -> bool {
         let before = self.all.get(&from.key).cloned();
-        if before.as_ref().is_some_and(|before| before.from == from) {
+        if before.as_ref().is_some_and(|before| before.config == from) {
             return false;
         }
         let key = from.key.clone();
         self.remove(&key);
-        let compiled = Arc::new(Compiled::new(from, before.as_deref()));
-        if compiled.from.for_gateway {
-            insert(&mut self.gateway, &compiled);
+        let compiled = Arc::new(CompiledAuthentication::new(from, before.as_deref()));
+        if compiled.config.for_gateway {
+            insert_sorted(&mut self.gateway, &compiled);
         } else {
-            for service in &compiled.from.services {
-                insert(self.services.entry(service.clone()).or_default(), &compiled);
+            for service in &compiled.config.services {
+                insert_sorted(self.services.entry(service.clone()).or_default(), &compiled);
             }
         }
         self.all.insert(key, compiled);
@@ -152,10 +155,10 @@ impl Authentications {
         let Some(known) = self.all.remove(key) else {
             return false;
         };
-        self.gateway.retain(|one| one.from.key != *key);
-        for service in &known.from.services {
+        self.gateway.retain(|one| one.config.key != *key);
+        for service in &known.config.services {
             if let Some(list) = self.services.get_mut(service) {
-                list.retain(|one| one.from.key != *key);
+                list.retain(|one| one.config.key != *key);
                 if list.is_empty() {
                     self.services.remove(service);
                 }
@@ -171,20 +174,23 @@ impl Authentications {
 
     /// Whether requests for these services, or for pods of no service, must be parsed as HTTP: only then can tokens
     /// be verified, and headers that applications trust be removed.
-    pub fn need_http(&self, services: &[NamespacedHostname]) -> bool {
-        self.http_object(services).is_some()
+    pub fn needs_http(&self, services: &[NamespacedHostname]) -> bool {
+        self.first_policy_needing_http(services).is_some()
     }
 
-    /// Returns the first RequestAuthentication because of which [`Self::need_http`] holds.
-    pub fn http_object(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
-        self.compiled(services).next().map(|one| &one.from.key)
+    /// Returns the first RequestAuthentication because of which [`Self::needs_http`] holds.
+    pub fn first_policy_needing_http(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
+        self.policies_for(services)
+            .next()
+            .map(|one| &one.config.key)
     }
 
     /// Whether a header of this name, in any spelling that applications may equate, carries tokens or claims of
     /// requests for these services, or for a pod of no service.
-    pub fn own_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
-        let is_same = |own: &HeaderName| spelt(own) == spelt(name);
-        let mut rules = self.compiled(services).flat_map(|one| &one.rules);
+    pub fn is_reserved_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
+        let is_same =
+            |own: &HeaderName| normalized_header_name(own) == normalized_header_name(name);
+        let mut rules = self.policies_for(services).flat_map(|one| &one.rules);
         rules.any(|rule| {
             let mut sources = rule.sources.iter();
             rule.output_headers().any(is_same)
@@ -198,16 +204,16 @@ impl Authentications {
 
     /// Whether every RequestAuthentication for `services` was already applied to a request that was authenticated for
     /// the services `applied`.
-    pub fn are_applied(
+    pub fn were_all_applied(
         &self,
         services: &[NamespacedHostname],
         applied: &[NamespacedHostname],
     ) -> bool {
-        self.compiled(services).all(|one| {
-            one.from.for_gateway
+        self.policies_for(services).all(|one| {
+            one.config.for_gateway
                 || applied
                     .iter()
-                    .any(|known| one.from.services.contains(known))
+                    .any(|known| one.config.services.contains(known))
         })
     }
 
@@ -221,32 +227,37 @@ impl Authentications {
         services: &[NamespacedHostname],
         request: RequestParts<'_>,
         now: SystemTime,
-    ) -> Result<Authenticated, Refused> {
+    ) -> Result<AuthenticatedRequest, RejectedRequest> {
         let RequestParts {
             method,
             headers,
             query,
         } = request;
-        let rules: Vec<&Rule> = self.compiled(services).flat_map(|one| &one.rules).collect();
+        let rules: Vec<&JwtVerifier> = self
+            .policies_for(services)
+            .flat_map(|one| &one.rules)
+            .collect();
         let preflight = is_preflight(method, headers);
-        let mut judged = self.understood(services).and_then(|()| match preflight {
-            // Browsers send no tokens with a preflight, and none is accepted.
-            true => Ok(Vec::new()),
-            false => self
-                .verify_all(&rules, headers, query, now)
-                .map_err(Denial::from),
-        });
+        let mut judged = self
+            .reject_invalid_policies(services)
+            .and_then(|()| match preflight {
+                // Browsers send no tokens with a preflight, and none is accepted.
+                true => Ok(Vec::new()),
+                false => self
+                    .verify_all(&rules, headers, query, now)
+                    .map_err(RejectionReason::from),
+            });
         let mut headers_of_claims = BTreeMap::new();
         if let Ok(tokens) = &judged {
             let mut tell = tokens.iter().flat_map(|(token, by)| {
-                let payload = sections(token)
+                let payload = split_sections(token)
                     .map_or("", |[_, payload, _]| payload)
                     .to_owned();
                 by.iter()
                     .map(move |(rule, verified)| (rule, payload.clone(), verified))
             });
             let failed = tell.find_map(|(rule, payload, verified)| {
-                rule.tell(&payload, &verified.claims, &mut headers_of_claims)
+                rule.set_claim_headers(&payload, &verified.claims, &mut headers_of_claims)
                     .err()
             });
             if let Some(error) = failed {
@@ -256,9 +267,9 @@ impl Authentications {
         // Removed from the forwarded request: tokens in the sources of matching rules, and every
         // token that is not accepted.
         let tokens = judged.as_ref().map(Vec::as_slice).unwrap_or_default();
-        let forwarded = |rule: &Rule| {
+        let forwarded = |rule: &JwtVerifier| {
             let mut by = tokens.iter().flat_map(|(_, by)| by);
-            rule.forwards() && by.any(|(one, _)| std::ptr::eq(*one, rule))
+            rule.forwards_token() && by.any(|(one, _)| std::ptr::eq(*one, rule))
         };
         let forwarded: Vec<&TokenSource> = rules
             .iter()
@@ -273,18 +284,18 @@ impl Authentications {
         let verified: Vec<_> = verified.map(|(_, verified)| verified.clone()).collect();
         let why = judged.err();
         for source in &cleared {
-            source.clear(headers);
+            source.remove_from_headers(headers);
         }
-        remove_outputs(&rules, headers);
+        remove_output_headers(&rules, headers);
         for (name, value) in headers_of_claims {
             if let Ok(name) = HeaderName::from_bytes(name.as_bytes()) {
                 headers.insert(name, value);
             }
         }
-        let query = query.and_then(|query| without_tokens(query, &cleared));
+        let query = query.and_then(|query| remove_query_tokens(query, &cleared));
         match why {
-            Some(why) => Err(Refused { why, query }),
-            None => Ok(Authenticated {
+            Some(why) => Err(RejectedRequest { reason: why, query }),
+            None => Ok(AuthenticatedRequest {
                 tokens: verified,
                 query,
             }),
@@ -293,15 +304,18 @@ impl Authentications {
 
     /// Returns the claims of a request's tokens that would still be verified: the rules or the keys may have changed
     /// since the request was authenticated.
-    pub fn still_believed<'a>(
+    pub fn still_valid_claims<'a>(
         &self,
         services: &[NamespacedHostname],
-        proved: &'a Authenticated,
+        proved: &'a AuthenticatedRequest,
     ) -> impl Iterator<Item = &'a Claims> {
-        let rules: Vec<&Rule> = self.compiled(services).flat_map(|one| &one.rules).collect();
+        let rules: Vec<&JwtVerifier> = self
+            .policies_for(services)
+            .flat_map(|one| &one.rules)
+            .collect();
         let tokens = proved.tokens.iter().filter(move |token| {
             let mut rules = rules.iter();
-            rules.any(|rule| rule.takes(&token.claims, &token.key))
+            rules.any(|rule| rule.still_accepts(&token.claims, &token.key))
         });
         tokens
             .map(|token| &token.claims)
@@ -309,24 +323,33 @@ impl Authentications {
             .into_iter()
     }
 
-    fn understood(&self, services: &[NamespacedHostname]) -> Result<(), Denial> {
-        for one in self.compiled(services) {
-            if let Some(why) = &one.not_understood {
-                return Err(Denial::NotUnderstood(one.from.key.clone(), why.clone()));
+    fn reject_invalid_policies(
+        &self,
+        services: &[NamespacedHostname],
+    ) -> Result<(), RejectionReason> {
+        for one in self.policies_for(services) {
+            if let Some(why) = &one.invalid_reason {
+                return Err(RejectionReason::InvalidPolicy(
+                    one.config.key.clone(),
+                    why.clone(),
+                ));
             }
         }
         Ok(())
     }
 
     /// Returns the compiled RequestAuthentications that are attached to the waypoint or to these services, each once.
-    fn compiled(&self, services: &[NamespacedHostname]) -> impl Iterator<Item = &Compiled> {
+    fn policies_for(
+        &self,
+        services: &[NamespacedHostname],
+    ) -> impl Iterator<Item = &CompiledAuthentication> {
         let of_services = services.iter().enumerate().flat_map(|(nth, service)| {
             let earlier = services.get(..nth).unwrap_or_default();
             let all = self.services.get(service).into_iter().flatten();
             all.filter(|one| {
                 !earlier
                     .iter()
-                    .any(|known| one.from.services.contains(known))
+                    .any(|known| one.config.services.contains(known))
             })
         });
         self.gateway.iter().chain(of_services).map(|one| &**one)
@@ -335,12 +358,12 @@ impl Authentications {
     /// Returns the valid tokens of a request, each with its rules.
     fn verify_all<'a>(
         &self,
-        rules: &[&'a Rule],
+        rules: &[&'a JwtVerifier],
         headers: &HeaderMap,
         query: Option<&str>,
         now: SystemTime,
-    ) -> Result<Vec<Valid<'a>>, TokenError> {
-        let mut found: Vec<(Cow<'_, str>, Vec<&'a Rule>)> = Vec::new();
+    ) -> Result<Vec<VerifiedBy<'a>>, TokenError> {
+        let mut found: Vec<(Cow<'_, str>, Vec<&'a JwtVerifier>)> = Vec::new();
         for rule in rules {
             for source in &rule.sources {
                 let Some(token) = source.find(headers, query)? else {
@@ -358,14 +381,14 @@ impl Authentications {
             let by = self.verify(&token, &by, now)?;
             valid.push((token.into_owned(), by));
         }
-        let issuers = |(_, by): &Valid<'a>| by.first().map(|(rule, _)| rule.issuer().clone());
+        let issuers = |(_, by): &VerifiedBy<'a>| by.first().map(|(rule, _)| rule.issuer().clone());
         let mut of: Vec<_> = valid.iter().filter_map(issuers).collect();
         of.sort_unstable();
         if of
             .windows(2)
             .any(|two| matches!(two, [one, other] if one == other))
         {
-            return Err(TokenError::Several);
+            return Err(TokenError::MultipleTokens);
         }
         Ok(valid)
     }
@@ -374,32 +397,34 @@ impl Authentications {
     fn verify<'a>(
         &self,
         token: &str,
-        rules: &[&'a Rule],
+        rules: &[&'a JwtVerifier],
         now: SystemTime,
-    ) -> Result<Vec<(&'a Rule, Arc<Verified>)>, TokenError> {
-        let digest = self.digests.of(token);
-        let known = rules.iter().find(|rule| rule.known(&digest, now).is_some());
+    ) -> Result<Vec<(&'a JwtVerifier, Arc<VerifiedToken>)>, TokenError> {
+        let digest = self.digests.digest(token);
+        let known = rules
+            .iter()
+            .find(|rule| rule.cached_token(&digest, now).is_some());
         if let Some(issuer) = known.map(|rule| rule.issuer()) {
             let same = rules.iter().filter(|rule| rule.issuer() == issuer);
-            let all = same.map(|rule| Some((*rule, rule.known(&digest, now)?)));
+            let all = same.map(|rule| Some((*rule, rule.cached_token(&digest, now)?)));
             if let Some(all) = all.collect::<Option<Vec<_>>>() {
                 return Ok(all);
             }
         }
-        let unverified = UnverifiedToken::read(token)?;
-        let issuer = unverified.issuer().ok_or(TokenError::Issuer)?;
+        let unverified = UnverifiedToken::parse(token)?;
+        let issuer = unverified.issuer().ok_or(TokenError::WrongIssuer)?;
         let mut by = Vec::new();
         for rule in rules.iter().filter(|rule| rule.issuer() == issuer) {
             by.push((*rule, rule.verify(digest, &unverified, now)?));
         }
         if by.is_empty() {
-            return Err(TokenError::Issuer);
+            return Err(TokenError::WrongIssuer);
         }
         Ok(by)
     }
 }
 
-impl Authenticated {
+impl AuthenticatedRequest {
     /// Iterates over the claims of each valid token.
     pub fn claims(&self) -> impl Iterator<Item = &Claims> {
         self.tokens.iter().map(|token| &token.claims)
@@ -411,12 +436,12 @@ impl Authenticated {
     }
 }
 
-fn insert(list: &mut Vec<Arc<Compiled>>, one: &Arc<Compiled>) {
-    let at = list.partition_point(|other| other.from.key < one.from.key);
+fn insert_sorted(list: &mut Vec<Arc<CompiledAuthentication>>, one: &Arc<CompiledAuthentication>) {
+    let at = list.partition_point(|other| other.config.key < one.config.key);
     // An object may name a service twice.
     if list
         .get(at)
-        .is_none_or(|other| other.from.key != one.from.key)
+        .is_none_or(|other| other.config.key != one.config.key)
     {
         list.insert(at, one.clone());
     }
@@ -431,9 +456,9 @@ fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
 
 /// Removes the headers that only the waypoint may set, in every spelling that applications may equate (hyphens and
 /// underscores). Of token headers, the verified spelling stays.
-fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
+fn remove_output_headers(rules: &[&JwtVerifier], headers: &mut HeaderMap) {
     let outputs = rules.iter().flat_map(|rule| rule.output_headers());
-    let outputs: Vec<_> = outputs.map(spelt).collect();
+    let outputs: Vec<_> = outputs.map(normalized_header_name).collect();
     let sources = rules.iter().flat_map(|rule| &rule.sources);
     let tokens: Vec<_> = sources
         .filter_map(|source| match source {
@@ -442,9 +467,10 @@ fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
         })
         .collect();
     let is_removed = |name: &&HeaderName| {
-        let text = spelt(name);
+        let text = normalized_header_name(name);
         outputs.contains(&text)
-            || !tokens.contains(name) && tokens.iter().any(|own| spelt(own) == text)
+            || !tokens.contains(name)
+                && tokens.iter().any(|own| normalized_header_name(own) == text)
     };
     let removed = headers.keys().filter(is_removed);
     for name in removed.cloned().collect::<Vec<_>>() {
@@ -452,16 +478,16 @@ fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
     }
 }
 
-fn spelt(name: &HeaderName) -> String {
+fn normalized_header_name(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
 /// Returns the query without the tokens from these sources; `None` if it contains none, `Some(None)` if nothing is
 /// left.
-fn without_tokens(query: &str, sources: &[&TokenSource]) -> Option<Option<String>> {
+fn remove_query_tokens(query: &str, sources: &[&TokenSource]) -> Option<Option<String>> {
     let mut left = Some(query.to_owned());
     for source in sources {
-        left = left.and_then(|query| source.clear_query(&query));
+        left = left.and_then(|query| source.remove_from_query(&query));
     }
     (left.as_deref() != Some(query)).then_some(left)
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Maximum length of a token, in bytes.
-pub const MAX_TOKEN: usize = 16 << 10;
+pub const MAX_TOKEN_BYTES: usize = 16 << 10;
 /// Tolerated clock skew between the issuer of a token and the waypoint.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
@@ -23,33 +23,33 @@ pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 #[expect(missing_docs, reason = "the texts say it")]
 pub enum TokenError {
     #[error("Jwt is not in the form of Header.Payload.Signature with two dots and 3 sections")]
-    Form,
+    Malformed,
     #[error("Jwt is longer than 16 KiB")]
     TooLong,
     #[error("Jwt header is not strict JSON, or asks for what is not supported")]
-    Header,
+    InvalidHeader,
     #[error("Jwt header [alg] is not supported")]
-    Algorithm,
+    UnsupportedAlgorithm,
     #[error("Jwt payload is not strict JSON with claims of the right types")]
-    Payload,
+    InvalidPayload,
     #[error("Jwt issuer is not configured")]
-    Issuer,
+    WrongIssuer,
     #[error("Audiences in Jwt are not allowed")]
-    Audience,
+    WrongAudience,
     #[error("Jwt is expired")]
     Expired,
     #[error("Jwt not yet valid")]
-    NotYet,
+    NotYetValid,
     #[error("Jwks of the issuer could not be had")]
     NoKeys,
     #[error("Jwks doesn't have key to match kid or alg from Jwt")]
     UnknownKey,
     #[error("Jwt verification fails")]
-    Signature,
+    InvalidSignature,
     #[error("The request has more than one Jwt for one place or one issuer")]
-    Several,
+    MultipleTokens,
     #[error("Two Jwts claim different values for one header")]
-    Conflict,
+    ConflictingClaimHeaders,
 }
 
 /// Token that was parsed, but whose signature is not verified.
@@ -58,34 +58,36 @@ pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
     key: Option<String>,
     pub(crate) claims: Json,
-    times: Times,
+    times: ValidityTimes,
     signed: &'a str,
     signature: Vec<u8>,
 }
 
 /// Verified token with its claims.
 #[derive(Debug)]
-pub(crate) struct Verified {
+pub(crate) struct VerifiedToken {
     pub(crate) claims: Claims,
-    pub(crate) times: Times,
+    pub(crate) times: ValidityTimes,
     /// Fingerprint of the key that verified the signature.
     pub(crate) key: Fingerprint,
 }
 
 /// Times between which a token is valid, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Times {
+pub(crate) struct ValidityTimes {
     expires: Option<f64>,
     not_before: Option<f64>,
     issued: Option<f64>,
 }
 
-impl Times {
-    fn of(claims: &Json) -> Result<Self, TokenError> {
+impl ValidityTimes {
+    fn from_claims(claims: &Json) -> Result<Self, TokenError> {
         let time = |name: &str| match claims.get(name) {
             None => Ok(None),
-            Some(Json::Number(number)) => number.as_f64().ok_or(TokenError::Payload).map(Some),
-            Some(_) => Err(TokenError::Payload),
+            Some(Json::Number(number)) => {
+                number.as_f64().ok_or(TokenError::InvalidPayload).map(Some)
+            }
+            Some(_) => Err(TokenError::InvalidPayload),
         };
         Ok(Self {
             expires: time("exp")?,
@@ -94,7 +96,7 @@ impl Times {
         })
     }
 
-    pub(crate) fn check(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
+    pub(crate) fn check_validity(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (now, skew) = (now.as_secs_f64(), skew.as_secs_f64());
         if self.expires.is_some_and(|at| now >= at + skew) {
@@ -102,14 +104,14 @@ impl Times {
         }
         let begins = [self.not_before, self.issued];
         if begins.into_iter().flatten().any(|at| now < at - skew) {
-            return Err(TokenError::NotYet);
+            return Err(TokenError::NotYetValid);
         }
         Ok(())
     }
 }
 
 /// Splits a token into header, payload and signature; `None` unless it has exactly these.
-pub(crate) fn sections(token: &str) -> Option<[&str; 3]> {
+pub(crate) fn split_sections(token: &str) -> Option<[&str; 3]> {
     let mut parts = token.split('.');
     let three = [parts.next()?, parts.next()?, parts.next()?];
     parts.next().is_none().then_some(three)
@@ -121,36 +123,36 @@ impl<'a> UnverifiedToken<'a> {
     /// # Errors
     ///
     /// When its format, header or claims violate the rules of this module.
-    pub fn read(token: &'a str) -> Result<Self, TokenError> {
-        if token.len() > MAX_TOKEN {
+    pub fn parse(token: &'a str) -> Result<Self, TokenError> {
+        if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::TooLong);
         }
-        let [header, payload, signature] = sections(token).ok_or(TokenError::Form)?;
-        let decode = |part: &str| base64url(part.as_bytes()).ok_or(TokenError::Form);
+        let [header, payload, signature] = split_sections(token).ok_or(TokenError::Malformed)?;
+        let decode = |part: &str| base64url(part.as_bytes()).ok_or(TokenError::Malformed);
         let (header_text, payload_text) = (decode(header)?, decode(payload)?);
-        let header = Json::read(&header_text).map_err(|_| TokenError::Header)?;
+        let header = Json::parse(&header_text).map_err(|_| TokenError::InvalidHeader)?;
         if !matches!(header, Json::Object(_)) || header.get("crit").is_some() {
-            return Err(TokenError::Header);
+            return Err(TokenError::InvalidHeader);
         }
         let algorithm = header.get("alg").and_then(Json::as_text);
-        let algorithm = algorithm.ok_or(TokenError::Algorithm)?;
-        let algorithm = Algorithm::named(algorithm).ok_or(TokenError::Algorithm)?;
+        let algorithm = algorithm.ok_or(TokenError::UnsupportedAlgorithm)?;
+        let algorithm = Algorithm::from_name(algorithm).ok_or(TokenError::UnsupportedAlgorithm)?;
         let key = match header.get("kid") {
             None => None,
             Some(Json::Text(id)) => Some(id.clone()),
-            Some(_) => return Err(TokenError::Header),
+            Some(_) => return Err(TokenError::InvalidHeader),
         };
-        let claims = Json::read(&payload_text).map_err(|_| TokenError::Payload)?;
+        let claims = Json::parse(&payload_text).map_err(|_| TokenError::InvalidPayload)?;
         if !matches!(claims, Json::Object(_)) {
-            return Err(TokenError::Payload);
+            return Err(TokenError::InvalidPayload);
         }
         let signed = token.len() - signature.len() - 1;
         Ok(Self {
             algorithm,
             key,
-            times: Times::of(&claims)?,
+            times: ValidityTimes::from_claims(&claims)?,
             claims,
-            signed: token.get(..signed).ok_or(TokenError::Form)?,
+            signed: token.get(..signed).ok_or(TokenError::Malformed)?,
             signature: decode(signature)?,
         })
     }
@@ -161,7 +163,7 @@ impl<'a> UnverifiedToken<'a> {
     }
 
     /// Whether the token's audiences include one of `any`; also true if `any` is empty.
-    pub fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
+    pub fn has_audience_of<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
             Some(Json::Text(one)) => one == audience,
@@ -171,7 +173,7 @@ impl<'a> UnverifiedToken<'a> {
     }
 
     /// Whether the token has a claim of this name.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn has_claim(&self, name: &str) -> bool {
         self.claims
             .get(name)
             .is_some_and(|claim| *claim != Json::Null)
@@ -182,26 +184,26 @@ impl<'a> UnverifiedToken<'a> {
     /// # Errors
     ///
     /// When the claim is not a string, or a claim on its path is not an object.
-    pub fn text(&self, path: &[&str]) -> Result<Option<&str>, TokenError> {
+    pub fn text_claim(&self, path: &[&str]) -> Result<Option<&str>, TokenError> {
         let mut claim = &self.claims;
         for name in path {
             let Json::Object(members) = claim else {
-                return Err(TokenError::Payload);
+                return Err(TokenError::InvalidPayload);
             };
             claim = match members.get(*name) {
                 None | Some(Json::Null) => return Ok(None),
                 Some(member) => member,
             };
         }
-        claim.as_text().map(Some).ok_or(TokenError::Payload)
+        claim.as_text().map(Some).ok_or(TokenError::InvalidPayload)
     }
 
     /// Checks the token's times, with a tolerated clock skew.
     ///
     /// # Errors
     /// When the token has expired or is not valid yet.
-    pub fn check_times(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
-        self.times.check(now, skew)
+    pub fn check_validity(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
+        self.times.check_validity(now, skew)
     }
 
     /// Verifies the token's signature, and not its times.
@@ -215,7 +217,7 @@ impl<'a> UnverifiedToken<'a> {
 
     /// Verifies the token's times and signature. Returns the fingerprint of the signing key.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
-        self.check_times(now, CLOCK_SKEW)?;
+        self.check_validity(now, CLOCK_SKEW)?;
         self.signing_key(keys)
     }
 
@@ -231,12 +233,12 @@ impl<'a> UnverifiedToken<'a> {
             {
                 return Ok(key.fingerprint);
             }
-            error = TokenError::Signature;
+            error = TokenError::InvalidSignature;
         }
         Err(error)
     }
 
-    pub(crate) fn times(&self) -> Times {
+    pub(crate) fn times(&self) -> ValidityTimes {
         self.times
     }
 }

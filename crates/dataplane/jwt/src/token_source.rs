@@ -42,36 +42,38 @@ impl TokenSource {
         match self {
             Self::Header(name, prefix) => {
                 let lines = headers.get_all(name).iter();
-                only(lines.filter_map(|line| after(prefix, line)))
+                single_token(lines.filter_map(|line| strip_header_prefix(prefix, line)))
             }
             Self::Param(name) => {
-                let parameters = parameters(query.unwrap_or_default());
-                let named = parameters.filter(|(key, _)| decoded(key) == name.as_bytes());
-                only(named.map(|(_, value)| text(decoded(value))))
+                let parameters = query_parameters(query.unwrap_or_default());
+                let named = parameters.filter(|(key, _)| percent_decode(key) == name.as_bytes());
+                single_token(named.map(|(_, value)| utf8_text(percent_decode(value))))
             }
             Self::Cookie(name) => {
                 let lines = headers.get_all(header::COOKIE).iter();
-                let cookies = lines.flat_map(|line| cookies(line.as_bytes()));
+                let cookies = lines.flat_map(|line| parse_cookies(line.as_bytes()));
                 let named = cookies.filter(|(key, _)| *key == name.as_bytes());
-                only(named.map(|(_, value)| text(Cow::Borrowed(value))))
+                single_token(named.map(|(_, value)| utf8_text(Cow::Borrowed(value))))
             }
         }
     }
 
     /// Removes the location's tokens from the headers.
-    pub(crate) fn clear(&self, headers: &mut HeaderMap) {
+    pub(crate) fn remove_from_headers(&self, headers: &mut HeaderMap) {
         match self {
             Self::Header(name, prefix) => {
-                keep_lines(headers, name, |line| match after(prefix, line) {
-                    Some(_) => None,
-                    None => Some(line.clone()),
+                rewrite_header_lines(headers, name, |line| {
+                    match strip_header_prefix(prefix, line) {
+                        Some(_) => None,
+                        None => Some(line.clone()),
+                    }
                 });
             }
             Self::Cookie(name) => {
-                keep_lines(headers, &header::COOKIE, |line| {
+                rewrite_header_lines(headers, &header::COOKIE, |line| {
                     let mut others = Vec::new();
                     let mut is_there = false;
-                    for (key, value) in cookies(line.as_bytes()) {
+                    for (key, value) in parse_cookies(line.as_bytes()) {
                         if key == name.as_bytes() {
                             is_there = true;
                             continue;
@@ -91,13 +93,13 @@ impl TokenSource {
     }
 
     /// Returns the query without the location's tokens; `None` if nothing is left of it.
-    pub(crate) fn clear_query(&self, query: &str) -> Option<String> {
+    pub(crate) fn remove_from_query(&self, query: &str) -> Option<String> {
         let Self::Param(name) = self else {
             return (!query.is_empty()).then(|| query.to_owned());
         };
         let others = query.split('&').filter(|one| {
             let key = one.split('=').next().unwrap_or_default();
-            decoded(key) != name.as_bytes()
+            percent_decode(key) != name.as_bytes()
         });
         let others: Vec<_> = others.collect();
         (!others.is_empty()).then(|| others.join("&"))
@@ -105,7 +107,7 @@ impl TokenSource {
 }
 
 /// Returns the only token; repetitions of the same token count as one.
-fn only<'a>(
+fn single_token<'a>(
     all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
 ) -> Result<Option<Cow<'a, str>>, TokenError> {
     let mut found: Option<Cow<'a, str>> = None;
@@ -113,7 +115,7 @@ fn only<'a>(
         let one = one?;
         match &found {
             _ if one.is_empty() => {}
-            Some(other) if *other != one => return Err(TokenError::Several),
+            Some(other) if *other != one => return Err(TokenError::MultipleTokens),
             _ => found = Some(one),
         }
     }
@@ -122,33 +124,36 @@ fn only<'a>(
 
 /// Returns the text after a prefix of a header line, compared case-insensitively: servers that read the header later
 /// may ignore case, too.
-fn after<'a>(prefix: &str, line: &'a HeaderValue) -> Option<Result<Cow<'a, str>, TokenError>> {
+fn strip_header_prefix<'a>(
+    prefix: &str,
+    line: &'a HeaderValue,
+) -> Option<Result<Cow<'a, str>, TokenError>> {
     let line = line.as_bytes();
     let begins = line.get(..prefix.len())?;
     let rest = line.get(prefix.len()..)?;
     begins
         .eq_ignore_ascii_case(prefix.as_bytes())
-        .then(|| text(Cow::Borrowed(rest.trim_ascii())))
+        .then(|| utf8_text(Cow::Borrowed(rest.trim_ascii())))
 }
 
-fn text(bytes: Cow<'_, [u8]>) -> Result<Cow<'_, str>, TokenError> {
+fn utf8_text(bytes: Cow<'_, [u8]>) -> Result<Cow<'_, str>, TokenError> {
     match bytes {
         Cow::Borrowed(bytes) => std::str::from_utf8(bytes)
             .map(Cow::Borrowed)
-            .map_err(|_| TokenError::Form),
+            .map_err(|_| TokenError::Malformed),
         Cow::Owned(bytes) => String::from_utf8(bytes)
             .map(Cow::Owned)
-            .map_err(|_| TokenError::Form),
+            .map_err(|_| TokenError::Malformed),
     }
 }
 
-fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+fn query_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let all = query.split('&');
     all.map(|one| one.split_once('=').unwrap_or((one, "")))
 }
 
 /// Percent-decodes a name or value of a query.
-fn decoded(text: &str) -> Cow<'_, [u8]> {
+fn percent_decode(text: &str) -> Cow<'_, [u8]> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text.as_bytes());
     }
@@ -174,7 +179,7 @@ fn decoded(text: &str) -> Cow<'_, [u8]> {
     Cow::Owned(read)
 }
 
-fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+fn parse_cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let all = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     all.filter(|one| !one.is_empty()).map(|one| {
         let at = one.iter().position(|byte| *byte == b'=');
@@ -187,7 +192,7 @@ fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 }
 
 /// Rewrites each line of a header, or removes it.
-pub(crate) fn keep_lines(
+pub(crate) fn rewrite_header_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,
     left: impl Fn(&HeaderValue) -> Option<HeaderValue>,
@@ -213,7 +218,7 @@ mod tests {
         lines.iter().map(line).collect()
     }
 
-    fn found(
+    fn found_tokens(
         source: &TokenSource,
         headers: &HeaderMap,
         query: &str,
@@ -236,12 +241,16 @@ mod tests {
             ),
             (
                 &[("authorization", "Bearer a"), ("authorization", "bearer b")],
-                Err(TokenError::Several),
+                Err(TokenError::MultipleTokens),
             ),
             (&[], Ok(None)),
         ] {
             let token = token.map(|one| one.map(str::to_owned));
-            assert_eq!(found(&source, &headers(lines), ""), token, "{lines:?}");
+            assert_eq!(
+                found_tokens(&source, &headers(lines), ""),
+                token,
+                "{lines:?}"
+            );
         }
     }
 
@@ -250,34 +259,42 @@ mod tests {
         let param = TokenSource::Param("access_token".into());
         let none = HeaderMap::new();
         assert_eq!(
-            found(&param, &none, "x=1&access_token=a.b.c"),
+            found_tokens(&param, &none, "x=1&access_token=a.b.c"),
             Ok(Some("a.b.c".into()))
         );
         assert_eq!(
-            found(&param, &none, "access%5Ftoken=a%2Eb.c&y"),
+            found_tokens(&param, &none, "access%5Ftoken=a%2Eb.c&y"),
             Ok(Some("a.b.c".into()))
         );
         assert_eq!(
-            found(&param, &none, "access_token=a&access_token=b"),
-            Err(TokenError::Several)
+            found_tokens(&param, &none, "access_token=a&access_token=b"),
+            Err(TokenError::MultipleTokens)
         );
-        assert_eq!(found(&param, &none, "access_token=&access_token"), Ok(None));
-        assert_eq!(found(&param, &none, "xaccess_token=a"), Ok(None));
         assert_eq!(
-            param.clear_query("x=1&access%5Ftoken=a&y=2").as_deref(),
+            found_tokens(&param, &none, "access_token=&access_token"),
+            Ok(None)
+        );
+        assert_eq!(found_tokens(&param, &none, "xaccess_token=a"), Ok(None));
+        assert_eq!(
+            param
+                .remove_from_query("x=1&access%5Ftoken=a&y=2")
+                .as_deref(),
             Some("x=1&y=2")
         );
-        assert_eq!(param.clear_query("access_token=a"), None);
+        assert_eq!(param.remove_from_query("access_token=a"), None);
         let cookie = TokenSource::Cookie("t".into());
         let mut sent = headers(&[
             ("cookie", "a=1; t=x; b=2"),
             ("cookie", "t=x"),
             ("cookie", "c=3"),
         ]);
-        assert_eq!(found(&cookie, &sent, ""), Ok(Some("x".into())));
-        cookie.clear(&mut sent);
+        assert_eq!(found_tokens(&cookie, &sent, ""), Ok(Some("x".into())));
+        cookie.remove_from_headers(&mut sent);
         assert_eq!(sent, headers(&[("cookie", "a=1; b=2"), ("cookie", "c=3")]));
         let two = headers(&[("cookie", "t=x; t=y")]);
-        assert_eq!(found(&cookie, &two, ""), Err(TokenError::Several));
+        assert_eq!(
+            found_tokens(&cookie, &two, ""),
+            Err(TokenError::MultipleTokens)
+        );
     }
 }

@@ -1,9 +1,9 @@
 //! Authorization at a waypoint: which policy decides a request or a connection, and why.
 //!
 //! DENY policies are evaluated first, then ALLOW policies; where no ALLOW policy applies, requests that are not denied
-//! are allowed. AUDIT and dry-run policies are only reported. A policy is attached to the whole waypoint or to services.
-//! A policy that cannot be decoded denies every request to its targets. Before all of that, CUSTOM policies select the
-//! requests for an ext_authz check ([`Policies::required_check`]).
+//! are allowed. AUDIT and dry-run policies are only reported. A policy is attached to the whole waypoint or to
+//! services. A policy that cannot be decoded denies every request to its targets. Before all of that, CUSTOM policies
+//! select the requests for an ext_authz check ([`Policies::required_check`]).
 //!
 //! A request that a route forwards to another service is authorized for that backend as well ([`Scope::Backend`]): by
 //! the service's own policies, since those for the whole waypoint have authorized the original request. Where the
@@ -39,13 +39,13 @@ pub mod naive;
 #[cfg(test)]
 mod tests;
 
-pub use decision::{DryRun, HttpDecision, RuleId, Why};
+pub use decision::{DecisionReason, DryRunDenial, HttpDecision, RuleId};
 pub use explain::{HttpExplanation, PolicyOutcome};
 pub use facts::{Connection, Request};
 pub use required_check::RequiredCheck;
 
 use compiled::CompiledPolicy;
-use facts::Facts;
+use facts::PolicyAttributes;
 
 /// A port of a service, at the address where clients call it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,13 +71,13 @@ pub enum Scope<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
     all: HashMap<PolicyKey, Arc<CompiledPolicy>>,
-    gateway: Bucket,
-    services: HashMap<NamespacedHostname, Bucket>,
+    gateway: ScopePolicies,
+    services: HashMap<NamespacedHostname, ScopePolicies>,
 }
 
 /// Policies of one scope, grouped by action, each group sorted by name.
 #[derive(Clone, Debug, Default)]
-struct Bucket {
+struct ScopePolicies {
     deny: Vec<Arc<CompiledPolicy>>,
     allow: Vec<Arc<CompiledPolicy>>,
     audit: Vec<Arc<CompiledPolicy>>,
@@ -85,11 +85,11 @@ struct Bucket {
     dry_run: Vec<Arc<CompiledPolicy>>,
 }
 
-impl Bucket {
-    fn list(&mut self, policy: &CompiledPolicy) -> &mut Vec<Arc<CompiledPolicy>> {
+impl ScopePolicies {
+    fn group_mut(&mut self, policy: &CompiledPolicy) -> &mut Vec<Arc<CompiledPolicy>> {
         match policy.action() {
             HttpAction::Audit => &mut self.audit,
-            _ if policy.dry_run() => &mut self.dry_run,
+            _ if policy.is_dry_run() => &mut self.dry_run,
             HttpAction::Deny => &mut self.deny,
             HttpAction::Allow => &mut self.allow,
             HttpAction::Custom => &mut self.custom,
@@ -97,7 +97,7 @@ impl Bucket {
     }
 
     fn insert(&mut self, policy: &Arc<CompiledPolicy>) {
-        let list = self.list(policy);
+        let list = self.group_mut(policy);
         let at = list.partition_point(|other| other.key() < policy.key());
         // A policy may name a service twice.
         if list.get(at).is_none_or(|other| other.key() != policy.key()) {
@@ -107,7 +107,7 @@ impl Bucket {
 
     fn remove(&mut self, policy: &CompiledPolicy) {
         let key = policy.key();
-        self.list(policy).retain(|other| other.key() != key);
+        self.group_mut(policy).retain(|other| other.key() != key);
     }
 
     fn is_empty(&self) -> bool {
@@ -135,7 +135,7 @@ impl Policies {
         let key = policy.key.clone();
         self.remove(&key);
         let policy = Arc::new(CompiledPolicy::new(policy));
-        self.for_each_bucket(&policy, |bucket| bucket.insert(&policy));
+        self.for_each_scope(&policy, |bucket| bucket.insert(&policy));
         self.all.insert(key, policy);
         true
     }
@@ -145,9 +145,13 @@ impl Policies {
         let Some(policy) = self.all.remove(key) else {
             return false;
         };
-        self.for_each_bucket(&policy, |bucket| bucket.remove(&policy));
+        self.for_each_scope(&policy, |bucket| bucket.remove(&policy));
         for service in &policy.policy().services {
-            if self.services.get(service).is_some_and(Bucket::is_empty) {
+            if self
+                .services
+                .get(service)
+                .is_some_and(ScopePolicies::is_empty)
+            {
                 self.services.remove(service);
             }
         }
@@ -161,13 +165,13 @@ impl Policies {
 
     /// Whether authorization needs HTTP requests, since a policy in the scope reads request attributes or requires a
     /// check by a provider.
-    pub fn need_http(&self, scope: Scope<'_>) -> bool {
-        self.http_policy(scope).is_some()
+    pub fn needs_http(&self, scope: Scope<'_>) -> bool {
+        self.first_http_policy(scope).is_some()
     }
 
-    /// Returns the first policy in the scope that needs HTTP requests ([`Self::need_http`]).
-    pub fn http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
-        self.buckets(scope).find_map(|bucket| {
+    /// Returns the first policy in the scope that needs HTTP requests ([`Self::needs_http`]).
+    pub fn first_http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
+        self.policies_in_scope(scope).find_map(|bucket| {
             let mut judging = bucket.deny.iter().chain(&bucket.allow);
             let found = judging.find(|policy| policy.needs_http());
             found
@@ -177,19 +181,19 @@ impl Policies {
     }
 
     /// Whether a policy in the scope reads a header of this name, in any spelling.
-    pub fn read_header(&self, scope: Scope<'_>, name: &HeaderName) -> bool {
-        let mut all = self.buckets(scope).flat_map(Bucket::all);
+    pub fn reads_header(&self, scope: Scope<'_>, name: &HeaderName) -> bool {
+        let mut all = self.policies_in_scope(scope).flat_map(ScopePolicies::all);
         all.any(|policy| policy.reads_header(name))
     }
 
     /// Whether policies are attached to this service, rather than to the whole waypoint.
-    pub fn has_own(&self, service: &NamespacedHostname) -> bool {
+    pub fn has_service_policies(&self, service: &NamespacedHostname) -> bool {
         self.services.contains_key(service)
     }
 
     /// Evaluates the policies of a scope for a request.
     pub fn evaluate(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpDecision {
-        self.decide(scope, Facts::of_request(request))
+        self.decide(scope, PolicyAttributes::from_request(request))
     }
 
     /// Evaluates the policies of a scope for a connection that is not HTTP.
@@ -198,37 +202,41 @@ impl Policies {
         scope: Scope<'_>,
         connection: &Connection<'_>,
     ) -> HttpDecision {
-        self.decide(scope, Facts::of_connection(connection))
+        self.decide(scope, PolicyAttributes::from_connection(connection))
     }
 
-    fn decide(&self, scope: Scope<'_>, mut facts: Facts<'_>) -> HttpDecision {
+    fn decide(&self, scope: Scope<'_>, mut facts: PolicyAttributes<'_>) -> HttpDecision {
         let Scope::Pod(ports @ [_, ..]) = scope else {
-            let findings = self.findings(scope, &facts);
-            return self.decision(scope, &facts, findings);
+            let findings = self.match_policies(scope, &facts);
+            return self.enforced_decision(scope, &facts, findings);
         };
         let waypoint = Scope::Pod(&[]);
-        let own = self.findings(waypoint, &facts);
+        let own = self.match_policies(waypoint, &facts);
         let allowed = own.allowed.clone();
         let mut decision = HttpDecision {
-            why: own.denial().unwrap_or(Why::NoAllowPolicies),
+            reason: own.denial().unwrap_or(DecisionReason::NoAllowPolicies),
             // Only the services' ALLOW policies decide what is allowed.
-            dry_run: self.dry_run(waypoint, &facts, true),
+            dry_run: self.dry_run_denials(waypoint, &facts, true),
             audits: own.audits,
         };
         for port in ports {
-            facts.call_at(port.address);
+            facts.set_destination(port.address);
             let scope = Scope::Service(&port.service);
-            let mut findings = self.findings(scope, &facts);
+            let mut findings = self.match_policies(scope, &facts);
             findings.allowed = findings.allowed.or_else(|| allowed.clone());
-            decision.join(self.decision(scope, &facts, findings));
+            decision.merge(self.enforced_decision(scope, &facts, findings));
         }
         decision
     }
 
     /// Collects the policies of a scope that match a request or connection.
-    fn findings(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Findings<'_> {
-        let mut findings = Findings::default();
-        for bucket in self.buckets(scope) {
+    fn match_policies(
+        &self,
+        scope: Scope<'_>,
+        facts: &PolicyAttributes<'_>,
+    ) -> MatchedPolicies<'_> {
+        let mut findings = MatchedPolicies::default();
+        for bucket in self.policies_in_scope(scope) {
             if findings.denied.is_none() {
                 findings.denied = first_match(&bucket.deny, facts);
             }
@@ -236,7 +244,10 @@ impl Policies {
                 findings.allowed = first_match(&bucket.allow, facts).map(|(_, rule)| rule);
             }
             findings.has_allow |= !bucket.allow.is_empty();
-            let matching = bucket.audit.iter().filter_map(|p| matched(p, facts));
+            let matching = bucket
+                .audit
+                .iter()
+                .filter_map(|p| matching_rule_id(p, facts));
             findings.audits.extend(matching.map(|(_, rule)| rule));
         }
         if findings.allowed.is_none() && matches!(scope, Scope::Backend(_)) {
@@ -246,37 +257,47 @@ impl Policies {
         findings
     }
 
-    fn decision(
+    fn enforced_decision(
         &self,
         scope: Scope<'_>,
-        facts: &Facts<'_>,
-        findings: Findings<'_>,
+        facts: &PolicyAttributes<'_>,
+        findings: MatchedPolicies<'_>,
     ) -> HttpDecision {
         let is_admitted = findings.allowed.is_some();
         let why = findings.denial().unwrap_or(match findings.allowed {
-            Some(rule) => Why::Allowed(rule),
-            None if findings.has_allow => Why::NoneAllows,
-            None => Why::NoAllowPolicies,
+            Some(rule) => DecisionReason::AllowedByRule(rule),
+            None if findings.has_allow => DecisionReason::NoAllowPolicyMatched,
+            None => DecisionReason::NoAllowPolicies,
         });
         HttpDecision {
-            why,
-            dry_run: self.dry_run(scope, facts, is_admitted),
+            reason: why,
+            dry_run: self.dry_run_denials(scope, facts, is_admitted),
             audits: findings.audits,
         }
     }
 
     /// Returns the dry-run policies of a scope that would deny the request if they were enforced.
-    fn dry_run(&self, scope: Scope<'_>, facts: &Facts<'_>, is_admitted: bool) -> Vec<DryRun> {
-        let policies = || self.buckets(scope).flat_map(|bucket| &bucket.dry_run);
+    fn dry_run_denials(
+        &self,
+        scope: Scope<'_>,
+        facts: &PolicyAttributes<'_>,
+        is_admitted: bool,
+    ) -> Vec<DryRunDenial> {
+        let policies = || {
+            self.policies_in_scope(scope)
+                .flat_map(|bucket| &bucket.dry_run)
+        };
         let (mut deny, mut none_allows) = (Vec::new(), Vec::new());
         let mut is_admitted = is_admitted;
         for policy in policies() {
             match (policy.action(), policy.matching_rule(facts)) {
                 (HttpAction::Allow, Some(_)) => is_admitted = true,
-                (HttpAction::Allow, None) => none_allows.push(DryRun::new(policy.key(), None)),
+                (HttpAction::Allow, None) => {
+                    none_allows.push(DryRunDenial::new(policy.key(), None))
+                }
                 // A dry run calls no provider, so its decision is unknown.
                 (HttpAction::Custom, _) => {}
-                (_, Some(rule)) => deny.push(DryRun::new(policy.key(), Some(rule))),
+                (_, Some(rule)) => deny.push(DryRunDenial::new(policy.key(), Some(rule))),
                 (_, None) => {}
             }
         }
@@ -286,7 +307,7 @@ impl Policies {
         deny
     }
 
-    fn buckets(&self, scope: Scope<'_>) -> impl Iterator<Item = &Bucket> {
+    fn policies_in_scope(&self, scope: Scope<'_>) -> impl Iterator<Item = &ScopePolicies> {
         let (gateway, service, ports): (_, _, &[ServicePort]) = match scope {
             Scope::Service(service) => (Some(&self.gateway), Some(service), &[]),
             Scope::Pod(ports) => (Some(&self.gateway), None, ports),
@@ -299,7 +320,11 @@ impl Policies {
         gateway.into_iter().chain(of_services)
     }
 
-    fn for_each_bucket(&mut self, policy: &CompiledPolicy, mut change: impl FnMut(&mut Bucket)) {
+    fn for_each_scope(
+        &mut self,
+        policy: &CompiledPolicy,
+        mut change: impl FnMut(&mut ScopePolicies),
+    ) {
         if policy.policy().for_gateway {
             return change(&mut self.gateway);
         }
@@ -311,7 +336,7 @@ impl Policies {
 
 /// Policies of a scope that match a request or a connection.
 #[derive(Default)]
-struct Findings<'a> {
+struct MatchedPolicies<'a> {
     denied: Option<(&'a CompiledPolicy, RuleId)>,
     allowed: Option<RuleId>,
     /// Whether the scope has any enforced ALLOW policy, matching or not.
@@ -319,29 +344,31 @@ struct Findings<'a> {
     audits: Vec<RuleId>,
 }
 
-impl Findings<'_> {
-    fn denial(&self) -> Option<Why> {
+impl MatchedPolicies<'_> {
+    fn denial(&self) -> Option<DecisionReason> {
         let (policy, rule) = self.denied.as_ref()?;
-        Some(match policy.not_understood() {
-            Some(why) => Why::NotUnderstood {
+        Some(match policy.decode_error() {
+            Some(why) => DecisionReason::InvalidPolicy {
                 policy: rule.policy.clone(),
                 why: why.clone(),
             },
-            None => Why::Denied(rule.clone()),
+            None => DecisionReason::DeniedByRule(rule.clone()),
         })
     }
 }
 
 fn first_match<'a>(
     policies: &'a [Arc<CompiledPolicy>],
-    facts: &Facts<'_>,
+    facts: &PolicyAttributes<'_>,
 ) -> Option<(&'a CompiledPolicy, RuleId)> {
-    policies.iter().find_map(|policy| matched(policy, facts))
+    policies
+        .iter()
+        .find_map(|policy| matching_rule_id(policy, facts))
 }
 
-fn matched<'a>(
+fn matching_rule_id<'a>(
     policy: &'a CompiledPolicy,
-    facts: &Facts<'_>,
+    facts: &PolicyAttributes<'_>,
 ) -> Option<(&'a CompiledPolicy, RuleId)> {
     let rule = policy.matching_rule(facts)?;
     Some((policy, RuleId::new(policy.key(), rule)))

@@ -9,39 +9,39 @@ use regex::Regex;
 
 use crate::{
     path,
-    readings::{PathMatcher, Reading, Readings, any_text, lines},
-    route::{RouteRequest, parameters, regex},
+    readings::{PathMatcher, ReadingMode, Readings, any_header_text_matches, header_lines},
+    route::{RouteRequest, full_match_regex, query_parameters},
 };
 
 /// Alternative matches of a rate limit, one of which must match; without any, all requests match.
 #[derive(Debug)]
-pub struct LimitMatches(Vec<LimitMatch>);
+pub struct RateLimitMatches(Vec<RateLimitMatch>);
 
 /// One match of a rate limit, whose set attributes must all match.
 #[derive(Debug)]
-struct LimitMatch {
+struct RateLimitMatch {
     path: Option<PathMatcher>,
     method: Option<StringMatch>,
-    headers: Vec<(HeaderName, Value)>,
-    query: Vec<(ArcStr, Value)>,
+    headers: Vec<(HeaderName, ValueMatcher)>,
+    query: Vec<(ArcStr, ValueMatcher)>,
 }
 
 #[derive(Debug)]
-enum Value {
+enum ValueMatcher {
     Exact(ArcStr),
     Regex(Regex),
     /// Replacement of an invalid expression, which matches any value.
-    Anything,
+    MatchAll,
 }
 
-impl LimitMatches {
+impl RateLimitMatches {
     /// Compiles the matches of a rate limit. An invalid match includes every request that it might be meant for.
     pub fn new(of: &[HttpRouteMatch]) -> Self {
-        Self(of.iter().map(LimitMatch::new).collect())
+        Self(of.iter().map(RateLimitMatch::new).collect())
     }
 
     /// Whether the rate limit counts a request, by any of its readings.
-    pub fn include(&self, request: &RouteRequest<'_>) -> bool {
+    pub fn includes(&self, request: &RouteRequest<'_>) -> bool {
         let RouteRequest {
             method,
             path,
@@ -58,19 +58,19 @@ impl LimitMatches {
     }
 }
 
-impl LimitMatch {
+impl RateLimitMatch {
     fn new(of: &HttpRouteMatch) -> Self {
         let headers = of.headers.iter().filter_map(|(name, of)| {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-            Some((name, Value::new(of)))
+            Some((name, ValueMatcher::new(of)))
         });
         let query = of.query_params.iter();
         Self {
-            path: of.path.as_ref().map(PathMatcher::of_match),
+            path: of.path.as_ref().map(PathMatcher::from_route_match),
             method: of.method.clone().map(StringMatch::Exact),
             headers: headers.collect(),
             query: query
-                .map(|(name, of)| (name.clone(), Value::new(of)))
+                .map(|(name, of)| (name.clone(), ValueMatcher::new(of)))
                 .collect(),
         }
     }
@@ -83,24 +83,25 @@ impl LimitMatch {
     ) -> bool {
         let path = self.path.as_ref();
         let method = self.method.as_ref();
-        path.is_none_or(|path| readings.path(path, Reading::Any))
-            && method.is_none_or(|method| readings.method(method, Reading::Any))
+        path.is_none_or(|path| readings.matches_path(path, ReadingMode::AnyReading))
+            && method.is_none_or(|method| readings.matches_method(method, ReadingMode::AnyReading))
             && self.headers.iter().all(|(name, of)| match *name == HOST {
-                true => of.is_host(host, readings),
-                false => any_text(headers, name, |text| of.matches(text)),
+                true => of.matches_host(host, readings),
+                false => any_header_text_matches(headers, name, |text| of.matches(text)),
             })
-            && self
-                .query
-                .iter()
-                .all(|(name, of)| parameters(query, name).any(|value| of.matches(value.as_bytes())))
+            && self.query.iter().all(|(name, of)| {
+                query_parameters(query, name).any(|value| of.matches(value.as_bytes()))
+            })
     }
 }
 
-impl Value {
+impl ValueMatcher {
     fn new(of: &HttpValueMatch) -> Self {
         match of {
             HttpValueMatch::Exact(text) => Self::Exact(text.clone()),
-            HttpValueMatch::Regex(pattern) => regex(pattern).map_or(Self::Anything, Self::Regex),
+            HttpValueMatch::Regex(pattern) => {
+                full_match_regex(pattern).map_or(Self::MatchAll, Self::Regex)
+            }
         }
     }
 
@@ -108,14 +109,16 @@ impl Value {
         match self {
             Self::Exact(exact) => text == exact.as_bytes(),
             Self::Regex(pattern) => str::from_utf8(text).is_ok_and(|text| pattern.is_match(text)),
-            Self::Anything => true,
+            Self::MatchAll => true,
         }
     }
 
-    fn is_host(&self, host: &str, readings: &Readings<'_>) -> bool {
+    fn matches_host(&self, host: &str, readings: &Readings<'_>) -> bool {
         match self {
-            Self::Exact(exact) => readings.host(&StringMatch::Exact(exact.clone()), Reading::Any),
-            Self::Regex(_) | Self::Anything => {
+            Self::Exact(exact) => {
+                readings.matches_host(&StringMatch::Exact(exact.clone()), ReadingMode::AnyReading)
+            }
+            Self::Regex(_) | Self::MatchAll => {
                 let is_host = |host: &str| {
                     let lower = host.to_ascii_lowercase();
                     let name = lower.split(':').next().unwrap_or_default();
@@ -132,18 +135,18 @@ impl Value {
 }
 
 /// Returns the rate-limit key of a path, which is equal for all spellings that some server treats as the same path.
-pub fn counted_path(path: &str) -> Cow<'_, str> {
-    path::shared_by_spellings(path)
+pub fn path_key(path: &str) -> Cow<'_, str> {
+    path::path_equivalence_key(path)
 }
 
 /// Returns the rate-limit key of a method, regardless of case.
-pub fn counted_method(method: &str) -> String {
+pub fn method_key(method: &str) -> String {
     method.to_ascii_uppercase()
 }
 
 /// Returns the rate-limit key of a header: all its lines, in any spelling of the name, so that a client cannot choose
 /// which line counts. `None` if the request does not have the header.
-pub fn counted_header(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
-    let all: Vec<_> = lines(headers, name).collect();
+pub fn header_key(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
+    let all: Vec<_> = header_lines(headers, name).collect();
     (!all.is_empty()).then(|| all.join(&b","[..]))
 }

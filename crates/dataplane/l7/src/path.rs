@@ -15,14 +15,14 @@
 //! | overlong UTF-8 (`%c0%ae` is a dot to some) | refused |
 //! | dot segments that only some see: `..;x` (Tomcat), `a%2f..%2fb` | refused |
 //! | `#` | refused, in the query too: a fragment is never sent |
-//! | anything that does not begin with `/` | refused; [`for_request`] accepts `OPTIONS *` |
+//! | anything that does not begin with `/` | refused; [`normalize_request_target`] accepts `OPTIONS *` |
 //!
 //! `MergeSlashes` and `DecodeAndMergeSlashes` normalize further (see [`PathNormalization`]). With
 //! `None` nothing is changed or interpreted; control characters, `#` and broken escapes are refused
 //! all the same. The query is forwarded unchanged. An escaped percent sign stays escaped: `%2561`
 //! is the text `%61`; an application that decodes twice is protected by DENY policies only.
 //!
-//! Applications may still treat different normalized paths as the same: see [`readings()`].
+//! Applications may still treat different normalized paths as the same: see [`path_readings()`].
 
 use std::borrow::Cow;
 
@@ -38,8 +38,8 @@ mod segments;
 mod tests;
 
 pub use error::PathError;
-pub use escapes::{canonical_escapes, decoded_escapes};
-pub use readings::{readings, shared_by_spellings};
+pub use escapes::{canonicalize_escapes, decode_escapes};
+pub use readings::{path_equivalence_key, path_readings};
 
 /// Normalized target of a request, in origin form (or `*`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl NormalizedTarget<'_> {
     }
 
     /// Whether normalization changed the target.
-    pub fn is_changed(&self) -> bool {
+    pub fn was_changed(&self) -> bool {
         matches!(self.text, Cow::Owned(_))
     }
 
@@ -86,18 +86,18 @@ impl PathError {
     pub fn reason(self) -> &'static str {
         match self {
             Self::NotOriginForm => "path_form",
-            Self::Control => "path_control_character",
+            Self::ControlCharacter => "path_control_character",
             Self::Fragment => "path_fragment",
-            Self::BrokenEscape => "path_escape",
-            Self::Overlong => "path_overlong",
+            Self::InvalidEscape => "path_escape",
+            Self::OverlongEncoding => "path_overlong",
             Self::AboveRoot => "path_above_root",
-            Self::HiddenDotSegment => "path_hidden_dot_segment",
+            Self::EscapedDotSegment => "path_hidden_dot_segment",
         }
     }
 }
 
 /// Normalizes the target of a request ([`normalize`]), and accepts `OPTIONS *`.
-pub fn for_request<'a>(
+pub fn normalize_request_target<'a>(
     method: &Method,
     path_and_query: &'a str,
     mode: PathNormalization,
@@ -124,20 +124,20 @@ pub fn normalize(
         .bytes()
         .any(|byte| byte <= b' ' || byte == 0x7f)
     {
-        return Err(PathError::Control);
+        return Err(PathError::ControlCharacter);
     }
     if path_and_query.contains('#') {
         return Err(PathError::Fragment);
     }
     let path_end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(path_end);
-    escapes::check(path)?;
+    escapes::validate_escapes(path)?;
     let path = match mode {
         PathNormalization::None if path.starts_with('/') => Cow::Borrowed(path),
         PathNormalization::None => return Err(PathError::NotOriginForm),
-        PathNormalization::Base => resolved(path, false, false)?,
-        PathNormalization::MergeSlashes => resolved(path, false, true)?,
-        PathNormalization::DecodeAndMergeSlashes => resolved(path, true, true)?,
+        PathNormalization::Base => normalize_path(path, false, false)?,
+        PathNormalization::MergeSlashes => normalize_path(path, false, true)?,
+        PathNormalization::DecodeAndMergeSlashes => normalize_path(path, true, true)?,
     };
     Ok(match path {
         Cow::Borrowed(_) => NormalizedTarget {
@@ -155,12 +155,16 @@ pub fn normalize(
     })
 }
 
-fn resolved(path: &str, decode_slashes: bool, merge: bool) -> Result<Cow<'_, str>, PathError> {
-    let path = escapes::canonical_characters(path, decode_slashes);
-    segments::check(&path)?;
+fn normalize_path(
+    path: &str,
+    decode_slashes: bool,
+    merge: bool,
+) -> Result<Cow<'_, str>, PathError> {
+    let path = escapes::canonicalize_characters(path, decode_slashes);
+    segments::validate_segments(&path)?;
     Ok(match path {
-        Cow::Borrowed(path) => segments::resolve(path, merge)?,
-        Cow::Owned(path) => match segments::resolve(&path, merge)? {
+        Cow::Borrowed(path) => segments::resolve_dot_segments(path, merge)?,
+        Cow::Owned(path) => match segments::resolve_dot_segments(&path, merge)? {
             Cow::Borrowed(_) => Cow::Owned(path),
             Cow::Owned(resolved) => Cow::Owned(resolved),
         },

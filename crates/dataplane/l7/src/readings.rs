@@ -1,19 +1,19 @@
 //! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
 //! All comparisons that deny, limit or allow a request by these are made here.
 //!
-//! A denial or a rate limit applies if any reading matches ([`Reading::Any`]), a permission only if all of them match
-//! ([`Reading::All`]), and an exception from a denial only if all match, including those from headers that override
-//! the request's own attributes ([`Reading::Exception`]). So no spelling escapes a denial that applies to the plain
+//! A denial or a rate limit applies if any reading matches ([`ReadingMode::AnyReading`]), a permission only if all of them match
+//! ([`ReadingMode::AllReadings`]), and an exception from a denial only if all match, including those from headers that override
+//! the request's own attributes ([`ReadingMode::Exception`]). So no spelling escapes a denial that applies to the plain
 //! request, nor is allowed where the plain request is not.
 //!
-//! | compared | `Any` | `All` | `Exception` |
+//! | compared | `AnyReading` | `AllReadings` | `Exception` |
 //! |---|---|---|---|
 //! | method | in any case; values of `X-HTTP-Method-Override` and similar headers | as received | as received, and all values of such headers |
-//! | host | in any case; with any port, or the called one; without trailing dots; hosts in `X-Forwarded-Host` and `Forwarded` | the same, without the called port and without such headers | as `All`, and all hosts in such headers |
-//! | path | as forwarded, and all of [`path::readings`]; paths in `X-Original-URL` and similar headers; without trailing slash | as forwarded, and each of [`path::readings`] | as `All`, and all paths in such headers |
-//! | header | each line, each list element, all lines joined; also names with `_` for `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `All` |
+//! | host | in any case; with any port, or the called one; without trailing dots; hosts in `X-Forwarded-Host` and `Forwarded` | the same, without the called port and without such headers | as `AllReadings`, and all hosts in such headers |
+//! | path | as forwarded, and all of [`path::path_readings`]; paths in `X-Original-URL` and similar headers; without trailing slash | as forwarded, and each of [`path::path_readings`] | as `AllReadings`, and all paths in such headers |
+//! | header | each line, each list element, all lines joined; also names with `_` for `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `AllReadings` |
 //!
-//! `All` does not split `User-Agent` and other headers whose commas do not separate list elements.
+//! `AllReadings` does not split `User-Agent` and other headers whose commas do not separate list elements.
 
 mod header;
 mod host;
@@ -26,9 +26,9 @@ use std::cell::OnceCell;
 use ambit_model::StringMatch;
 use http::{HeaderMap, HeaderName};
 
-pub(crate) use header::{any_text, is_same_name, lines};
+pub(crate) use header::{any_header_text_matches, header_lines, is_same_name};
 pub(crate) use path::PathMatcher;
-pub(crate) use reading::Reading;
+pub(crate) use reading::ReadingMode;
 
 use host::Host;
 
@@ -78,36 +78,36 @@ impl<'a> Readings<'a> {
     }
 
     /// Sets the port that the client called.
-    pub(crate) fn dial(&mut self, port: u16) {
-        self.host.dial(port);
+    pub(crate) fn set_dialed_port(&mut self, port: u16) {
+        self.host.set_dialed_port(port);
     }
 
     /// Whether the method matches a pattern.
-    pub(crate) fn method(&self, pattern: &StringMatch, reading: Reading) -> bool {
+    pub(crate) fn matches_method(&self, pattern: &StringMatch, reading: ReadingMode) -> bool {
         match reading {
-            Reading::All => pattern.matches(self.method),
-            Reading::Exception => {
+            ReadingMode::AllReadings => pattern.matches(self.method),
+            ReadingMode::Exception => {
                 pattern.matches(self.method)
-                    && self.all_named_by(&METHOD_OVERRIDES, |method| pattern.matches(method))
+                    && self.all_override_values(&METHOD_OVERRIDES, |method| pattern.matches(method))
             }
-            Reading::Any => {
-                pattern.matches_caseless([self.method])
+            ReadingMode::AnyReading => {
+                pattern.matches_ignoring_case([self.method])
                     || self
-                        .named_by(&METHOD_OVERRIDES)
-                        .any(|method| pattern.matches_caseless([method]))
+                        .override_values(&METHOD_OVERRIDES)
+                        .any(|method| pattern.matches_ignoring_case([method]))
             }
         }
     }
 
     /// Whether the host matches a pattern. A pattern without port matches any port.
-    pub(crate) fn host(&self, pattern: &StringMatch, reading: Reading) -> bool {
-        let named = |host| self.host.named(host).matches(pattern, reading);
+    pub(crate) fn matches_host(&self, pattern: &StringMatch, reading: ReadingMode) -> bool {
+        let named = |host| self.host.with_authority(host).matches(pattern, reading);
         match reading {
-            Reading::All => self.host.matches(pattern, reading),
-            Reading::Any => {
+            ReadingMode::AllReadings => self.host.matches(pattern, reading),
+            ReadingMode::AnyReading => {
                 self.host.matches(pattern, reading) || self.overriding_hosts().any(named)
             }
-            Reading::Exception => {
+            ReadingMode::Exception => {
                 self.host.matches(pattern, reading) && self.overriding_hosts().all(named)
             }
         }
@@ -117,9 +117,9 @@ impl<'a> Readings<'a> {
     pub(crate) fn overriding_hosts(&self) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
         let text = |bytes| str::from_utf8(bytes).unwrap_or_default().trim();
-        let forwarded_host = lines(headers, &X_FORWARDED_HOST);
+        let forwarded_host = header_lines(headers, &X_FORWARDED_HOST);
         let forwarded_host = forwarded_host.flat_map(move |line| text(line).split(','));
-        let forwarded = lines(headers, &FORWARDED);
+        let forwarded = header_lines(headers, &FORWARDED);
         let pairs = forwarded.flat_map(move |line| text(line).split([',', ';']));
         let hosts = pairs.filter_map(|pair| {
             let (name, value) = pair.split_once('=')?;
@@ -130,50 +130,58 @@ impl<'a> Readings<'a> {
     }
 
     /// Whether the path matches a pattern.
-    pub(crate) fn path(&self, pattern: &PathMatcher, reading: Reading) -> bool {
+    pub(crate) fn matches_path(&self, pattern: &PathMatcher, reading: ReadingMode) -> bool {
         let own = pattern.matches(&self.path, reading);
         let named = |path| pattern.matches(path, reading);
         match reading {
-            Reading::All => own,
-            Reading::Any => own || self.overriding_paths().iter().any(named),
-            Reading::Exception => {
+            ReadingMode::AllReadings => own,
+            ReadingMode::AnyReading => own || self.overriding_paths().iter().any(named),
+            ReadingMode::Exception => {
                 own && self.overriding_paths().iter().all(named)
                     // A value that is not a path does not match an exception.
-                    && self.all_named_by(&PATH_OVERRIDES, |target| path::of_target(target).is_some())
+                    && self.all_override_values(&PATH_OVERRIDES, |target| path::target_path(target).is_some())
             }
         }
     }
 
     /// Whether a header matches a pattern; a missing header never does.
-    pub(crate) fn header(
+    pub(crate) fn matches_header(
         &self,
         name: &HeaderName,
         pattern: &StringMatch,
-        reading: Reading,
+        reading: ReadingMode,
     ) -> bool {
-        header::matches(self.headers, name, pattern, reading)
+        header::header_matches(self.headers, name, pattern, reading)
     }
 
     fn overriding_paths(&self) -> &[path::PathReadings<'a>] {
         self.overriding_paths.get_or_init(|| {
-            let named = self.named_by(&PATH_OVERRIDES);
+            let named = self.override_values(&PATH_OVERRIDES);
             named
-                .filter_map(path::of_target)
+                .filter_map(path::target_path)
                 .map(path::PathReadings::new)
                 .collect()
         })
     }
 
     /// Whether the values of all lines of these headers match; a line that is not text does not.
-    fn all_named_by(&self, names: &'static [HeaderName], matches: impl Fn(&str) -> bool) -> bool {
-        let mut all = names.iter().flat_map(|name| lines(self.headers, name));
+    fn all_override_values(
+        &self,
+        names: &'static [HeaderName],
+        matches: impl Fn(&str) -> bool,
+    ) -> bool {
+        let mut all = names
+            .iter()
+            .flat_map(|name| header_lines(self.headers, name));
         all.all(|line| str::from_utf8(line).is_ok_and(|text| matches(text.trim())))
     }
 
     /// Returns the values of these headers that are text.
-    fn named_by(&self, names: &'static [HeaderName]) -> impl Iterator<Item = &'a str> {
+    fn override_values(&self, names: &'static [HeaderName]) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
-        let all = names.iter().flat_map(move |name| lines(headers, name));
+        let all = names
+            .iter()
+            .flat_map(move |name| header_lines(headers, name));
         all.filter_map(|line| str::from_utf8(line).ok().map(str::trim))
     }
 }

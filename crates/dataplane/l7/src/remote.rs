@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ambit_model::canonical_ip;
 use http::{HeaderMap, HeaderValue};
 
-const FORWARDED_FOR: &str = "x-forwarded-for";
+const X_FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// Returns the remote address (`remoteIpBlocks`, `remote.ip`) of a request that `peer` sent.
 ///
@@ -16,22 +16,22 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 ///
 /// Without trusted proxies, or if the header has too few or invalid addresses, the result is the peer's own address,
 /// since any pod can send that header.
-pub fn remote_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr {
+pub fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr {
     if trusted == 0 {
         return peer;
     }
-    let lines = headers.get_all(FORWARDED_FOR).iter().rev();
+    let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
     // A line that is not text counts as one entry that is not an address.
     let texts = lines
         .map(HeaderValue::to_str)
         .map(Result::unwrap_or_default);
     let mut entries = texts.flat_map(|line| line.rsplit(','));
     let client = usize::try_from(trusted).ok().and_then(|n| entries.nth(n));
-    client.and_then(address).unwrap_or(peer)
+    client.and_then(parse_address).unwrap_or(peer)
 }
 
 /// Parses an IP address, with or without a port.
-fn address(text: &str) -> Option<IpAddr> {
+fn parse_address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let with_port = || text.parse().map(|address: SocketAddr| address.ip()).ok();
     text.parse().ok().or_else(with_port).map(canonical_ip)
@@ -44,9 +44,9 @@ mod tests {
     fn remote(lines: &[&[u8]], trusted: u32) -> String {
         let mut headers = HeaderMap::new();
         for line in lines {
-            headers.append(FORWARDED_FOR, HeaderValue::from_bytes(line).unwrap());
+            headers.append(X_FORWARDED_FOR, HeaderValue::from_bytes(line).unwrap());
         }
-        remote_address("10.0.0.1".parse().unwrap(), &headers, trusted).to_string()
+        client_address("10.0.0.1".parse().unwrap(), &headers, trusted).to_string()
     }
 
     #[test]

@@ -20,16 +20,17 @@ use ambit_model::{
 use rand::RngCore;
 
 pub use lookup::Mismatch;
-use lookup::{Entry, Lookup};
-pub(crate) use lookup::{parameters, regex};
+use lookup::{Entry, RouteIndex};
+pub(crate) use lookup::{full_match_regex, query_parameters};
 
 use crate::weights;
 
 pub use filters::{
-    Applied, Cors, CorsRequest, Filters, Injected, MatchedPath, Redirect, RedirectError, changed,
+    Cors, CorsRequest, EffectiveFilters, Filters, InjectedFault, MatchedPath, Redirect,
+    RedirectError, rewrite_path,
 };
 pub use request::RouteRequest;
-pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, is_retriable, wait};
+pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, backoff_delay, is_retriable};
 
 /// Reason for rejecting requests that an invalid match (expression or header) might be meant for.
 const INVALID_MATCH: ArcStr =
@@ -38,7 +39,7 @@ const INVALID_MATCH: ArcStr =
 /// HTTP routes of one port of a service.
 #[derive(Debug, Default)]
 pub struct RouteTable {
-    matches: Lookup,
+    matches: RouteIndex,
     rules: Vec<Arc<Rule>>,
     has_routes: bool,
 }
@@ -63,7 +64,7 @@ pub struct Rule {
     /// Reason why requests that match are rejected: a setting of the rule is unsupported or invalid.
     pub unsupported: Option<ArcStr>,
     /// Whether the route is a consumer route (GAMMA), which the clients' namespace defines for its own requests.
-    pub is_of_clients: bool,
+    pub is_consumer_route: bool,
 }
 
 /// Backend of a rule, with filters of its own.
@@ -85,13 +86,13 @@ pub struct RuleMatch<'a> {
 
 /// Result of looking up a request in the table.
 #[derive(Debug)]
-pub enum Choice<'a> {
+pub enum RouteDecision<'a> {
     /// No routes exist, so that the request goes to the service itself.
-    Itself,
+    NoRoutes,
     /// Matching rule, and the number of bytes of the path that its match consumed as prefix.
     Rule(&'a Arc<Rule>, usize),
     /// Routes exist, but none matches; the response is 404.
-    NoMatch,
+    NoMatchingRule,
 }
 
 impl RouteTable {
@@ -100,25 +101,26 @@ impl RouteTable {
     pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();
         let mut matches = Vec::new();
-        let is_in =
-            |route: &&HttpRoute| route.clients.as_deref() == clients && concerns(route, port);
+        let is_in = |route: &&HttpRoute| {
+            route.clients.as_deref() == clients && applies_to_port(route, port)
+        };
         let first = routes.iter().find(is_in);
         let kind = first.map(|route| &route.name.kind);
         let is_followed = |route: &&HttpRoute| is_in(route) && Some(&route.name.kind) == kind;
         for route in routes.iter().filter(is_followed) {
             table.has_routes = true;
             for (index, rule) in route.rules.iter().enumerate() {
-                table.add(route, index, rule, &mut matches);
+                table.add_rule(route, index, rule, &mut matches);
             }
         }
         table.matches = match first.is_some_and(|route| route.first_match) {
-            true => Lookup::in_order(matches),
-            false => Lookup::new(matches),
+            true => RouteIndex::in_declared_order(matches),
+            false => RouteIndex::new(matches),
         };
         table
     }
 
-    fn add(
+    fn add_rule(
         &mut self,
         route: &HttpRoute,
         index: usize,
@@ -135,7 +137,7 @@ impl RouteTable {
         self.rules.push(Arc::new(Rule::new(route, index, rule)));
         for (match_index, of) in matches.iter().enumerate() {
             let mut entry = Entry::new(of, whole, match_index);
-            if entry.broken {
+            if entry.is_invalid {
                 entry.rule = self.rules.len();
                 self.rules.push(Arc::new(Rule {
                     unsupported: Some(INVALID_MATCH),
@@ -152,13 +154,15 @@ impl RouteTable {
     }
 
     /// Finds the most specific rule that matches a request.
-    pub fn choose(&self, request: &RouteRequest<'_>) -> Choice<'_> {
+    pub fn select_rule(&self, request: &RouteRequest<'_>) -> RouteDecision<'_> {
         if !self.has_routes {
-            return Choice::Itself;
+            return RouteDecision::NoRoutes;
         }
-        let entry = self.matches.find(request);
-        let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix())));
-        rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
+        let entry = self.matches.first_match(request);
+        let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix_len())));
+        rule.map_or(RouteDecision::NoMatchingRule, |(rule, prefix)| {
+            RouteDecision::Rule(rule, prefix)
+        })
     }
 
     /// Iterates over all matches in the order of evaluation.
@@ -171,19 +175,19 @@ impl RouteTable {
         })
     }
 
-    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::choose`] selects,
+    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::select_rule`] selects,
     /// each with the reason why the request does not match.
-    pub fn considered<'a>(
+    pub fn explain_candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
     ) -> impl Iterator<Item = (&'a Arc<Rule>, Option<Mismatch>)> {
-        let considered = self.matches.considered(request);
+        let considered = self.matches.candidates(request);
         considered.filter_map(|(entry, mismatch)| Some((self.rules.get(entry.rule)?, mismatch)))
     }
 }
 
 /// Whether a route applies to a service port.
-pub fn concerns(route: &HttpRoute, port: u16) -> bool {
+pub fn applies_to_port(route: &HttpRoute, port: u16) -> bool {
     route.ports.is_empty() || route.ports.contains(&port)
 }
 
@@ -211,7 +215,7 @@ impl Rule {
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
             unsupported,
-            is_of_clients: route.clients.is_some() && !route.of_service,
+            is_consumer_route: route.clients.is_some() && !route.of_service,
         }
     }
 
@@ -221,18 +225,18 @@ impl Rule {
     }
 
     /// Returns the filters of the rule and of the backend at an index; with `None`, those of the rule alone.
-    pub fn applied(&self, backend: Option<usize>) -> Applied<'_> {
+    pub fn filters_for_backend(&self, backend: Option<usize>) -> EffectiveFilters<'_> {
         let backend = backend.and_then(|index| self.backends.get(index));
-        Applied {
+        EffectiveFilters {
             rule: &self.filters,
             backend: backend.map(|backend| &backend.filters),
         }
     }
 
     /// Picks a backend by weight, and returns it with its index; `None` if the rule has no backend with a weight.
-    pub fn backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
+    pub fn pick_backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
         let weights = self.backends.iter().map(|backend| backend.to.weight);
-        let drawn = weights::draw(weights, rng)?;
+        let drawn = weights::pick_weighted_index(weights, rng)?;
         Some((drawn, self.backends.get(drawn)?))
     }
 }

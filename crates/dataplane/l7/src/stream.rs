@@ -32,12 +32,12 @@ pub struct StreamRule {
     /// Reason why connections that match are rejected: a setting of the route is unsupported or invalid.
     pub unsupported: Option<ArcStr>,
     /// Whether the route is a consumer route (GAMMA), which the clients' namespace defines for its own connections.
-    pub is_of_clients: bool,
+    pub is_consumer_route: bool,
 }
 
 /// Protocol of a connection, as its first bytes reveal it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening<'a> {
+pub enum DetectedProtocol<'a> {
     /// TLS, with the SNI of the ClientHello in lower case.
     Tls(Option<&'a str>),
     /// Any other protocol, or one that was not detected.
@@ -49,7 +49,7 @@ impl StreamTable {
     /// kind, consumer routes of that namespace replace producer routes.
     pub fn new(tls: &[StreamRoute], tcp: &[StreamRoute], port: u16, client: Option<&str>) -> Self {
         let mut table = Self::default();
-        for route in of_client(tls, port, client) {
+        for route in routes_for_client(tls, port, client) {
             table.has_tls = true;
             let rule = Arc::new(StreamRule::new(route));
             if route.hostnames.is_empty() {
@@ -63,7 +63,7 @@ impl StreamTable {
                 names.entry(name.into()).or_insert_with(|| rule.clone());
             }
         }
-        let first = of_client(tcp, port, client).next();
+        let first = routes_for_client(tcp, port, client).next();
         table.tcp = first.map(|route| Arc::new(StreamRule::new(route)));
         table
     }
@@ -79,9 +79,9 @@ impl StreamTable {
     }
 
     /// Finds the rule that matches a connection; `None` if none matches.
-    pub fn choose(&self, opening: Opening<'_>) -> Option<&Arc<StreamRule>> {
+    pub fn select_rule(&self, opening: DetectedProtocol<'_>) -> Option<&Arc<StreamRule>> {
         let by_name = match opening {
-            Opening::Tls(Some(name)) => {
+            DetectedProtocol::Tls(Some(name)) => {
                 let exact = self.exact.get(name);
                 let mut below = name;
                 let mut wildcards = std::iter::from_fn(move || {
@@ -90,16 +90,16 @@ impl StreamTable {
                 });
                 exact.or_else(|| wildcards.find_map(|below| self.wildcards.get(below)))
             }
-            Opening::Tls(None) | Opening::Other => None,
+            DetectedProtocol::Tls(None) | DetectedProtocol::Other => None,
         };
-        let is_tls = opening != Opening::Other;
+        let is_tls = opening != DetectedProtocol::Other;
         let any = self.any.as_ref().filter(|_| is_tls);
         by_name.or(any).or(self.tcp.as_ref())
     }
 }
 
 /// Returns the routes of a port that apply to clients of a namespace: its consumer routes, else the producer routes.
-fn of_client<'a>(
+fn routes_for_client<'a>(
     routes: &'a [StreamRoute],
     port: u16,
     client: Option<&str>,
@@ -119,14 +119,15 @@ impl StreamRule {
             route: route.name.clone(),
             backends: route.backends.clone(),
             unsupported: route.unsupported.clone(),
-            is_of_clients: route.clients.is_some(),
+            is_consumer_route: route.clients.is_some(),
         }
     }
 
     /// Picks a backend by weight; `None` if the rule has no backend with a weight.
-    pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
+    pub fn pick_backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
         let weights = self.backends.iter().map(|one| one.weight);
-        self.backends.get(weights::draw(weights, rng)?)
+        self.backends
+            .get(weights::pick_weighted_index(weights, rng)?)
     }
 }
 
@@ -150,8 +151,8 @@ mod tests {
         }
     }
 
-    fn chosen(table: &StreamTable, opening: Opening<'_>) -> String {
-        let rule = table.choose(opening);
+    fn chosen(table: &StreamTable, opening: DetectedProtocol<'_>) -> String {
+        let rule = table.select_rule(opening);
         rule.map_or_else(|| "none".to_owned(), |rule| rule.route.name.to_string())
     }
 
@@ -177,9 +178,13 @@ mod tests {
             (Some(""), "none"),
             (None, "none"),
         ] {
-            assert_eq!(chosen(&table, Opening::Tls(name)), expected, "{name:?}");
+            assert_eq!(
+                chosen(&table, DetectedProtocol::Tls(name)),
+                expected,
+                "{name:?}"
+            );
         }
-        assert_eq!(chosen(&table, Opening::Other), "none");
+        assert_eq!(chosen(&table, DetectedProtocol::Other), "none");
     }
 
     #[test]
@@ -188,14 +193,21 @@ mod tests {
         let tcp = [route("first", &[]), route("second", &[])];
         let table = StreamTable::new(&tls, &tcp, 443, None);
         assert!(table.has_tls());
-        assert_eq!(chosen(&table, Opening::Tls(Some("a.example"))), "tls");
-        for opening in [Opening::Tls(Some("b")), Opening::Tls(None), Opening::Other] {
+        assert_eq!(
+            chosen(&table, DetectedProtocol::Tls(Some("a.example"))),
+            "tls"
+        );
+        for opening in [
+            DetectedProtocol::Tls(Some("b")),
+            DetectedProtocol::Tls(None),
+            DetectedProtocol::Other,
+        ] {
             assert_eq!(chosen(&table, opening), "first", "{opening:?}");
         }
         let any = [route("any", &[])];
         let table = StreamTable::new(&any, &tcp, 443, None);
-        assert_eq!(chosen(&table, Opening::Tls(None)), "any");
-        assert_eq!(chosen(&table, Opening::Other), "first");
+        assert_eq!(chosen(&table, DetectedProtocol::Tls(None)), "any");
+        assert_eq!(chosen(&table, DetectedProtocol::Other), "first");
     }
 
     #[test]
@@ -210,7 +222,12 @@ mod tests {
             of("bank", &[80], Some("bank")),
             of("late", &[80], None),
         ];
-        let on = |port, client| chosen(&StreamTable::new(&[], &tcp, port, client), Opening::Other);
+        let on = |port, client| {
+            chosen(
+                &StreamTable::new(&[], &tcp, port, client),
+                DetectedProtocol::Other,
+            )
+        };
         assert_eq!(on(80, Some("bank")), "bank");
         assert_eq!(on(81, Some("bank")), "all");
         assert_eq!(on(80, Some("shop")), "all");
@@ -228,12 +245,17 @@ mod tests {
         let mut tcp = route("r", &[]);
         let mut rng = StdRng::seed_from_u64(1);
         let rule = StreamRule::new(&tcp);
-        assert!(rule.backend(&mut rng).is_none());
+        assert!(rule.pick_backend(&mut rng).is_none());
         tcp.backends = vec![backend("a", 3), backend("never", 0), backend("b", 1)];
         let rule = StreamRule::new(&tcp);
         let mut shares: BTreeMap<String, u32> = BTreeMap::new();
         for _ in 0..4000 {
-            let to = rule.backend(&mut rng).unwrap().service.clone().unwrap();
+            let to = rule
+                .pick_backend(&mut rng)
+                .unwrap()
+                .service
+                .clone()
+                .unwrap();
             *shares.entry(to.hostname.to_string()).or_default() += 1;
         }
         assert_eq!(shares.keys().collect::<Vec<_>>(), ["a", "b"]);

@@ -3,7 +3,7 @@
 use rand::{Rng, RngCore};
 
 /// Picks an index at random, by weight; `None` if all weights are zero.
-pub(crate) fn draw(
+pub(crate) fn pick_weighted_index(
     weights: impl Iterator<Item = u32> + Clone,
     rng: &mut dyn RngCore,
 ) -> Option<usize> {

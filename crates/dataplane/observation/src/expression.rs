@@ -15,7 +15,7 @@ use cel::{
 };
 use http::HeaderMap;
 
-use crate::{Observation, Wants};
+use crate::{NeededHeaders, RequestObservation};
 
 #[cfg(test)]
 mod tests;
@@ -111,10 +111,10 @@ pub enum ExpressionError {
     Function(String),
     /// The regular expression is not a literal, or too large.
     #[error("the pattern of matches: {0}")]
-    Pattern(String),
+    InvalidRegex(String),
     /// The expression constructs a message, which is unsupported.
     #[error("messages cannot be made")]
-    Message,
+    MessageLiteral,
 }
 
 /// Compiled CEL expression.
@@ -122,7 +122,7 @@ pub enum ExpressionError {
 pub struct Expression {
     root: IdedExpr,
     /// Attributes that the expression refers to: object and field.
-    named: BTreeSet<(&'static str, &'static str)>,
+    attributes: BTreeSet<(&'static str, &'static str)>,
 }
 
 impl Expression {
@@ -141,37 +141,40 @@ impl Expression {
             ExpressionError::Syntax(first.map_or_else(String::new, |one| one.msg.clone()))
         })?;
         let mut named = BTreeSet::new();
-        check(&root, 0, &mut named)?;
-        Ok(Self { root, named })
+        validate_expression(&root, 0, &mut named)?;
+        Ok(Self {
+            root,
+            attributes: named,
+        })
     }
 
     /// Returns the headers that the expression reads.
-    pub fn wants(&self) -> Wants {
-        let mut wants = Wants {
-            all_request: self.named.contains(&("request", "headers")),
-            all_response: self.named.contains(&("response", "headers")),
-            ..Wants::default()
+    pub fn needed_headers(&self) -> NeededHeaders {
+        let mut wants = NeededHeaders {
+            all_request: self.attributes.contains(&("request", "headers")),
+            all_response: self.attributes.contains(&("response", "headers")),
+            ..NeededHeaders::default()
         };
         for (field, header) in [
             ("referer", http::header::REFERER),
             ("useragent", http::header::USER_AGENT),
             ("id", crate::trace::X_REQUEST_ID),
         ] {
-            if self.named.contains(&("request", field)) {
-                wants.request_header(header);
+            if self.attributes.contains(&("request", field)) {
+                wants.add_request_header(header);
             }
         }
         wants
     }
 
     /// Whether the expression is true for a request. Evaluation errors count as false, as in Envoy.
-    pub fn matches(&self, of: &Observation<'_>) -> bool {
-        matches!(self.value(of), Some(Value::Bool(true)))
+    pub fn matches(&self, of: &RequestObservation<'_>) -> bool {
+        matches!(self.evaluate(of), Some(Value::Bool(true)))
     }
 
     /// Evaluates the expression to a string; `None` if it has no value.
-    pub fn text(&self, of: &Observation<'_>) -> Option<String> {
-        match self.value(of)? {
+    pub fn evaluate_text(&self, of: &RequestObservation<'_>) -> Option<String> {
+        match self.evaluate(of)? {
             Value::String(text) => Some(text.as_str().to_owned()),
             Value::Int(number) => Some(number.to_string()),
             Value::UInt(number) => Some(number.to_string()),
@@ -181,24 +184,24 @@ impl Expression {
         }
     }
 
-    fn value(&self, of: &Observation<'_>) -> Option<Value> {
+    fn evaluate(&self, of: &RequestObservation<'_>) -> Option<Value> {
         let mut context = Context::with_env(ENVIRONMENT.clone());
         let mut objects: HashMap<&str, HashMap<Key, Value>> = HashMap::new();
-        for (object, field) in &self.named {
+        for (object, field) in &self.attributes {
             let fields = objects.entry(object).or_default();
-            if let Some(value) = attribute(of, object, field) {
-                fields.insert(key(field), value);
+            if let Some(value) = attribute_value(of, object, field) {
+                fields.insert(map_key(field), value);
             }
         }
         for (object, fields) in objects {
-            context.add_variable_from_value(object, map(fields));
+            context.add_variable_from_value(object, map_value(fields));
         }
         Value::resolve(&self.root, &context).ok()
     }
 }
 
 /// Validates an expression, and collects the attributes that it references.
-fn check(
+fn validate_expression(
     at: &IdedExpr,
     depth: u16,
     named: &mut BTreeSet<(&'static str, &'static str)>,
@@ -210,12 +213,12 @@ fn check(
     match &at.expr {
         Expr::Unspecified | Expr::Literal(_) => Ok(()),
         Expr::Comprehension(_) => Err(ExpressionError::Comprehension),
-        Expr::Struct(_) => Err(ExpressionError::Message),
+        Expr::Struct(_) => Err(ExpressionError::MessageLiteral),
         // Identifies an attribute only together with its field.
         Expr::Ident(name) => Err(ExpressionError::Attribute(name.clone())),
         Expr::Select(select) => {
             let Expr::Ident(object) = &select.operand.expr else {
-                return check(&select.operand, depth, named);
+                return validate_expression(&select.operand, depth, named);
             };
             let found = ATTRIBUTES.iter().find(|(name, _)| name == object);
             let found = found.and_then(|(object, fields)| {
@@ -228,25 +231,25 @@ fn check(
         }
         Expr::List(list) => {
             let mut all = list.elements.iter();
-            all.try_for_each(|one| check(one, depth, named))
+            all.try_for_each(|one| validate_expression(one, depth, named))
         }
         Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
             EntryExpr::MapEntry(entry) => {
-                check(&entry.key, depth, named)?;
-                check(&entry.value, depth, named)
+                validate_expression(&entry.key, depth, named)?;
+                validate_expression(&entry.value, depth, named)
             }
-            EntryExpr::StructField(_) => Err(ExpressionError::Message),
+            EntryExpr::StructField(_) => Err(ExpressionError::MessageLiteral),
         }),
         Expr::Call(call) => {
-            check_call(call)?;
+            validate_call(call)?;
             let target = call.target.as_deref().into_iter();
             let mut all = target.chain(&call.args);
-            all.try_for_each(|one| check(one, depth, named))
+            all.try_for_each(|one| validate_expression(one, depth, named))
         }
     }
 }
 
-fn check_call(call: &CallExpr) -> Result<(), ExpressionError> {
+fn validate_call(call: &CallExpr) -> Result<(), ExpressionError> {
     let name = call.func_name.as_str();
     // Names of operators cannot occur as names of function calls.
     let is_operator = name.contains(['_', '@', '!', '-']);
@@ -259,85 +262,85 @@ fn check_call(call: &CallExpr) -> Result<(), ExpressionError> {
     let pattern = call.args.last().map(|last| &last.expr);
     let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern else {
         let message = "has to be written out".to_owned();
-        return Err(ExpressionError::Pattern(message));
+        return Err(ExpressionError::InvalidRegex(message));
     };
     let compiled = regex::RegexBuilder::new(pattern.inner())
         .size_limit(MAX_REGEX_BYTES)
         .build();
-    let too_much = |error: regex::Error| ExpressionError::Pattern(error.to_string());
+    let too_much = |error: regex::Error| ExpressionError::InvalidRegex(error.to_string());
     compiled.map(drop).map_err(too_much)
 }
 
-fn key(name: &str) -> Key {
+fn map_key(name: &str) -> Key {
     Key::String(Arc::new(name.to_owned()))
 }
 
-fn map(fields: HashMap<Key, Value>) -> Value {
+fn map_value(fields: HashMap<Key, Value>) -> Value {
     Value::Map(Map {
         map: Arc::new(fields),
     })
 }
 
-fn text(text: &str) -> Value {
+fn text_value(text: &str) -> Value {
     Value::String(Arc::new(text.to_owned()))
 }
 
-fn number(number: impl TryInto<i64>) -> Value {
+fn number_value(number: impl TryInto<i64>) -> Value {
     Value::Int(number.try_into().unwrap_or(i64::MAX))
 }
 
-fn header(all: &HeaderMap, name: &http::HeaderName) -> Option<Value> {
+fn header_value(all: &HeaderMap, name: &http::HeaderName) -> Option<Value> {
     let value = all.get(name)?;
-    Some(text(&String::from_utf8_lossy(value.as_bytes())))
+    Some(text_value(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-fn headers(all: &HeaderMap) -> Value {
+fn headers_value(all: &HeaderMap) -> Value {
     let mut fields = HashMap::new();
     for name in all.keys() {
         let values = all.get_all(name).iter();
         let values: Vec<_> = values
             .map(|value| String::from_utf8_lossy(value.as_bytes()))
             .collect();
-        fields.insert(key(name.as_str()), text(&values.join(",")));
+        fields.insert(map_key(name.as_str()), text_value(&values.join(",")));
     }
-    map(fields)
+    map_value(fields)
 }
 
 /// Returns an attribute of a request by object and field, if it is present.
-fn attribute(of: &Observation<'_>, object: &str, field: &str) -> Option<Value> {
+fn attribute_value(of: &RequestObservation<'_>, object: &str, field: &str) -> Option<Value> {
     let path = || of.path.unwrap_or_default().split_once('?');
     let value = match (object, field) {
-        ("request", "path") => text(of.path?),
-        ("request", "url_path") => text(path().map_or(of.path?, |(path, _)| path)),
-        ("request", "query") => text(path().map_or("", |(_, query)| query)),
-        ("request", "host") => text(of.authority?),
-        ("request", "scheme") => text("http"),
-        ("request", "method") => text(of.method?),
-        ("request", "headers") => headers(of.request_headers),
-        ("request", "referer") => header(of.request_headers, &http::header::REFERER)?,
-        ("request", "useragent") => header(of.request_headers, &http::header::USER_AGENT)?,
-        ("request", "id") => header(of.request_headers, &crate::trace::X_REQUEST_ID)?,
-        ("request", "protocol") => text(of.protocol?),
-        ("request", "size") => number(of.request_bytes),
-        ("response", "code") => number(of.response_code),
-        ("response", "code_details") => text(of.code_details?),
-        ("response", "flags") => number(of.flag_bits),
-        ("response", "grpc_status") => number(of.grpc_status?),
-        ("response", "headers") => headers(of.response_headers),
-        ("response", "size") => number(of.response_bytes),
-        ("source", "address") => text(&of.downstream_remote.to_string()),
-        ("source", "port") => number(of.downstream_remote.port()),
-        ("destination", "address") => text(&of.downstream_local.to_string()),
-        ("destination", "port") => number(of.downstream_local.port()),
+        ("request", "path") => text_value(of.path?),
+        ("request", "url_path") => text_value(path().map_or(of.path?, |(path, _)| path)),
+        ("request", "query") => text_value(path().map_or("", |(_, query)| query)),
+        ("request", "host") => text_value(of.authority?),
+        ("request", "scheme") => text_value("http"),
+        ("request", "method") => text_value(of.method?),
+        ("request", "headers") => headers_value(of.request_headers),
+        ("request", "referer") => header_value(of.request_headers, &http::header::REFERER)?,
+        ("request", "useragent") => header_value(of.request_headers, &http::header::USER_AGENT)?,
+        ("request", "id") => header_value(of.request_headers, &crate::trace::X_REQUEST_ID)?,
+        ("request", "protocol") => text_value(of.protocol?),
+        ("request", "size") => number_value(of.request_bytes),
+        ("response", "code") => number_value(of.response_code),
+        ("response", "code_details") => text_value(of.code_details?),
+        ("response", "flags") => number_value(of.flag_bits),
+        ("response", "grpc_status") => number_value(of.grpc_status?),
+        ("response", "headers") => headers_value(of.response_headers),
+        ("response", "size") => number_value(of.response_bytes),
+        ("source", "address") => text_value(&of.downstream_remote.to_string()),
+        ("source", "port") => number_value(of.downstream_remote.port()),
+        ("destination", "address") => text_value(&of.downstream_local.to_string()),
+        ("destination", "port") => number_value(of.downstream_local.port()),
         ("connection", "mtls") => Value::Bool(of.peer.is_some()),
-        ("connection", "requested_server_name") => text(of.server_name?),
-        ("connection", "uri_san_peer_certificate") => text(of.peer?),
-        ("connection", "termination_details") => text(of.termination_details?),
-        ("upstream", "address") => text(&of.upstream_host?.to_string()),
-        ("upstream", "port") => number(of.upstream_host?.port()),
-        ("upstream", "transport_failure_reason") => text(of.upstream_failure?),
-        ("xds", "route_name") => text(of.route?),
-        ("xds", "cluster_name") => text(of.upstream_cluster?),
+        ("connection", "requested_server_name") => text_value(of.server_name?),
+        ("connection", "uri_san_peer_certificate") => text_value(of.peer?),
+        ("connection", "termination_details") => text_value(of.termination_details?),
+        ("upstream", "address") => text_value(&of.upstream_host?.to_string()),
+        ("upstream", "port") => number_value(of.upstream_host?.port()),
+        ("upstream", "transport_failure_reason") => text_value(of.upstream_failure?),
+        ("xds", "route_name") => text_value(of.route?),
+        ("xds", "cluster_name") => text_value(of.upstream_cluster?),
         _ => return None,
     };
     Some(value)

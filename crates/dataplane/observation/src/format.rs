@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use ambit_codec::{push_json, push_text};
 use serde_json::Value;
 
-use crate::{Observation, Wants};
-use operator::{Datum, Operator};
+use crate::{NeededHeaders, RequestObservation};
+use operator::{Operator, OperatorValue};
 
 #[cfg(test)]
 mod tests;
@@ -54,28 +54,28 @@ pub enum FormatError {
     TooDeep,
     /// The operator at this offset has no closing `%`.
     #[error("a % at byte {0} begins an operator that does not end; a % itself is written %%")]
-    Unended(usize),
+    UnterminatedOperator(usize),
     /// The operator is unknown, or has invalid arguments.
     #[error("%{0}% {1}")]
     Operator(String, &'static str),
     /// The JSON format is not an object.
     #[error("is no JSON object")]
-    NoObject,
+    NotAnObject,
 }
 
 /// Parsed format of an access log.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Format(Form);
+pub struct LogFormat(LogTemplate);
 
 #[derive(Clone, Debug, PartialEq)]
-enum Form {
-    Text(Vec<Part>),
-    Json(Vec<(String, Member)>),
+enum LogTemplate {
+    Text(Vec<TemplatePart>),
+    Json(Vec<(String, JsonMember)>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Member {
-    Text(Vec<Part>),
+enum JsonMember {
+    Text(Vec<TemplatePart>),
     Object(Vec<(String, Self)>),
     List(Vec<Self>),
     /// JSON value without operators.
@@ -83,20 +83,20 @@ enum Member {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Part {
+enum TemplatePart {
     Literal(String),
     /// Command operator, and whether it follows a quotation mark.
     Operator(Operator, bool),
 }
 
-impl Format {
+impl LogFormat {
     /// Parses a text format.
     ///
     /// # Errors
     ///
     /// When an operator is unknown or invalid.
-    pub fn text(text: &str) -> Result<Self, FormatError> {
-        Ok(Self(Form::Text(parts(text)?)))
+    pub fn parse_text(text: &str) -> Result<Self, FormatError> {
+        Ok(Self(LogTemplate::Text(parse_parts(text)?)))
     }
 
     /// Parses a JSON format: an object whose strings may contain operators.
@@ -104,40 +104,40 @@ impl Format {
     /// # Errors
     ///
     /// When an operator is unknown or invalid.
-    pub fn json(object: &Value) -> Result<Self, FormatError> {
-        match member(object, 0)? {
-            Member::Object(members) => Ok(Self(Form::Json(members))),
-            _ => Err(FormatError::NoObject),
+    pub fn from_json(object: &Value) -> Result<Self, FormatError> {
+        match parse_member(object, 0)? {
+            JsonMember::Object(members) => Ok(Self(LogTemplate::Json(members))),
+            _ => Err(FormatError::NotAnObject),
         }
     }
 
     /// Returns the headers that the format reads.
-    pub fn wants(&self) -> Wants {
-        let mut wants = Wants::default();
+    pub fn needed_headers(&self) -> NeededHeaders {
+        let mut wants = NeededHeaders::default();
         match &self.0 {
-            Form::Text(parts) => of_parts(parts, &mut wants),
-            Form::Json(members) => {
+            LogTemplate::Text(parts) => collect_part_headers(parts, &mut wants),
+            LogTemplate::Json(members) => {
                 let all = members.iter();
-                all.for_each(|(_, member)| of_member(member, &mut wants));
+                all.for_each(|(_, member)| collect_member_headers(member, &mut wants));
             }
         }
         wants
     }
 
     /// Appends a request's access-log line to `line`.
-    pub fn write(&self, of: &Observation<'_>, line: &mut String) {
+    pub fn write_line(&self, of: &RequestObservation<'_>, line: &mut String) {
         match &self.0 {
-            Form::Text(parts) => {
+            LogTemplate::Text(parts) => {
                 for part in parts {
                     match part {
-                        Part::Literal(text) => line.push_str(text),
-                        Part::Operator(operator, is_quoted) => {
-                            push_datum(line, &operator.datum(of), !is_quoted);
+                        TemplatePart::Literal(text) => line.push_str(text),
+                        TemplatePart::Operator(operator, is_quoted) => {
+                            push_datum(line, &operator.evaluate(of), !is_quoted);
                         }
                     }
                 }
             }
-            Form::Json(members) => {
+            LogTemplate::Json(members) => {
                 push_object(line, members, of);
                 line.push('\n');
             }
@@ -145,13 +145,13 @@ impl Format {
     }
 
     /// Returns the members of a JSON format with their values for a request; none for a text format.
-    pub fn members(&self, of: &Observation<'_>) -> Vec<(String, String)> {
-        let Form::Json(members) = &self.0 else {
+    pub fn members(&self, of: &RequestObservation<'_>) -> Vec<(String, String)> {
+        let LogTemplate::Json(members) = &self.0 else {
             return Vec::new();
         };
-        let text = |(name, member): &(String, Member)| {
+        let text = |(name, member): &(String, JsonMember)| {
             let text = match member {
-                Member::Text(parts) => plain(parts, of),
+                JsonMember::Text(parts) => render_parts(parts, of),
                 other => {
                     let mut text = String::new();
                     push_member(&mut text, other, of);
@@ -165,32 +165,32 @@ impl Format {
 }
 
 /// Formats a request for the value of a span's tag, without escaping; empty if all operators have no value.
-pub(crate) fn plain_text(format: &Format, of: &Observation<'_>) -> String {
+pub(crate) fn plain_text(format: &LogFormat, of: &RequestObservation<'_>) -> String {
     match &format.0 {
-        Form::Text(parts) => plain(parts, of),
-        Form::Json(_) => String::new(),
+        LogTemplate::Text(parts) => render_parts(parts, of),
+        LogTemplate::Json(_) => String::new(),
     }
 }
 
-fn plain(parts: &[Part], of: &Observation<'_>) -> String {
+fn render_parts(parts: &[TemplatePart], of: &RequestObservation<'_>) -> String {
     let mut text = String::new();
     for part in parts {
         match part {
-            Part::Literal(literal) => text.push_str(literal),
-            Part::Operator(operator, _) => match operator.datum(of) {
-                Datum::Nothing => text.push('-'),
-                Datum::Number(number) => {
+            TemplatePart::Literal(literal) => text.push_str(literal),
+            TemplatePart::Operator(operator, _) => match operator.evaluate(of) {
+                OperatorValue::Absent => text.push('-'),
+                OperatorValue::Number(number) => {
                     let _ = write!(text, "{number}");
                 }
-                Datum::Ours(ours) => text.push_str(&ours),
-                Datum::Peers(bytes) => text.push_str(&String::from_utf8_lossy(&bytes)),
+                OperatorValue::Trusted(ours) => text.push_str(&ours),
+                OperatorValue::Untrusted(bytes) => text.push_str(&String::from_utf8_lossy(&bytes)),
             },
         }
     }
     text
 }
 
-fn parts(text: &str) -> Result<Vec<Part>, FormatError> {
+fn parse_parts(text: &str) -> Result<Vec<TemplatePart>, FormatError> {
     if text.len() > MAX_FORMAT_BYTES {
         return Err(FormatError::TooLong);
     }
@@ -205,31 +205,32 @@ fn parts(text: &str) -> Result<Vec<Part>, FormatError> {
             rest = behind;
             continue;
         }
-        let (operator, behind) = ended(behind).ok_or(FormatError::Unended(at))?;
-        let operator = Operator::read(operator)
+        let (operator, behind) =
+            split_operator(behind).ok_or(FormatError::UnterminatedOperator(at))?;
+        let operator = Operator::parse(operator)
             .map_err(|error| FormatError::Operator(operator.to_owned(), error))?;
         let is_quoted = literal.ends_with('"') || (literal.is_empty() && is_quoted_so_far(&parts));
         if !literal.is_empty() {
-            parts.push(Part::Literal(std::mem::take(&mut literal)));
+            parts.push(TemplatePart::Literal(std::mem::take(&mut literal)));
         }
-        parts.push(Part::Operator(operator, is_quoted));
+        parts.push(TemplatePart::Operator(operator, is_quoted));
         rest = behind;
     }
     literal.push_str(rest);
     if !literal.is_empty() {
-        parts.push(Part::Literal(literal));
+        parts.push(TemplatePart::Literal(literal));
     }
     Ok(parts)
 }
 
 /// Whether the operator that directly precedes is within quotation marks.
-fn is_quoted_so_far(parts: &[Part]) -> bool {
-    matches!(parts.last(), Some(Part::Operator(_, true)))
+fn is_quoted_so_far(parts: &[TemplatePart]) -> bool {
+    matches!(parts.last(), Some(TemplatePart::Operator(_, true)))
 }
 
 /// Splits the text at the end of an operator. A `%` within its parentheses, such as in a time format, does not end
 /// the operator.
-fn ended(text: &str) -> Option<(&str, &str)> {
+fn split_operator(text: &str) -> Option<(&str, &str)> {
     let end = text.find('%')?;
     match text.find('(') {
         Some(open) if open < end => {
@@ -241,58 +242,62 @@ fn ended(text: &str) -> Option<(&str, &str)> {
     }
 }
 
-fn member(value: &Value, depth: usize) -> Result<Member, FormatError> {
+fn parse_member(value: &Value, depth: usize) -> Result<JsonMember, FormatError> {
     if depth > MAX_DEPTH {
         return Err(FormatError::TooDeep);
     }
     Ok(match value {
-        Value::String(text) => Member::Text(parts(text)?),
-        Value::Object(all) => Member::Object(
+        Value::String(text) => JsonMember::Text(parse_parts(text)?),
+        Value::Object(all) => JsonMember::Object(
             all.iter()
-                .map(|(name, value)| Ok((name.clone(), member(value, depth + 1)?)))
+                .map(|(name, value)| Ok((name.clone(), parse_member(value, depth + 1)?)))
                 .collect::<Result<_, FormatError>>()?,
         ),
-        Value::Array(all) => Member::List(
+        Value::Array(all) => JsonMember::List(
             all.iter()
-                .map(|value| member(value, depth + 1))
+                .map(|value| parse_member(value, depth + 1))
                 .collect::<Result<_, FormatError>>()?,
         ),
-        fixed => Member::Fixed(fixed.clone()),
+        fixed => JsonMember::Fixed(fixed.clone()),
     })
 }
 
-fn of_member(member: &Member, wants: &mut Wants) {
+fn collect_member_headers(member: &JsonMember, wants: &mut NeededHeaders) {
     match member {
-        Member::Text(parts) => of_parts(parts, wants),
-        Member::Object(all) => all.iter().for_each(|(_, one)| of_member(one, wants)),
-        Member::List(all) => all.iter().for_each(|one| of_member(one, wants)),
-        Member::Fixed(_) => {}
+        JsonMember::Text(parts) => collect_part_headers(parts, wants),
+        JsonMember::Object(all) => all
+            .iter()
+            .for_each(|(_, one)| collect_member_headers(one, wants)),
+        JsonMember::List(all) => all
+            .iter()
+            .for_each(|one| collect_member_headers(one, wants)),
+        JsonMember::Fixed(_) => {}
     }
 }
 
-fn of_parts(parts: &[Part], wants: &mut Wants) {
+fn collect_part_headers(parts: &[TemplatePart], wants: &mut NeededHeaders) {
     for part in parts {
-        if let Part::Operator(operator, _) = part {
-            operator.wants(wants);
+        if let TemplatePart::Operator(operator, _) = part {
+            operator.collect_headers(wants);
         }
     }
 }
 
-fn push_datum(line: &mut String, datum: &Datum<'_>, is_bare: bool) {
+fn push_datum(line: &mut String, datum: &OperatorValue<'_>, is_bare: bool) {
     // Writing to a string cannot fail.
     let _ = match datum {
-        Datum::Nothing => write!(line, "-"),
-        Datum::Number(number) => write!(line, "{number}"),
-        Datum::Ours(text) => write!(line, "{text}"),
-        Datum::Peers(bytes) if bytes.is_empty() => write!(line, "-"),
-        Datum::Peers(bytes) => {
+        OperatorValue::Absent => write!(line, "-"),
+        OperatorValue::Number(number) => write!(line, "{number}"),
+        OperatorValue::Trusted(text) => write!(line, "{text}"),
+        OperatorValue::Untrusted(bytes) if bytes.is_empty() => write!(line, "-"),
+        OperatorValue::Untrusted(bytes) => {
             push_text(line, bytes, is_bare);
             Ok(())
         }
     };
 }
 
-fn push_object(line: &mut String, members: &[(String, Member)], of: &Observation<'_>) {
+fn push_object(line: &mut String, members: &[(String, JsonMember)], of: &RequestObservation<'_>) {
     let mut separator = '{';
     for (name, member) in members {
         line.push(std::mem::replace(&mut separator, ','));
@@ -306,10 +311,10 @@ fn push_object(line: &mut String, members: &[(String, Member)], of: &Observation
     line.push('}');
 }
 
-fn push_member(line: &mut String, member: &Member, of: &Observation<'_>) {
+fn push_member(line: &mut String, member: &JsonMember, of: &RequestObservation<'_>) {
     match member {
-        Member::Object(all) => push_object(line, all, of),
-        Member::List(all) => {
+        JsonMember::Object(all) => push_object(line, all, of),
+        JsonMember::List(all) => {
             line.push('[');
             for (at, one) in all.iter().enumerate() {
                 if at > 0 {
@@ -319,19 +324,19 @@ fn push_member(line: &mut String, member: &Member, of: &Observation<'_>) {
             }
             line.push(']');
         }
-        Member::Fixed(value) => {
+        JsonMember::Fixed(value) => {
             let _ = write!(line, "{value}");
         }
-        Member::Text(parts) => match parts.as_slice() {
-            [Part::Operator(operator, _)] => match operator.datum(of) {
-                Datum::Nothing => line.push_str("null"),
-                Datum::Number(number) => {
+        JsonMember::Text(parts) => match parts.as_slice() {
+            [TemplatePart::Operator(operator, _)] => match operator.evaluate(of) {
+                OperatorValue::Absent => line.push_str("null"),
+                OperatorValue::Number(number) => {
                     let _ = write!(line, "{number}");
                 }
-                Datum::Ours(text) => push_json(line, text.as_bytes()),
-                Datum::Peers(bytes) => push_json(line, &bytes),
+                OperatorValue::Trusted(text) => push_json(line, text.as_bytes()),
+                OperatorValue::Untrusted(bytes) => push_json(line, &bytes),
             },
-            parts => push_json(line, plain(parts, of).as_bytes()),
+            parts => push_json(line, render_parts(parts, of).as_bytes()),
         },
     }
 }

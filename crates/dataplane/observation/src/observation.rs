@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName};
 /// Attributes of a finished request or connection. A missing one is `None`, or empty.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the fields are those of Envoy's access log")]
-pub struct Observation<'a> {
+pub struct RequestObservation<'a> {
     pub started: SystemTime,
     pub duration: Duration,
     pub method: Option<&'a str>,
@@ -45,15 +45,15 @@ pub struct Observation<'a> {
     pub trace_id: Option<&'a str>,
     /// Host name of the proxy that reports.
     pub hostname: &'a str,
-    /// Request headers that [`Wants`] selects.
+    /// Request headers that [`NeededHeaders`] selects.
     pub request_headers: &'a HeaderMap,
-    /// Response headers that [`Wants`] selects.
+    /// Response headers that [`NeededHeaders`] selects.
     pub response_headers: &'a HeaderMap,
 }
 
 /// Headers that access logs, metrics and spans need, which are copied when the request begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wants {
+pub struct NeededHeaders {
     /// Whether all request headers are needed.
     pub all_request: bool,
     /// Names of the request headers that are needed.
@@ -80,9 +80,9 @@ impl Ord for HeaderOrder {
     }
 }
 
-impl Wants {
+impl NeededHeaders {
     /// Adds the headers of another set.
-    pub fn add(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         self.all_request |= other.all_request;
         self.all_response |= other.all_response;
         self.request.extend(other.request.iter().cloned());
@@ -90,22 +90,22 @@ impl Wants {
     }
 
     /// Adds the name of a request header.
-    pub fn request_header(&mut self, name: HeaderName) {
+    pub fn add_request_header(&mut self, name: HeaderName) {
         self.request.insert(HeaderOrder(name));
     }
 
     /// Copies the request headers that are needed.
-    pub fn of_request(&self, all: &HeaderMap) -> HeaderMap {
-        selected(all, self.all_request, &self.request)
+    pub fn select_request_headers(&self, all: &HeaderMap) -> HeaderMap {
+        select_headers(all, self.all_request, &self.request)
     }
 
     /// Copies the response headers that are needed.
-    pub fn of_response(&self, all: &HeaderMap) -> HeaderMap {
-        selected(all, self.all_response, &self.response)
+    pub fn select_response_headers(&self, all: &HeaderMap) -> HeaderMap {
+        select_headers(all, self.all_response, &self.response)
     }
 }
 
-fn selected(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) -> HeaderMap {
+fn select_headers(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) -> HeaderMap {
     if is_all {
         return all.clone();
     }
@@ -123,8 +123,11 @@ pub(crate) mod examples {
     use super::*;
 
     /// Builds the attributes of a request with a response, for tests.
-    pub(crate) fn answered<'a>(request: &'a HeaderMap, response: &'a HeaderMap) -> Observation<'a> {
-        Observation {
+    pub(crate) fn answered<'a>(
+        request: &'a HeaderMap,
+        response: &'a HeaderMap,
+    ) -> RequestObservation<'a> {
+        RequestObservation {
             started: SystemTime::UNIX_EPOCH + Duration::from_millis(1_606_339_578_409),
             duration: Duration::from_micros(4_900),
             method: Some("GET"),

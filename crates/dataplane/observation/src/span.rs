@@ -12,7 +12,7 @@ use ambit_model::ArcStr;
 use http::HeaderName;
 
 use crate::{
-    Format, Observation, Wants,
+    LogFormat, NeededHeaders, RequestObservation,
     format::plain_text,
     trace::{SpanId, TraceId},
 };
@@ -50,7 +50,7 @@ pub enum AttributeValue {
 
 /// Custom tag of spans.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tag {
+pub struct SpanTag {
     /// Name of the tag.
     pub name: ArcStr,
     /// Source of the tag's value.
@@ -65,24 +65,24 @@ pub enum TagSource {
     /// Request header with its default. Without header and default there is no tag.
     Header(HeaderName, Option<ArcStr>),
     /// Access-log format that is evaluated for the request.
-    Format(Format),
+    Format(LogFormat),
 }
 
-impl Tag {
+impl SpanTag {
     /// Returns the request headers that the tag reads.
-    pub fn wants(&self) -> Wants {
+    pub fn needed_headers(&self) -> NeededHeaders {
         match &self.source {
-            TagSource::Fixed(_) => Wants::default(),
+            TagSource::Fixed(_) => NeededHeaders::default(),
             TagSource::Header(name, _) => {
-                let mut wants = Wants::default();
-                wants.request_header(name.clone());
+                let mut wants = NeededHeaders::default();
+                wants.add_request_header(name.clone());
                 wants
             }
-            TagSource::Format(format) => format.wants(),
+            TagSource::Format(format) => format.needed_headers(),
         }
     }
 
-    fn value(&self, of: &Observation<'_>) -> Option<String> {
+    fn value(&self, of: &RequestObservation<'_>) -> Option<String> {
         match &self.source {
             TagSource::Fixed(text) => Some(text.to_string()),
             TagSource::Header(name, otherwise) => {
@@ -96,7 +96,7 @@ impl Tag {
 }
 
 /// Istio's tags for source and destination of a request: names and values.
-pub type Parties = Vec<(&'static str, String)>;
+pub type PeerAttributes = Vec<(&'static str, String)>;
 
 /// Trace context of a span.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,14 +111,14 @@ pub struct SpanContext {
 /// Builds the span of a request. Text from peers is truncated to `most` bytes.
 pub fn of(
     span_context: SpanContext,
-    observation: &Observation<'_>,
-    parties: Parties,
-    tags: &[Tag],
+    observation: &RequestObservation<'_>,
+    parties: PeerAttributes,
+    tags: &[SpanTag],
     most: usize,
 ) -> Span {
-    let mut attributes = Attributes(Vec::with_capacity(32), most);
-    http(observation, &mut attributes);
-    istio(observation, &mut attributes);
+    let mut attributes = AttributeList(Vec::with_capacity(32), most);
+    add_http_attributes(observation, &mut attributes);
+    add_istio_attributes(observation, &mut attributes);
     for (name, value) in parties {
         attributes.text(name, Some(&value));
     }
@@ -128,13 +128,13 @@ pub fn of(
             attributes.0.retain(|(other, _)| *other != name);
             attributes
                 .0
-                .push((name.into(), AttributeValue::Text(cut(&value, most))));
+                .push((name.into(), AttributeValue::Text(truncate(&value, most))));
         }
     }
-    let method = method(observation).unwrap_or("HTTP");
+    let method = known_method(observation).unwrap_or("HTTP");
     let name = match observation.path.filter(|_| observation.is_grpc) {
         // The gRPC method is one of few.
-        Some(path) => cut(path.trim_start_matches('/'), most),
+        Some(path) => truncate(path.trim_start_matches('/'), most),
         None => method.to_owned(),
     };
     let SpanContext {
@@ -157,7 +157,7 @@ pub fn of(
 }
 
 /// Whether the span's status is an error: the response is a 5xx, or the status is unknown.
-fn is_error(of: &Observation<'_>) -> bool {
+fn is_error(of: &RequestObservation<'_>) -> bool {
     // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
     let of_grpc = [2, 4, 12, 13, 14, 15];
     let is_grpc_error = of.is_grpc
@@ -168,20 +168,20 @@ fn is_error(of: &Observation<'_>) -> bool {
 }
 
 /// Returns the HTTP method if it is a known one, and `_OTHER` for any other, by OpenTelemetry's conventions.
-fn method(of: &Observation<'_>) -> Option<&'static str> {
-    const KNOWN: [&str; 9] = [
+fn known_method(of: &RequestObservation<'_>) -> Option<&'static str> {
+    const KNOWN_METHODS: [&str; 9] = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
     ];
     let method = of.method?;
-    KNOWN.into_iter().find(|known| *known == method)
+    KNOWN_METHODS.into_iter().find(|known| *known == method)
 }
 
-struct Attributes(Vec<Attribute>, usize);
+struct AttributeList(Vec<Attribute>, usize);
 
-impl Attributes {
+impl AttributeList {
     fn text(&mut self, name: &'static str, value: Option<&str>) {
         if let Some(value) = value.filter(|value| !value.is_empty()) {
-            let value = AttributeValue::Text(cut(value, self.1));
+            let value = AttributeValue::Text(truncate(value, self.1));
             self.0.push((name.into(), value));
         }
     }
@@ -193,7 +193,7 @@ impl Attributes {
     }
 }
 
-fn cut(text: &str, most: usize) -> String {
+fn truncate(text: &str, most: usize) -> String {
     let mut end = most.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -202,9 +202,12 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 /// Adds the attributes of OpenTelemetry's HTTP conventions.
-fn http(of: &Observation<'_>, all: &mut Attributes) {
-    all.text("http.request.method", Some(method(of).unwrap_or("_OTHER")));
-    if method(of).is_none() {
+fn add_http_attributes(of: &RequestObservation<'_>, all: &mut AttributeList) {
+    all.text(
+        "http.request.method",
+        Some(known_method(of).unwrap_or("_OTHER")),
+    );
+    if known_method(of).is_none() {
         all.text("http.request.method_original", of.method);
     }
     let path = of.path.unwrap_or_default();
@@ -255,7 +258,7 @@ fn http(of: &Observation<'_>, all: &mut Attributes) {
 }
 
 /// Adds the tags that Envoy sets on spans in Istio's meshes.
-fn istio(of: &Observation<'_>, all: &mut Attributes) {
+fn add_istio_attributes(of: &RequestObservation<'_>, all: &mut AttributeList) {
     all.text("component", Some("proxy"));
     all.text("response_flags", Some(of.flags));
     all.text("upstream_cluster.name", of.upstream_cluster);
@@ -270,9 +273,9 @@ fn istio(of: &Observation<'_>, all: &mut Attributes) {
 }
 
 /// Returns the request headers that every span reads.
-pub fn wants() -> Wants {
-    let mut wants = Wants::default();
-    wants.request_header(http::header::USER_AGENT);
-    wants.request_header(crate::trace::X_REQUEST_ID);
+pub fn span_headers() -> NeededHeaders {
+    let mut wants = NeededHeaders::default();
+    wants.add_request_header(http::header::USER_AGENT);
+    wants.add_request_header(crate::trace::X_REQUEST_ID);
     wants
 }

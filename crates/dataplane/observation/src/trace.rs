@@ -68,29 +68,29 @@ impl fmt::Display for SpanId {
 
 /// Trace context that a request came with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Incoming {
+pub struct IncomingTraceContext {
     /// Trace id, and span id of the sender, which is the parent.
     pub parent: Option<(TraceId, SpanId)>,
     /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
     /// Header formats in which the request carries its trace context, and in which it is forwarded.
-    forms: Forms,
+    forms: PropagationFormats,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Forms {
+struct PropagationFormats {
     w3c: bool,
     b3: bool,
     b3_multiple: bool,
 }
 
-impl Incoming {
+impl IncomingTraceContext {
     /// Parses the trace context in a request's headers.
-    pub fn of(headers: &HeaderMap) -> Self {
-        let w3c = single(headers, &TRACEPARENT).and_then(traceparent);
-        let b3 = single(headers, &B3).and_then(b3);
-        let multiple = b3_multiple(headers);
-        let forms = Forms {
+    pub fn from_headers(headers: &HeaderMap) -> Self {
+        let w3c = single_value(headers, &TRACEPARENT).and_then(parse_traceparent);
+        let b3 = single_value(headers, &B3).and_then(parse_b3);
+        let multiple = parse_b3_multiple(headers);
+        let forms = PropagationFormats {
             w3c: w3c.is_some(),
             b3: headers.contains_key(&B3),
             b3_multiple: [&B3_TRACE, &B3_SAMPLED, &B3_FLAGS]
@@ -102,9 +102,9 @@ impl Incoming {
     }
 
     /// Writes the trace context to the headers of the forwarded request, with the proxy's `span` as the parent.
-    pub fn pass_on(&self, headers: &mut HeaderMap, trace: TraceId, span: SpanId, sampled: bool) {
+    pub fn propagate(&self, headers: &mut HeaderMap, trace: TraceId, span: SpanId, sampled: bool) {
         let flag = u8::from(sampled);
-        put(
+        insert_header(
             headers,
             TRACEPARENT,
             &format!("00-{trace}-{span}-{flag:02x}"),
@@ -114,35 +114,35 @@ impl Incoming {
             headers.remove(&TRACESTATE);
         }
         if self.forms.b3 {
-            put(headers, B3, &format!("{trace}-{span}-{flag}"));
+            insert_header(headers, B3, &format!("{trace}-{span}-{flag}"));
         }
         if self.forms.b3_multiple {
-            put(headers, B3_TRACE, &trace.to_string());
-            put(headers, B3_SPAN, &span.to_string());
-            put(headers, B3_SAMPLED, &flag.to_string());
+            insert_header(headers, B3_TRACE, &trace.to_string());
+            insert_header(headers, B3_SPAN, &span.to_string());
+            insert_header(headers, B3_SAMPLED, &flag.to_string());
             headers.remove(&B3_FLAGS);
             match self.parent {
-                Some((_, parent)) => put(headers, B3_PARENT, &parent.to_string()),
+                Some((_, parent)) => insert_header(headers, B3_PARENT, &parent.to_string()),
                 None => drop(headers.remove(&B3_PARENT)),
             }
         }
     }
 }
 
-fn put(headers: &mut HeaderMap, name: HeaderName, text: &str) {
+fn insert_header(headers: &mut HeaderMap, name: HeaderName, text: &str) {
     if let Ok(value) = HeaderValue::from_str(text) {
         headers.insert(name, value);
     }
 }
 
 /// Returns the value of a header that occurs exactly once.
-fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut all = headers.get_all(name).iter();
     let first = all.next()?;
     all.next().is_none().then(|| first.as_bytes())
 }
 
-fn digits(text: &[u8], upper: bool) -> Option<u128> {
+fn parse_hex(text: &[u8], upper: bool) -> Option<u128> {
     if text.is_empty() || text.len() > 32 {
         return None;
     }
@@ -159,19 +159,19 @@ fn digits(text: &[u8], upper: bool) -> Option<u128> {
     Some(value)
 }
 
-fn trace_id(text: &[u8], upper: bool) -> Option<TraceId> {
-    let value = digits(text, upper).filter(|value| *value != 0)?;
+fn parse_trace_id(text: &[u8], upper: bool) -> Option<TraceId> {
+    let value = parse_hex(text, upper).filter(|value| *value != 0)?;
     Some(TraceId(value))
 }
 
-fn span_id(text: &[u8], upper: bool) -> Option<SpanId> {
+fn parse_span_id(text: &[u8], upper: bool) -> Option<SpanId> {
     let is_whole = text.len() == 16;
-    let value = digits(text, upper).filter(|value| is_whole && *value != 0)?;
+    let value = parse_hex(text, upper).filter(|value| is_whole && *value != 0)?;
     u64::try_from(value).ok().map(SpanId)
 }
 
-fn traceparent(text: &[u8]) -> Option<Incoming> {
-    let version = digits(text.get(..2)?, false)?;
+fn parse_traceparent(text: &[u8]) -> Option<IncomingTraceContext> {
+    let version = parse_hex(text.get(..2)?, false)?;
     let is_ended = match (version, text.get(55)) {
         (0xff, _) => false,
         (0, behind) => behind.is_none(),
@@ -183,46 +183,46 @@ fn traceparent(text: &[u8]) -> Option<Incoming> {
     if !is_ended || !is_form {
         return None;
     }
-    let flags = digits(text.get(53..55)?, false)?;
-    Some(Incoming {
+    let flags = parse_hex(text.get(53..55)?, false)?;
+    Some(IncomingTraceContext {
         parent: Some((
-            trace_id(text.get(3..35)?, false)?,
-            span_id(text.get(36..52)?, false)?,
+            parse_trace_id(text.get(3..35)?, false)?,
+            parse_span_id(text.get(36..52)?, false)?,
         )),
         sampled: Some(flags & 1 == 1),
-        forms: Forms::default(),
+        forms: PropagationFormats::default(),
     })
 }
 
-fn b3(text: &[u8]) -> Option<Incoming> {
+fn parse_b3(text: &[u8]) -> Option<IncomingTraceContext> {
     let mut parts = text.split(|byte| *byte == b'-');
     let (first, second) = (parts.next()?, parts.next());
     let Some(second) = second else {
-        return Some(Incoming {
-            sampled: Some(decision(first)?),
-            ..Incoming::default()
+        return Some(IncomingTraceContext {
+            sampled: Some(parse_sampling_decision(first)?),
+            ..IncomingTraceContext::default()
         });
     };
     let sampled = match parts.next() {
-        Some(state) => Some(decision(state)?),
+        Some(state) => Some(parse_sampling_decision(state)?),
         None => None,
     };
     if let Some(parent) = parts.next() {
-        span_id(parent, true)?;
+        parse_span_id(parent, true)?;
     }
-    Some(Incoming {
-        parent: Some((b3_trace_id(first)?, span_id(second, true)?)),
+    Some(IncomingTraceContext {
+        parent: Some((parse_b3_trace_id(first)?, parse_span_id(second, true)?)),
         sampled,
-        forms: Forms::default(),
+        forms: PropagationFormats::default(),
     })
     .filter(|_| parts.next().is_none())
 }
 
-fn b3_trace_id(text: &[u8]) -> Option<TraceId> {
-    matches!(text.len(), 16 | 32).then(|| trace_id(text, true))?
+fn parse_b3_trace_id(text: &[u8]) -> Option<TraceId> {
+    matches!(text.len(), 16 | 32).then(|| parse_trace_id(text, true))?
 }
 
-fn decision(text: &[u8]) -> Option<bool> {
+fn parse_sampling_decision(text: &[u8]) -> Option<bool> {
     match text {
         b"0" | b"false" => Some(false),
         b"1" | b"d" | b"true" => Some(true),
@@ -230,39 +230,39 @@ fn decision(text: &[u8]) -> Option<bool> {
     }
 }
 
-fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
-    let trace = single(headers, &B3_TRACE).and_then(b3_trace_id);
-    let span = single(headers, &B3_SPAN).and_then(|text| span_id(text, true));
-    let is_debug = single(headers, &B3_FLAGS) == Some(b"1");
-    let sampled = single(headers, &B3_SAMPLED).and_then(decision);
+fn parse_b3_multiple(headers: &HeaderMap) -> Option<IncomingTraceContext> {
+    let trace = single_value(headers, &B3_TRACE).and_then(parse_b3_trace_id);
+    let span = single_value(headers, &B3_SPAN).and_then(|text| parse_span_id(text, true));
+    let is_debug = single_value(headers, &B3_FLAGS) == Some(b"1");
+    let sampled = single_value(headers, &B3_SAMPLED).and_then(parse_sampling_decision);
     let sampled = if is_debug { Some(true) } else { sampled };
     let parent = trace.zip(span);
-    (parent.is_some() || sampled.is_some()).then_some(Incoming {
+    (parent.is_some() || sampled.is_some()).then_some(IncomingTraceContext {
         parent,
         sampled,
-        forms: Forms::default(),
+        forms: PropagationFormats::default(),
     })
 }
 
 /// Sampling rate of 100 %, in ten thousandths.
-pub const ALWAYS: u32 = 10_000;
+pub const SAMPLE_ALWAYS: u32 = 10_000;
 
 /// Decides whether a request without a sampling decision is sampled: `share` of ten thousand are. A request id in
 /// Envoy's format makes all proxies of the request decide alike; otherwise `draw` decides.
-pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
-    if share == 0 || share >= ALWAYS {
+pub fn should_sample(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
+    if share == 0 || share >= SAMPLE_ALWAYS {
         return share != 0;
     }
     let of_id = request_id.and_then(|id| {
         let is_uuid = id.len() == 36 && [8, 13, 18, 23].iter().all(|at| id.get(*at) == Some(&b'-'));
-        let number = digits(id.get(..8)?, true).filter(|_| is_uuid)?;
+        let number = parse_hex(id.get(..8)?, true).filter(|_| is_uuid)?;
         u32::try_from(number).ok()
     });
-    of_id.unwrap_or_else(draw) % ALWAYS < share
+    of_id.unwrap_or_else(draw) % SAMPLE_ALWAYS < share
 }
 
 /// Generates a request id: a random UUID.
-pub fn request_id(bits: u128) -> String {
+pub fn format_request_id(bits: u128) -> String {
     let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let text = format!("{bits:032x}");
     let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default();

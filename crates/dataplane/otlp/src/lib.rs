@@ -29,9 +29,9 @@ pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceSe
 /// gRPC method that exports log records.
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Name of the instrumentation scope of all spans and log records.
-const SCOPE: &str = "ambit-waypoint";
+const SCOPE_NAME: &str = "ambit-waypoint";
 /// Flags of a span: the sampled bit, and the bit that marks the other flags as valid.
-const SAMPLED: u32 = 1;
+const SAMPLED_FLAG: u32 = 1;
 
 /// OTLP resource: attributes that all telemetry of one waypoint has in common.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ pub struct Resource {
 
 /// Access-log line, to be exported as a log record.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
+pub struct LogEntry {
     /// Start time of the request.
     pub time: SystemTime,
     /// Name of the access log.
@@ -56,20 +56,22 @@ pub struct Line {
 }
 
 impl Resource {
-    fn sent(&self) -> SentResource {
+    fn to_proto(&self) -> SentResource {
         let all = self.attributes.iter();
         SentResource {
-            attributes: all.map(|(name, value)| pair(name, text(value))).collect(),
+            attributes: all
+                .map(|(name, value)| key_value(name, string_value(value)))
+                .collect(),
             ..SentResource::default()
         }
     }
 }
 
-fn text(text: &str) -> Value {
+fn string_value(text: &str) -> Value {
     Value::StringValue(text.to_owned())
 }
 
-fn pair(name: &str, value: Value) -> KeyValue {
+fn key_value(name: &str, value: Value) -> KeyValue {
     KeyValue {
         key: name.to_owned(),
         value: Some(AnyValue { value: Some(value) }),
@@ -77,14 +79,14 @@ fn pair(name: &str, value: Value) -> KeyValue {
     }
 }
 
-fn nanoseconds(time: SystemTime) -> u64 {
+fn unix_nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn scope() -> Option<InstrumentationScope> {
     Some(InstrumentationScope {
-        name: SCOPE.to_owned(),
+        name: SCOPE_NAME.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..InstrumentationScope::default()
     })
@@ -92,16 +94,16 @@ fn scope() -> Option<InstrumentationScope> {
 
 fn attribute((name, value): &Attribute) -> KeyValue {
     let value = match value {
-        AttributeValue::Text(own) => text(own),
+        AttributeValue::Text(own) => string_value(own),
         AttributeValue::Number(number) => Value::IntValue(*number),
     };
-    pair(name, value)
+    key_value(name, value)
 }
 
 /// Encodes an export request with spans.
-pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
+pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     let span = |span: &Span| {
-        let start = nanoseconds(span.start);
+        let start = unix_nanoseconds(span.start);
         let took = u64::try_from(span.duration.as_nanos()).unwrap_or(u64::MAX);
         SentSpan {
             trace_id: span.trace.bytes().to_vec(),
@@ -111,7 +113,7 @@ pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
                 .parent
                 .map(|id| id.bytes().to_vec())
                 .unwrap_or_default(),
-            flags: SAMPLED,
+            flags: SAMPLED_FLAG,
             name: span.name.clone(),
             kind: SpanKind::Server.into(),
             start_time_unix_nano: start,
@@ -126,7 +128,7 @@ pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     };
     let sent = ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
-            resource: Some(resource.sent()),
+            resource: Some(resource.to_proto()),
             scope_spans: vec![ScopeSpans {
                 scope: scope(),
                 spans: spans.iter().map(span).collect(),
@@ -139,16 +141,16 @@ pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
 }
 
 /// Encodes an export request with log records.
-pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
-    let line = |line: &Line| {
+pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
+    let line = |line: &LogEntry| {
         let attributes = line.attributes.iter();
-        let attributes = attributes.map(|(name, value)| pair(name, text(value)));
-        let name = [pair("log_name", text(&line.log))];
+        let attributes = attributes.map(|(name, value)| key_value(name, string_value(value)));
+        let name = [key_value("log_name", string_value(&line.log))];
         LogRecord {
-            time_unix_nano: nanoseconds(line.time),
+            time_unix_nano: unix_nanoseconds(line.time),
             severity_number: SeverityNumber::Info.into(),
             body: (!line.body.is_empty()).then(|| AnyValue {
-                value: Some(text(&line.body)),
+                value: Some(string_value(&line.body)),
             }),
             attributes: name.into_iter().chain(attributes).collect(),
             trace_id: line
@@ -161,7 +163,7 @@ pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
     };
     let sent = ExportLogsServiceRequest {
         resource_logs: vec![ResourceLogs {
-            resource: Some(resource.sent()),
+            resource: Some(resource.to_proto()),
             scope_logs: vec![ScopeLogs {
                 scope: scope(),
                 log_records: lines.iter().map(line).collect(),
@@ -181,7 +183,7 @@ pub fn rejected_spans(answer: &[u8]) -> u64 {
 }
 
 /// Returns the number of log records that the collector's response rejects; none if the response is malformed.
-pub fn rejected_lines(answer: &[u8]) -> u64 {
+pub fn rejected_log_records(answer: &[u8]) -> u64 {
     let answer = ExportLogsServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);
     partial.map_or(0, |partial| {

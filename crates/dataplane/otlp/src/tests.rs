@@ -28,7 +28,7 @@ fn spans_carry_their_context_and_times() {
     let resource = Resource {
         attributes: vec![("service.name", "waypoint.shop".to_owned())],
     };
-    let sent = traces(
+    let sent = encode_traces(
         &resource,
         &[
             span.clone(),
@@ -64,14 +64,15 @@ fn spans_carry_their_context_and_times() {
 
 #[test]
 fn lines_arrive_with_names_and_spans() {
-    let line = Line {
+    let line = LogEntry {
         time: UNIX_EPOCH,
         log: "mesh".to_owned(),
         body: "GET /".to_owned(),
         attributes: vec![("code".to_owned(), "200".to_owned())],
         span: Some(([1; 16], [2; 8])),
     };
-    let read = ExportLogsServiceRequest::decode(logs(&Resource::default(), &[line]).as_slice());
+    let read =
+        ExportLogsServiceRequest::decode(encode_logs(&Resource::default(), &[line]).as_slice());
     let read = read.unwrap();
     let record = &read.resource_logs[0].scope_logs[0].log_records[0];
     assert_eq!(record.trace_id, [1; 16]);
@@ -95,5 +96,5 @@ fn rejected_part_is_named_in_the_response() {
     let bytes = answer.encode_to_vec();
     assert_eq!(rejected_spans(&bytes), 3);
     assert_eq!(rejected_spans(b"\xff\xff"), 0);
-    assert_eq!(rejected_lines(&[]), 0);
+    assert_eq!(rejected_log_records(&[]), 0);
 }

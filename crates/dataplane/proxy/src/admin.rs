@@ -27,24 +27,24 @@ use tokio::net::TcpListener;
 
 use crate::{
     config_dump::{DumpExtras, config_dump},
-    explain::Explain,
+    explain::ExplainHandler,
     flow_listener::{self, FlowAccess},
     flow_stream,
     state::SharedState,
 };
 
 /// Retry interval for a port that the old proxy still holds.
-const PORT_RETRY: Duration = Duration::from_millis(50);
+const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Maximum concurrent flow event connections from the control plane: each of its replicas opens some for each reader
 /// that it serves.
-const FLOW_CONNECTIONS: usize = 32;
+const MAX_FLOW_CONNECTIONS: usize = 32;
 
 /// Builds `workloadState` of `/config_dump`: the program's own view of its local workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
 
 /// Additional admin pages of one program: returns the response, or `None` if the request is for none of them.
-pub type Pages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
+pub type ExtraPages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
 /// Data that the admin server serves.
 pub struct Admin {
@@ -59,7 +59,7 @@ pub struct Admin {
     /// Builds `workloadState` of `/config_dump`.
     pub workload_state: WorkloadState,
     /// Handler of `POST /explain`, which predicts the handling of a connection or request.
-    pub explain: Explain,
+    pub explain: ExplainHandler,
     /// Handle that reads and sets log levels; `None` when another program has set up logging.
     pub logs: Option<LogHandle>,
     /// Trigger that shuts the process down.
@@ -71,7 +71,7 @@ pub struct Admin {
     /// Identities for serving flow events to the control plane; `None` turns that server off.
     pub flow_access: Option<FlowAccess>,
     /// Additional pages of the program, which take precedence over the common ones.
-    pub pages: Option<Pages>,
+    pub pages: Option<ExtraPages>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -143,7 +143,7 @@ impl Admin {
 
 /// Ports of the admin, metrics and readiness servers.
 #[derive(Clone, Copy, Debug)]
-pub struct Ports {
+pub struct AdminPorts {
     /// Port of the admin server, on the loopback address.
     pub admin: u16,
     /// Port of the metrics server, on all addresses.
@@ -153,7 +153,7 @@ pub struct Ports {
     /// Whether the servers on all addresses also listen on IPv6, if the machine has it.
     pub ipv6: bool,
     /// Whether to retry binding ports that the previous proxy still holds, since both share a network namespace.
-    pub wait_for_them: bool,
+    pub wait_for_ports: bool,
 }
 
 /// Starts the admin, metrics and readiness servers, and the server of flow events if `flow_access` is set.
@@ -165,7 +165,7 @@ pub async fn serve(
     admin: Admin,
     registry: Arc<Registry>,
     readiness: Readiness,
-    ports: Ports,
+    ports: AdminPorts,
     drain: &DrainWatcher,
 ) -> Result<(), http::ListenError> {
     let any = |port| -> SocketAddr {
@@ -176,21 +176,21 @@ pub async fn serve(
         };
         (ip, port).into()
     };
-    let server = |purpose, address, options| Server {
+    let server = |purpose, address, options| AdminServer {
         purpose,
         address,
         options,
         drain: drain.clone(),
-        wait_for_port: ports.wait_for_them,
+        wait_for_port: ports.wait_for_ports,
     };
     if let Some(access) = admin.flow_access.clone() {
         let (flows, certificates) = (admin.flows.clone(), admin.certificates.clone());
         let options = ServerOptions {
-            max_connections: FLOW_CONNECTIONS,
+            max_connections: MAX_FLOW_CONNECTIONS,
             ..ServerOptions::default()
         };
         let drain = drain.clone();
-        server("flow events", any(ambit_flow::PROXY_PORT), options)
+        server("flow events", any(ambit_flow::PROXY_FLOWS_PORT), options)
             .serve_on(
                 |listener| flow_listener::start(listener, access, certificates, drain),
                 move |request| {
@@ -224,7 +224,7 @@ pub async fn serve(
 }
 
 /// Configuration of an HTTP server before it starts.
-struct Server {
+struct AdminServer {
     purpose: &'static str,
     address: SocketAddr,
     options: ServerOptions,
@@ -232,7 +232,7 @@ struct Server {
     wait_for_port: bool,
 }
 
-impl Server {
+impl AdminServer {
     async fn serve<H, F>(self, handler: H) -> Result<(), http::ListenError>
     where
         H: Fn(Request) -> F + Clone + Send + Sync + 'static,
@@ -268,7 +268,7 @@ impl Server {
             let listener = match listener {
                 Some(listener) => listener,
                 None => loop {
-                    tokio::time::sleep(PORT_RETRY).await;
+                    tokio::time::sleep(PORT_RETRY_INTERVAL).await;
                     if let Ok(listener) = http::bind(address, purpose).await {
                         break listener;
                     }

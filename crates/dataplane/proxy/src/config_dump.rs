@@ -34,15 +34,15 @@ pub struct DumpExtras {
 
 /// Serializes the response of `/config_dump`.
 pub fn config_dump(state: &SharedState, extras: &DumpExtras) -> Result<Vec<u8>, serde_json::Error> {
-    serde_json::to_vec_pretty(&Dump { state, extras })
+    serde_json::to_vec_pretty(&ConfigDump { state, extras })
 }
 
-struct Dump<'a> {
+struct ConfigDump<'a> {
     state: &'a SharedState,
     extras: &'a DumpExtras,
 }
 
-impl Serialize for Dump<'_> {
+impl Serialize for ConfigDump<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { state, extras } = self;
         let mut map = serializer.serialize_map(None)?;

@@ -1,7 +1,7 @@
 //! Open connections of one pod, which `/config_dump` lists, a policy change re-checks, and a deadline terminates.
 //!
-//! A connection holds its [`Tracked`] while it is open and waits on it for its termination, so that any thread can
-//! terminate a connection that another thread owns.
+//! A connection holds its [`TrackedConnection`] while it is open and waits on it for its termination, so that any
+//! thread can terminate a connection that another thread owns.
 
 use std::{
     collections::HashMap, future::poll_fn, net::SocketAddr, pin::Pin, sync::Arc, task::Poll,
@@ -15,33 +15,34 @@ use tokio::sync::oneshot;
 
 /// Reason why the proxy terminated a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Cut {
+pub enum TerminationReason {
     /// A changed policy or pod record denies the connection.
     #[error("connection closed due to policy change")]
-    Policy,
+    PolicyChange,
     /// The pod's record names a policy that was not received within the grace period.
     #[error("connection closed: a policy that the workload names is still not known")]
     MissingPolicy,
     /// A policy or binding requires the pod's waypoint, which the connection bypasses.
     #[error("connection closed: it does not come through the waypoint of the workload")]
-    PassesByWaypoint,
+    BypassesWaypoint,
     /// The connection bypasses the pod's waypoint, and the waypoint has a layer 7 rule that could reject its content.
     #[error(
         "connection closed: it does not come through the waypoint of the workload, and a layer 7 rule could concern it"
     )]
-    WaypointRule,
+    WaypointRuleMayApply,
     /// The drain's deadline passed, or the pod's proxy was stopped without a drain.
     #[error("connection closed due to connection drain")]
     Drain,
 }
 
-impl Cut {
+impl TerminationReason {
     /// Returns the low-cardinality reason for metrics.
     pub fn reason(self) -> Reason {
         match self {
-            Self::Policy | Self::MissingPolicy | Self::PassesByWaypoint | Self::WaypointRule => {
-                Reason::Deny
-            }
+            Self::PolicyChange
+            | Self::MissingPolicy
+            | Self::BypassesWaypoint
+            | Self::WaypointRuleMayApply => Reason::Deny,
             Self::Drain => Reason::Connect,
         }
     }
@@ -58,7 +59,7 @@ pub enum Direction {
 
 /// Path of a connection to the pod, which determines the policies that apply to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Course {
+pub enum ConnectionPath {
     /// Direct connection, to which all of the pod's policies apply.
     #[default]
     Direct,
@@ -70,7 +71,7 @@ pub enum Course {
 /// Fields of a connection in `/config_dump`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Shown {
+pub struct ConnectionDetails {
     /// Address of the client.
     pub src: SocketAddr,
     /// Address that the client dialled.
@@ -82,42 +83,42 @@ pub struct Shown {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ConnectionEntry {
     direction: Direction,
-    shown: Shown,
+    shown: ConnectionDetails,
     /// Attributes of the client that policies match; only for inbound connections.
     peer: Option<Peer>,
-    course: Course,
-    cut: oneshot::Sender<Cut>,
+    course: ConnectionPath,
+    termination: oneshot::Sender<TerminationReason>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    entries: HashMap<u64, Entry>,
+    entries: HashMap<u64, ConnectionEntry>,
     next: u64,
 }
 
 /// Table of one pod's open connections. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Connections(Arc<Mutex<Inner>>);
+pub struct ConnectionTable(Arc<Mutex<Inner>>);
 
 /// Handle of a connection in the table; dropping it removes the entry.
 #[derive(Debug)]
-pub struct Tracked {
-    list: Connections,
+pub struct TrackedConnection {
+    list: ConnectionTable,
     id: u64,
-    cut: oneshot::Receiver<Cut>,
+    termination: oneshot::Receiver<TerminationReason>,
 }
 
 /// Open connections of one pod in `/config_dump`.
 #[derive(Debug, Default, Serialize)]
 pub struct ConnectionDump {
     inbound: Vec<InboundEntry>,
-    outbound: Vec<Shown>,
+    outbound: Vec<ConnectionDetails>,
     /// Connections from before the capture, which the proxy does not carry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "clear")]
-    pub pre_capture: Vec<Shown>,
+    pub pre_capture: Vec<ConnectionDetails>,
 }
 
 /// Inbound connection in `/config_dump`.
@@ -125,42 +126,47 @@ pub struct ConnectionDump {
 #[serde(rename_all = "camelCase")]
 struct InboundEntry {
     #[serde(flatten)]
-    shown: Shown,
+    shown: ConnectionDetails,
     /// Verified identity of the caller; null without one.
     src_identity: Option<String>,
 }
 
-impl Connections {
+impl ConnectionTable {
     /// Adds a connection to the pod to the table. Must be called before the connection is authorized, so that no
     /// policy change can fall between the two.
-    pub fn inbound(&self, shown: Shown, peer: Peer) -> Tracked {
+    pub fn inbound(&self, shown: ConnectionDetails, peer: Peer) -> TrackedConnection {
         self.track(Direction::Inbound, shown, Some(peer))
     }
 
     /// Adds a connection from the pod to the table.
-    pub fn outbound(&self, shown: Shown) -> Tracked {
+    pub fn outbound(&self, shown: ConnectionDetails) -> TrackedConnection {
         self.track(Direction::Outbound, shown, None)
     }
 
-    fn track(&self, direction: Direction, shown: Shown, peer: Option<Peer>) -> Tracked {
+    fn track(
+        &self,
+        direction: Direction,
+        shown: ConnectionDetails,
+        peer: Option<Peer>,
+    ) -> TrackedConnection {
         let (cut, receiver) = oneshot::channel();
         let mut inner = self.0.lock();
         let id = inner.next;
         inner.next += 1;
         inner.entries.insert(
             id,
-            Entry {
+            ConnectionEntry {
                 direction,
                 shown,
                 peer,
-                course: Course::default(),
-                cut,
+                course: ConnectionPath::default(),
+                termination: cut,
             },
         );
-        Tracked {
+        TrackedConnection {
             list: self.clone(),
             id,
-            cut: receiver,
+            termination: receiver,
         }
     }
 
@@ -177,8 +183,11 @@ impl Connections {
     /// Terminates the connections to the pod for which `reason_to_close` returns a reason, and returns their number.
     /// `reason_to_close` is called without the lock: a connection that is added meanwhile is authorized afterwards,
     /// and thus by the current state.
-    pub fn recheck(&self, mut reason_to_close: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
-        let peers: Vec<(u64, Peer, Course)> = {
+    pub fn recheck(
+        &self,
+        mut reason_to_close: impl FnMut(&Peer, ConnectionPath) -> Option<TerminationReason>,
+    ) -> usize {
+        let peers: Vec<(u64, Peer, ConnectionPath)> = {
             let inner = self.0.lock();
             let peers = inner.entries.iter();
             peers
@@ -188,28 +197,28 @@ impl Connections {
         let mut cut = 0;
         for (id, peer, course) in peers {
             if let Some(why) = reason_to_close(&peer, course) {
-                cut += usize::from(self.cut(id, why));
+                cut += usize::from(self.terminate(id, why));
             }
         }
         cut
     }
 
     /// Terminates all connections, and returns their number.
-    pub fn cut_all(&self, why: Cut) -> usize {
+    pub fn terminate_all(&self, why: TerminationReason) -> usize {
         let all = std::mem::take(&mut self.0.lock().entries);
         let count = all.len();
         for entry in all.into_values() {
             // One that is just ending by itself does not listen any more.
-            let _ended = entry.cut.send(why);
+            let _ended = entry.termination.send(why);
         }
         count
     }
 
     /// Terminates the connection with this id. Returns whether it was still open.
-    fn cut(&self, id: u64, why: Cut) -> bool {
+    fn terminate(&self, id: u64, why: TerminationReason) -> bool {
         let entry = self.0.lock().entries.remove(&id);
         // One that is just ending by itself does not listen any more.
-        entry.map(|entry| entry.cut.send(why)).is_some()
+        entry.map(|entry| entry.termination.send(why)).is_some()
     }
 
     /// Lists the open connections for `/config_dump`.
@@ -232,20 +241,20 @@ impl Connections {
     }
 }
 
-impl Tracked {
+impl TrackedConnection {
     /// Runs `work` unless the connection is terminated first. `work` is passed pinned, since a copy in the future
     /// would double the memory of a connection.
     ///
     /// # Errors
     ///
     /// The reason of the termination.
-    pub async fn unless_cut<T>(
+    pub async fn run_until_terminated<T>(
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, Cut> {
+    ) -> Result<T, TerminationReason> {
         poll_fn(|cx| {
-            if let Poll::Ready(cut) = Pin::new(&mut self.cut).poll(cx) {
-                return Poll::Ready(Err(cut.unwrap_or(Cut::Drain)));
+            if let Poll::Ready(cut) = Pin::new(&mut self.termination).poll(cx) {
+                return Poll::Ready(Err(cut.unwrap_or(TerminationReason::Drain)));
             }
             work.as_mut().poll(cx).map(Ok)
         })
@@ -253,8 +262,8 @@ impl Tracked {
     }
 
     /// Returns a handle that updates the entry while the connection is being served.
-    pub fn handle(&self) -> Handle {
-        Handle {
+    pub fn handle(&self) -> ConnectionHandle {
+        ConnectionHandle {
             list: self.list.clone(),
             id: self.id,
         }
@@ -263,12 +272,12 @@ impl Tracked {
 
 /// Handle to the entry of a connection in the table.
 #[derive(Clone, Debug)]
-pub struct Handle {
-    list: Connections,
+pub struct ConnectionHandle {
+    list: ConnectionTable,
     id: u64,
 }
 
-impl Handle {
+impl ConnectionHandle {
     /// Records the actual destination and the protocol (`HBONE`, `TCP`).
     pub fn connected_to(&self, actual_dst: String, protocol: &'static str) {
         if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
@@ -278,14 +287,14 @@ impl Handle {
     }
 
     /// Records how the connection reaches the pod. Must be called before the connection is authorized.
-    pub fn takes(&self, course: Course) {
+    pub fn set_path(&self, course: ConnectionPath) {
         if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
             entry.course = course;
         }
     }
 }
 
-impl Drop for Tracked {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
         self.list.0.lock().entries.remove(&self.id);
     }
@@ -297,8 +306,8 @@ mod tests {
 
     use super::*;
 
-    fn shown(port: u16) -> Shown {
-        Shown {
+    fn shown(port: u16) -> ConnectionDetails {
+        ConnectionDetails {
             src: ([10, 0, 0, 1], port).into(),
             original_dst: "10.0.0.2:80".into(),
             actual_dst: String::new(),
@@ -316,23 +325,30 @@ mod tests {
 
     #[tokio::test]
     async fn recheck_terminates_only_denied_connections() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let mut allowed = list.inbound(shown(1), peer(80));
         let mut denied = list.inbound(shown(2), peer(81));
         let mut outgoing = list.outbound(shown(3));
-        let reason_to_close =
-            |peer: &Peer, _| (peer.destination.port() != 80).then_some(Cut::Policy);
+        let reason_to_close = |peer: &Peer, _| {
+            (peer.destination.port() != 80).then_some(TerminationReason::PolicyChange)
+        };
         assert_eq!(list.recheck(reason_to_close), 1);
         let pending = std::future::pending::<()>();
-        assert_eq!(denied.unless_cut(pin!(pending)).await, Err(Cut::Policy));
-        assert_eq!(allowed.unless_cut(pin!(async { 1 })).await, Ok(1));
-        assert_eq!(outgoing.unless_cut(pin!(async { 1 })).await, Ok(1));
+        assert_eq!(
+            denied.run_until_terminated(pin!(pending)).await,
+            Err(TerminationReason::PolicyChange)
+        );
+        assert_eq!(allowed.run_until_terminated(pin!(async { 1 })).await, Ok(1));
+        assert_eq!(
+            outgoing.run_until_terminated(pin!(async { 1 })).await,
+            Ok(1)
+        );
         assert_eq!(list.len(), 2);
     }
 
     #[test]
     fn dumps_have_the_proved_identities_of_callers() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let identity = "spiffe://cluster.local/ns/shop/sa/front";
         let proved = Peer {
             source: identity.parse().ok(),
@@ -365,7 +381,7 @@ mod tests {
 
     #[tokio::test]
     async fn ended_connections_are_off_the_list() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let first = list.outbound(shown(1));
         let mut second = list.outbound(shown(2));
         second
@@ -374,10 +390,12 @@ mod tests {
         assert_eq!(list.dump().outbound.len(), 2);
         assert_eq!(list.dump().outbound[1].actual_dst, "10.0.0.9:15008");
         drop(first);
-        assert_eq!(list.cut_all(Cut::Drain), 1);
+        assert_eq!(list.terminate_all(TerminationReason::Drain), 1);
         assert_eq!(
-            second.unless_cut(pin!(std::future::pending::<()>())).await,
-            Err(Cut::Drain)
+            second
+                .run_until_terminated(pin!(std::future::pending::<()>()))
+                .await,
+            Err(TerminationReason::Drain)
         );
         drop(second);
         assert!(list.is_empty());

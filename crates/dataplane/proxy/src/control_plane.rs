@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource, create_channel};
 use ambit_model::{ArcStr, PolicyKey};
 use ambit_rt::Env;
 use ambit_telemetry::{Metrics, XdsTermination};
 use ambit_tls::TlsSettings;
 use ambit_xds::{
-    Cached, Client, ClientOptions, Ending, Handler, NodeInfo, NotUnderstoodPolicies, Update,
+    CachedResource, Client, ClientOptions, InvalidPolicyMode, MeshUpdate, NodeInfo, StreamEnding,
+    UpdateHandler,
 };
 use anyhow::Context as _;
 use serde::Serialize;
@@ -62,7 +63,7 @@ pub struct XdsSettings {
 }
 
 /// Handler of the xDS client, which applies received updates to the mesh state.
-pub struct Follower<S> {
+pub struct MeshStateFollower<S> {
     /// State of the mesh.
     pub state: SharedState,
     /// Metrics of the proxy.
@@ -73,7 +74,7 @@ pub struct Follower<S> {
     pub cache: Option<Arc<MeshCache>>,
 }
 
-impl<S> std::fmt::Debug for Follower<S> {
+impl<S> std::fmt::Debug for MeshStateFollower<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Follower")
             .field("state", &self.state)
@@ -81,61 +82,62 @@ impl<S> std::fmt::Debug for Follower<S> {
     }
 }
 
-impl<S: Fn() + Send + Sync + 'static> Handler for Follower<S> {
-    fn apply(&self, batch: &mut Vec<Update>) {
+impl<S: Fn() + Send + Sync + 'static> UpdateHandler for MeshStateFollower<S> {
+    fn apply(&self, batch: &mut Vec<MeshUpdate>) {
         for update in &*batch {
-            if let Update::PolicyGone(name) = update {
-                self.metrics.policy_removed(&PolicyKey::of_record(name));
+            if let MeshUpdate::PolicyRemoved(name) = update {
+                self.metrics
+                    .remove_policy(&PolicyKey::from_resource_name(name));
             }
         }
         self.state.apply(batch);
     }
 
-    fn addresses_known(&self) {
+    fn on_addresses_synced(&self) {
         self.state.mark_addresses_known();
     }
 
-    fn policies_known(&self) {
+    fn on_policies_synced(&self) {
         self.state.mark_policies_known();
     }
 
-    fn ready(&self) {
+    fn on_ready(&self) {
         (self.synced)();
     }
 
-    fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
+    fn on_resource_accepted(&self, type_url: &str, name: &str, cached: &CachedResource) {
         if let Some(cache) = &self.cache {
             cache.cache(type_url, name, cached);
         }
     }
 
-    fn push_cached(&self, type_url: &str, complete: bool) {
+    fn on_push_cached(&self, type_url: &str, complete: bool) {
         if let Some(cache) = &self.cache {
             cache.push_cached(type_url, complete);
         }
     }
 
-    fn received(&self, type_url: &str, bytes: usize) {
+    fn on_received(&self, type_url: &str, bytes: usize) {
         self.metrics
-            .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
+            .count_xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    fn unknown_fields(&self, type_url: &str, count: u64) {
-        self.metrics.unknown_fields(type_url, count);
+    fn on_unknown_fields(&self, type_url: &str, count: u64) {
+        self.metrics.count_unknown_fields(type_url, count);
     }
 
-    fn ended(&self, ending: Ending) {
-        self.metrics.xds_terminated(termination(ending));
+    fn on_stream_ended(&self, ending: StreamEnding) {
+        self.metrics.count_xds_termination(termination(ending));
     }
 }
 
 /// Returns the metric label for the end of a connection to the control plane.
-pub fn termination(ending: Ending) -> XdsTermination {
+pub fn termination(ending: StreamEnding) -> XdsTermination {
     match ending {
-        Ending::ConnectFailed => XdsTermination::ConnectionError,
-        Ending::Transient => XdsTermination::Reconnect,
-        Ending::Refused => XdsTermination::Error,
-        Ending::Closed => XdsTermination::Complete,
+        StreamEnding::ConnectFailed => XdsTermination::ConnectionError,
+        StreamEnding::Transient => XdsTermination::Reconnect,
+        StreamEnding::Refused => XdsTermination::Error,
+        StreamEnding::Closed => XdsTermination::Complete,
     }
 }
 
@@ -145,10 +147,10 @@ pub fn termination(ending: Ending) -> XdsTermination {
 /// # Errors
 ///
 /// When the settings, or the cache, cannot be used.
-pub fn follow<S: Fn() + Send + Sync + 'static>(
+pub fn start_xds_client<S: Fn() + Send + Sync + 'static>(
     env: &Env,
     settings: &XdsSettings,
-    follower: Follower<S>,
+    follower: MeshStateFollower<S>,
     demands: Option<mpsc::Receiver<AddressDemand>>,
 ) -> anyhow::Result<()> {
     let not_understood = follower.state.config().not_understood;
@@ -171,7 +173,7 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
 pub fn client_options(
     env: &Env,
     settings: &XdsSettings,
-    not_understood: NotUnderstoodPolicies,
+    not_understood: InvalidPolicyMode,
 ) -> anyhow::Result<ClientOptions> {
     let upstream = settings
         .upstream
@@ -179,13 +181,13 @@ pub fn client_options(
         .context("XDS_ADDRESS is empty")?;
     let token = token(settings.auth_token.as_deref());
     Ok(ClientOptions {
-        channel: channel(&upstream).context("XDS_ADDRESS")?,
+        channel: create_channel(&upstream).context("XDS_ADDRESS")?,
         address: upstream.address.clone(),
-        headers: CallHeaders::from_env(env, "XDS_HEADER_", token, &settings.cluster_id)?,
+        headers: CallMetadata::from_env(env, "XDS_HEADER_", token, &settings.cluster_id)?,
         node: settings.node.to_wire(env)?,
         role: settings.node.role,
         on_demand: settings.on_demand,
-        not_understood,
+        invalid_policies: not_understood,
     })
 }
 
@@ -199,17 +201,17 @@ mod tests {
     #[test]
     fn a_policy_that_is_gone_is_not_counted_for_any_more() {
         let mut registry = Registry::default();
-        let follower = Follower {
+        let follower = MeshStateFollower {
             state: SharedState::new(StateConfig::default()),
             metrics: Arc::new(Metrics::register(&mut registry)),
             synced: || {},
             cache: None,
         };
         for name in ["ns/gone", "ns/stays"] {
-            let policy = PolicyKey::of_record(name);
-            follower.metrics.dry_run_denied(&policy);
+            let policy = PolicyKey::from_resource_name(name);
+            follower.metrics.count_dry_run_denial(&policy);
         }
-        follower.apply(&mut vec![Update::PolicyGone("ns/gone".into())]);
+        follower.apply(&mut vec![MeshUpdate::PolicyRemoved("ns/gone".into())]);
         let mut scraped = String::new();
         text::encode(&mut scraped, &registry).unwrap();
         assert!(!scraped.contains("ns/gone"), "{scraped}");

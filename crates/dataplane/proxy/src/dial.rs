@@ -13,30 +13,30 @@ use std::{
 
 use ambit_certificates::Certificates;
 use ambit_codec::{Forwarded, TraceParent};
-use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, pool::Reserved, tls};
+use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, pool::ConnectionReservation, tls};
 use ambit_model::{ArcStr, Identity, Reason};
 use ambit_route::HboneRoute;
 use ambit_sys::{
     netns::Netns,
     socket::{self, OutboundSpec, Tuning},
 };
-use ambit_tls::{Peer, WorkloadCert};
+use ambit_tls::{PeerRole, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::{local::Local, state::SharedState, workers};
+use crate::{local::LocalPod, state::SharedState, workers};
 
 pub use error::{ConnectError, InnerError, PlainError};
-pub use inner::Inner;
-pub use waits::{Wait, Waits};
+pub use inner::NestedTunnel;
+pub use waits::{WaypointWait, WaypointWaits};
 
 /// Timeout for opening one outbound connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Header with the sender's workload metadata.
-pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+pub const BAGGAGE_HEADER: HeaderName = HeaderName::from_static("baggage");
+const TRACEPARENT_HEADER: HeaderName = HeaderName::from_static("traceparent");
 
 /// Opens outbound connections of one proxy instance.
 #[derive(Clone, Debug)]
@@ -53,19 +53,19 @@ pub struct Dialer {
     pub tuning: Tuning,
     /// HTTP/2 settings of tunnels.
     pub http2: Arc<Settings>,
-    /// Node of this process, by which [`Self::is_near`] decides.
+    /// Node of this process, by which [`Self::is_on_this_node`] decides.
     pub node: ArcStr,
-    /// Network of this process, by which [`Self::is_near`] decides.
+    /// Network of this process, by which [`Self::is_on_this_node`] decides.
     pub network: ArcStr,
     /// State of the mesh.
     pub state: SharedState,
     /// Connections that wait until a pod of their waypoint serves.
-    pub waits: Waits,
+    pub waits: WaypointWaits,
 }
 
 impl Dialer {
     /// Whether an address is known to belong to a pod on this node; false without a configured node.
-    pub fn is_near(&self, ip: IpAddr) -> bool {
+    pub fn is_on_this_node(&self, ip: IpAddr) -> bool {
         let table = self.state.table();
         let workload = table.workload_by_ip(&self.network, ip);
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
@@ -74,14 +74,14 @@ impl Dialer {
     /// Returns the socket options of a tunnel's connection to `destination`. If that is on this node, the worker that
     /// opens the connection also accepts it.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
-        let near = self.is_near(destination);
+        let near = self.is_on_this_node(destination);
         OutboundSpec {
             mark: self.mark,
             tuning: Tuning {
                 near,
                 ..self.tuning
             },
-            worker: workers::current().filter(|_| near),
+            worker: workers::current_worker().filter(|_| near),
             ..OutboundSpec::default()
         }
     }
@@ -91,7 +91,7 @@ impl Dialer {
         OutboundSpec {
             mark: self.mark,
             tuning: Tuning {
-                near: self.is_near(destination),
+                near: self.is_on_this_node(destination),
                 resets: true,
                 ..self.tuning
             },
@@ -143,7 +143,7 @@ impl Dialer {
         route: &HboneRoute,
         source_ip: IpAddr,
         headers: HeaderMap,
-        reserve: impl Fn() -> Result<Option<Reserved>, DialError> + Sync,
+        reserve: impl Fn() -> Result<Option<ConnectionReservation>, DialError> + Sync,
     ) -> Result<Tunnel, ConnectError> {
         let authority =
             Uri::try_from(route.authority.as_str()).map_err(|source| ConnectError::Authority {
@@ -161,7 +161,7 @@ impl Dialer {
         tokio::select! {
             biased;
             opened = pool.tunnel_within(&key, authority, headers, dial, &reserve) => Ok(opened?.0),
-            () = self.state.departure(&key.workload, key.destination.ip()) => {
+            () = self.state.wait_for_departure(&key.workload, key.destination.ip()) => {
                 Err(ConnectError::Departed {
                     workload: key.workload.clone(),
                     addr: key.destination,
@@ -192,7 +192,9 @@ impl Dialer {
             .await
             .map_err(|source| DialError::Tls { addr, source })?;
         let chain = tls::peer_certificates(&stream);
-        if let Some(withdrawn) = certificate.withdrawn(Peer::Server(&key.expected), chain) {
+        if let Some(withdrawn) =
+            certificate.wait_for_withdrawal(PeerRole::Server(&key.expected), chain)
+        {
             tls::end_when_withdrawn(&mut stream, withdrawn);
         }
         Ok(stream)
@@ -222,10 +224,10 @@ impl Dialer {
 }
 
 /// Builds the CONNECT headers that describe the client of the tunnel: `baggage` and `forwarded`.
-pub fn tunnel_headers(local: &Local, forwarded: &Forwarded) -> HeaderMap {
+pub fn tunnel_headers(local: &LocalPod, forwarded: &Forwarded) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(4);
     if let Some(baggage) = &local.baggage {
-        headers.insert(BAGGAGE, baggage.clone());
+        headers.insert(BAGGAGE_HEADER, baggage.clone());
     }
     if let Ok(forwarded) = HeaderValue::from_str(&forwarded.to_string()) {
         headers.insert(http::header::FORWARDED, forwarded);
@@ -233,7 +235,7 @@ pub fn tunnel_headers(local: &Local, forwarded: &Forwarded) -> HeaderMap {
     let mut rng = rand::rng();
     let trace = TraceParent::from_random(rng.random(), rng.random());
     if let Ok(trace) = HeaderValue::from_str(&trace.to_string()) {
-        headers.insert(TRACEPARENT, trace);
+        headers.insert(TRACEPARENT_HEADER, trace);
     }
     headers
 }

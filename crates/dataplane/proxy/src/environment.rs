@@ -13,9 +13,9 @@ use crate::{SetupLimits, control_plane::Upstream};
 pub mod threads;
 
 /// Default path of the control plane's root certificate.
-const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
+const DEFAULT_ROOT_PATH: &str = "./var/run/secrets/istio/root-cert.pem";
 /// Default path of the projected service account token.
-const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
+const DEFAULT_TOKEN_PATH: &str = "./var/run/secrets/tokens/istio-token";
 
 /// Error of an invalid environment variable.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub enum SettingError {
 }
 
 /// Returns the first variable that is set and not empty, or `default`.
-pub fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
+pub fn first_set(env: &Env, names: &[&str], default: &str) -> ArcStr {
     names
         .iter()
         .find_map(|name| env.get(name).filter(|text| !text.is_empty()))
@@ -73,7 +73,7 @@ pub fn upstream(
     };
     Ok(Upstream {
         address,
-        root: env.text(root, DEFAULT_ROOT),
+        root: env.text(root, DEFAULT_ROOT_PATH),
         alternative_name: env
             .get(alternative)
             .filter(|t| !t.is_empty())
@@ -82,7 +82,7 @@ pub fn upstream(
 }
 
 /// Returns the path in a variable, if it is set and not empty.
-pub fn path(env: &Env, name: &str) -> Option<PathBuf> {
+pub fn path_variable(env: &Env, name: &str) -> Option<PathBuf> {
     let path = env.get(name).filter(|path| !path.is_empty());
     path.map(Into::into)
 }
@@ -91,9 +91,9 @@ pub fn path(env: &Env, name: &str) -> Option<PathBuf> {
 pub fn auth_token(env: &Env) -> Option<String> {
     match env.get("AUTH_TOKEN") {
         Some(token) => Some(token.to_owned()).filter(|token| !token.is_empty()),
-        None => std::path::Path::new(DEFAULT_TOKEN)
+        None => std::path::Path::new(DEFAULT_TOKEN_PATH)
             .exists()
-            .then(|| DEFAULT_TOKEN.to_owned()),
+            .then(|| DEFAULT_TOKEN_PATH.to_owned()),
     }
 }
 

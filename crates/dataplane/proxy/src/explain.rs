@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 
-use ambit_mesh_json::explain::{Considered, Explanation, Hop, HopKind, Peer};
+use ambit_mesh_json::explain::{EvaluatedObject, Explanation, Hop, HopKind, Peer};
 use ambit_model::{GatewayAddress, Service};
 use ambit_route::{HboneRoute, Route, WorkloadRef};
 use ambit_rt::http::{Response, json_pretty, text};
@@ -11,17 +11,17 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 /// Handler of `POST /explain`, called with the request's body.
-pub type Explain = Box<dyn Fn(Bytes) -> Answering + Send + Sync>;
+pub type ExplainHandler = Box<dyn Fn(Bytes) -> ResponseFuture + Send + Sync>;
 
-/// Future of the response to `POST /explain`, see [`Explain`].
-pub type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+/// Future of the response to `POST /explain`, see [`ExplainHandler`].
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 /// Parses the query in a request's body.
 ///
 /// # Errors
 ///
 /// Returns the error response, which repeats nothing of the query: it may hold tokens.
-pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
+pub fn parse_query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
     serde_json::from_slice(body).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         let what = format!("the query is not understood: line {line}, column {column}\n");
@@ -30,15 +30,15 @@ pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
 }
 
 /// Builds the response that carries a prediction.
-pub fn answer(explanation: &Explanation) -> Response {
+pub fn explanation_response(explanation: &Explanation) -> Response {
     json_pretty(200, explanation)
 }
 
 /// Describes the next hop of a route; `None` while the route has an unresolved host name.
-pub fn hop(route: &Route, sender: Peer) -> Option<Hop> {
+pub fn next_hop(route: &Route, sender: Peer) -> Option<Hop> {
     match route {
         Route::Passthrough { dst, .. } => Some(Hop {
-            to: HopKind::Outside,
+            to: HopKind::OutsideMesh,
             workload: String::new(),
             node: String::new(),
             address: *dst,
@@ -63,7 +63,7 @@ pub fn hop(route: &Route, sender: Peer) -> Option<Hop> {
             Some(tunnel(hbone, to, sender))
         }
         // What the gateway of another network does with it is not known here.
-        Route::DoubleHbone { outer, .. } => Some(tunnel(outer, HopKind::Outside, sender)),
+        Route::DoubleHbone { outer, .. } => Some(tunnel(outer, HopKind::OutsideMesh, sender)),
         Route::NeedsDns(_) => None,
     }
 }
@@ -106,14 +106,14 @@ pub fn waypoint_of(service: &Service) -> Option<String> {
 }
 
 /// Describes a policy that was evaluated, and its result, for a prediction.
-pub fn considered(
+pub fn evaluated_policy(
     policy: impl ToString,
     action: impl std::fmt::Debug,
     is_dry_run: bool,
     matching_rule: Option<usize>,
-) -> Considered {
+) -> EvaluatedObject {
     let dry_run = if is_dry_run { " (dry run)" } else { "" };
-    Considered {
+    EvaluatedObject {
         object: policy.to_string(),
         effect: format!("{}{dry_run}", format!("{action:?}").to_uppercase()),
         result: match matching_rule {

@@ -8,17 +8,17 @@ use std::{
 use ambit_flow::{Event, Flow, Peer, Refusal, Reporter, ReporterKind, ServiceName, Transport};
 use ambit_model::{Identity, Workload};
 use ambit_telemetry::{
-    AccessLog, Direction, Metrics, Origin, Party, SecurityPolicy, TrafficLabels, log_denied,
+    AccessLog, Direction, Metrics, Party, ProxyIdentity, SecurityPolicy, TrafficLabels, log_denied,
 };
 use time::{OffsetDateTime, macros::format_description};
 
-use crate::local::Local;
+use crate::local::LocalPod;
 
 /// Maximum length of an error or a path in a flow event, in bytes.
-const MAX_TEXT: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 /// Builds a flow event with the current time.
-pub fn event(event: Event, reporter: Reporter) -> Flow {
+pub fn flow_now(event: Event, reporter: Reporter) -> Flow {
     let format =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     let time = OffsetDateTime::from(SystemTime::now()).format(format);
@@ -31,7 +31,7 @@ pub fn event(event: Event, reporter: Reporter) -> Flow {
 
 /// Describes the proxy as reporter of a flow event; `side` is the node proxy's side of the connection (source or
 /// destination).
-pub fn reporter(origin: &Origin, side: ReporterKind) -> Reporter {
+pub fn reporter(origin: &ProxyIdentity, side: ReporterKind) -> Reporter {
     Reporter {
         kind: match origin.is_waypoint {
             true => ReporterKind::Waypoint,
@@ -48,9 +48,9 @@ pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Truncates text from a peer to [`MAX_TEXT`]; truncated texts end with three dots.
-pub fn cut(text: &str) -> String {
-    match text.get(..text.floor_char_boundary(MAX_TEXT)) {
+/// Truncates text from a peer to [`MAX_TEXT_BYTES`]; truncated texts end with three dots.
+pub fn truncate_text(text: &str) -> String {
+    match text.get(..text.floor_char_boundary(MAX_TEXT_BYTES)) {
         Some(begin) if begin.len() < text.len() => format!("{begin}..."),
         _ => text.to_owned(),
     }
@@ -70,7 +70,7 @@ pub(crate) fn short_waypoint(name: &str) -> String {
 }
 
 /// Data of a connection for its flow events, besides the access log and the metric labels.
-pub(crate) struct Connection<'a> {
+pub(crate) struct ConnectionData<'a> {
     pub(crate) number: u64,
     pub(crate) waypoint: Option<String>,
     pub(crate) policy: Option<&'a String>,
@@ -83,11 +83,11 @@ pub(crate) struct Connection<'a> {
 }
 
 /// Builds the flow event of a connection.
-pub(crate) fn of_connection(
+pub(crate) fn connection_flow(
     kind: Event,
-    origin: &Origin,
+    origin: &ProxyIdentity,
     (log, labels): (&AccessLog, &TrafficLabels),
-    connection: Connection<'_>,
+    connection: ConnectionData<'_>,
 ) -> Flow {
     let (reporter_kind, to_server, to_client) = match log.direction {
         Direction::Outbound => (ReporterKind::Source, connection.sent, connection.received),
@@ -101,7 +101,7 @@ pub(crate) fn of_connection(
         let owner = party.map(|party| party.workload.to_string());
         owner.filter(|owner| !owner.is_empty())
     };
-    let error = connection.error.map(cut);
+    let error = connection.error.map(truncate_text);
     let is_refused = kind == Event::Refused;
     Flow {
         connection: connection.number,
@@ -137,15 +137,15 @@ pub(crate) fn of_connection(
         bytes_to_server: to_server,
         bytes_to_client: to_client,
         duration_ms: milliseconds(connection.duration),
-        ..event(kind, reporter(origin, reporter_kind))
+        ..flow_now(kind, reporter(origin, reporter_kind))
     }
 }
 
 /// Logs a connection that was denied or failed when only its addresses were known, and emits its flow event. `pod` is
 /// the workload on this side, if any.
-pub fn denied(
+pub fn report_denied(
     metrics: &Metrics,
-    pod: Option<&Local>,
+    pod: Option<&LocalPod>,
     (src, dst): (SocketAddr, SocketAddr),
     direction: Direction,
     error: &str,
@@ -169,9 +169,9 @@ pub fn denied(
             address: Some(dst.to_string()),
             ..destination
         },
-        error: Some(cut(error)),
-        connection: flows.number(),
-        ..event(Event::Failed, reporter(flows.origin(), kind))
+        error: Some(truncate_text(error)),
+        connection: flows.next_connection_id(),
+        ..flow_now(Event::Failed, reporter(flows.proxy_identity(), kind))
     });
 }
 
@@ -208,10 +208,10 @@ mod tests {
 
     #[test]
     fn texts_of_peers_are_truncated_between_characters() {
-        let long = "ä".repeat(MAX_TEXT);
-        assert_eq!(cut(&long).len(), MAX_TEXT + 3);
+        let long = "ä".repeat(MAX_TEXT_BYTES);
+        assert_eq!(truncate_text(&long).len(), MAX_TEXT_BYTES + 3);
         let odd = format!("a{long}");
-        assert_eq!(cut(&odd).len(), MAX_TEXT + 2);
-        assert_eq!(cut("short"), "short");
+        assert_eq!(truncate_text(&odd).len(), MAX_TEXT_BYTES + 2);
+        assert_eq!(truncate_text("short"), "short");
     }
 }

@@ -7,7 +7,7 @@ use ambit_certificates::Certificates;
 use ambit_model::Identity;
 use ambit_rt::{
     DrainWatcher, ErrorChain, SlotLimits,
-    handshakes::{self, AdmittedListener, Closed, HandshakeLimits},
+    handshakes::{self, AdmittedListener, HandshakeCloseReason, HandshakeLimits},
     http::{Request, Response, method_not_allowed, not_found},
 };
 use ambit_telemetry::{Flows, ReaderKind};
@@ -19,11 +19,11 @@ use crate::flow_stream;
 
 /// Limits of TLS handshakes on the port of flow events. A handshake takes longer while the proxy's own certificate is
 /// fetched.
-const LIMITS: HandshakeLimits = HandshakeLimits {
+const HANDSHAKE_LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 32,
-        each: 8,
-        few: 2,
+        per_source: 8,
+        protected_per_source: 2,
     },
     per_second: 5,
     burst: 20,
@@ -43,10 +43,10 @@ pub struct FlowAccess {
 /// Responds to a request of the control plane on the port of flow events.
 pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
     match (request.uri().path(), request.method()) {
-        (ambit_flow::PATH, &http::Method::GET) => {
+        (ambit_flow::FLOWS_PATH, &http::Method::GET) => {
             flow_stream::respond(flows, ReaderKind::ControlPlane, request)
         }
-        (ambit_flow::PATH, _) => method_not_allowed("GET"),
+        (ambit_flow::FLOWS_PATH, _) => method_not_allowed("GET"),
         _ => not_found(),
     }
 }
@@ -58,14 +58,14 @@ pub(crate) fn start(
     certificates: Certificates,
     drain: DrainWatcher,
 ) -> AdmittedListener<TlsStream<TcpStream>> {
-    let gatekeeper = Arc::new(Gatekeeper {
+    let gatekeeper = Arc::new(ReaderAuthenticator {
         access,
         certificates,
     });
     let admission = move |stream| {
         let gatekeeper = gatekeeper.clone();
         async move {
-            let admitted = gatekeeper.admit(stream).await;
+            let admitted = gatekeeper.authenticate(stream).await;
             admitted.map_err(|refused| ErrorChain(&refused).to_string())
         }
     };
@@ -73,17 +73,17 @@ pub(crate) fn start(
     handshakes::admit(
         "flow events",
         listener,
-        LIMITS,
+        HANDSHAKE_LIMITS,
         drain,
         admission,
-        drop::<Closed>,
+        drop::<HandshakeCloseReason>,
     )
     .into()
 }
 
 /// Reason why a connection to the port of flow events is refused.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum ReaderRefusal {
     #[error("there is no certificate for the proxy's own identity")]
     Certificate(#[source] ambit_certificates::CertError),
     #[error("the certificate cannot be used")]
@@ -91,29 +91,29 @@ enum Refusal {
     #[error("the TLS handshake failed")]
     Handshake(#[source] io::Error),
     #[error("the client is {0:?}, not the control plane")]
-    Stranger(Option<Identity>),
+    UnexpectedIdentity(Option<Identity>),
 }
 
 /// Performs the TLS handshakes of clients, and checks their identities.
-struct Gatekeeper {
+struct ReaderAuthenticator {
     access: FlowAccess,
     certificates: Certificates,
 }
 
-impl Gatekeeper {
-    async fn admit(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Refusal> {
+impl ReaderAuthenticator {
+    async fn authenticate(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ReaderRefusal> {
         let own = self.certificates.get(&self.access.own).await;
-        let own = own.map_err(Refusal::Certificate)?;
-        let config = own.server_config().map_err(Refusal::Config)?;
+        let own = own.map_err(ReaderRefusal::Certificate)?;
+        let config = own.server_config().map_err(ReaderRefusal::Config)?;
         let mut config = ServerConfig::clone(&config);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let accept = TlsAcceptor::from(Arc::new(config)).accept(stream);
-        let stream = accept.await.map_err(Refusal::Handshake)?;
+        let stream = accept.await.map_err(ReaderRefusal::Handshake)?;
         let chain = stream.get_ref().1.peer_certificates();
         let peer = ambit_tls::peer_identity(chain.unwrap_or_default());
         match peer.as_ref() == Some(&self.access.reader) {
             true => Ok(stream),
-            false => Err(Refusal::Stranger(peer)),
+            false => Err(ReaderRefusal::UnexpectedIdentity(peer)),
         }
     }
 }

@@ -13,7 +13,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum chunks of the stream that are in flight to the reader.
-const CHUNKS: usize = 2;
+const MAX_QUEUED_CHUNKS: usize = 2;
 
 /// Responds to a request for the stream of flow events.
 pub(crate) fn respond(flows: &Arc<Flows>, kind: ReaderKind, request: &Request) -> Response {
@@ -25,10 +25,10 @@ pub(crate) fn respond(flows: &Arc<Flows>, kind: ReaderKind, request: &Request) -
         Ok(filter) => filter,
         Err(error) => return text(400, format!("{error}\n")),
     };
-    let Some(reader) = flows.read(kind, filter) else {
+    let Some(reader) = flows.subscribe(kind, filter) else {
         return text(503, "too many readers of flow events: close another one\n");
     };
-    let (sender, chunks) = mpsc::channel(CHUNKS);
+    let (sender, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
     ambit_rt::spawn("reader of flow events", write(reader, sender));
     stream(200, "application/x-ndjson", chunks)
 }

@@ -6,10 +6,10 @@ use ambit_certificates::{
     CaClient, Certificates, CertificatesOptions, CsrClient, CsrClientOptions, DelegatedIdentity,
     SpiffeSocket, WorkloadApi,
 };
-use ambit_control_channel::{CallHeaders, channel};
+use ambit_control_channel::{CallMetadata, create_channel};
 use ambit_model::{ArcStr, Identity};
 use ambit_rt::Env;
-use ambit_tls::{Crls, TlsSettings, TrustDomains};
+use ambit_tls::{RevocationLists, TlsSettings, TrustDomains};
 use anyhow::Context as _;
 use tokio::time::sleep;
 
@@ -21,7 +21,7 @@ use crate::{
 
 /// Time for which a rejected certificate request is retried before connections fail, since the CA may not know a new
 /// workload yet.
-const REFUSED_FOR: Duration = Duration::from_secs(10);
+const REJECTED_CSR_RETRY_TIME: Duration = Duration::from_secs(10);
 
 /// A SPIFFE agent that issues certificates in place of the CA.
 #[derive(Clone, Debug)]
@@ -65,11 +65,14 @@ pub fn start(
 ) -> anyhow::Result<Certificates> {
     let mut tls = TlsSettings::from_env(env)?;
     if let Some(path) = &settings.crl_path {
-        let lists = Crls::new();
+        let lists = RevocationLists::new();
         if let Err(error) = lists.load(path) {
             tracing::warn!(%error, "no certificate revocation lists yet");
         }
-        ambit_rt::spawn_essential("revocation lists", lists.clone().follow(path.clone()));
+        ambit_rt::spawn_essential(
+            "revocation lists",
+            lists.clone().reload_on_change(path.clone()),
+        );
         tls = tls.with_crls(lists);
     }
     if let Some(path) = &settings.trust_domains_path {
@@ -77,7 +80,10 @@ pub fn start(
         if let Err(error) = domains.load(path) {
             tracing::warn!(%error, "no trust domain is accepted but the own one");
         }
-        ambit_rt::spawn_essential("trust domains", domains.clone().follow(path.clone()));
+        ambit_rt::spawn_essential(
+            "trust domains",
+            domains.clone().reload_on_change(path.clone()),
+        );
         tls = tls.with_trust_domains(domains);
     }
     let client: Arc<dyn CaClient> = match &settings.spiffe {
@@ -102,14 +108,14 @@ fn csr_client(
         .channel(tls.clone())
         .context("CA_ADDRESS is empty: without a certificate authority no tunnel can be made")?;
     let token = token(settings.auth_token.as_deref());
-    let headers = CallHeaders::from_env(env, "CA_HEADER_", token, &settings.cluster_id)?;
+    let headers = CallMetadata::from_env(env, "CA_HEADER_", token, &settings.cluster_id)?;
     let client = CsrClient::new(
-        channel(&upstream).context("CA_ADDRESS")?,
+        create_channel(&upstream).context("CA_ADDRESS")?,
         headers,
         tls,
         CsrClientOptions {
             ttl: settings.ttl,
-            own: settings.own.clone(),
+            own_identity: settings.own.clone(),
             ..CsrClientOptions::default()
         },
     );
@@ -121,7 +127,7 @@ fn csr_client(
 
 /// Fetches certificates of local workloads ahead of use, and drops those of identities that have left the node. Runs
 /// until the mesh state is dropped.
-pub async fn follow(
+pub async fn prefetch_certificates(
     state: SharedState,
     certificates: Certificates,
     cache: Option<Arc<WarmCertificates>>,
@@ -140,15 +146,15 @@ pub async fn follow(
 
 /// Waits until the CA has issued or rejected the certificates of `identities`. Connection errors to the CA keep it
 /// waiting, since the old proxy has certificates; rejections by the CA end the wait, since they may be permanent.
-pub async fn obtained(certificates: &Certificates, identities: &[Identity]) {
+pub async fn wait_for_certificates(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {
-            certificates.obtained(identity).await;
+            certificates.wait_until_obtained(identity).await;
         }
     };
     let all_but_refused = async {
         loop {
-            sleep(REFUSED_FOR).await;
+            sleep(REJECTED_CSR_RETRY_TIME).await;
             let mut awaited = identities.iter();
             if !awaited.any(|identity| certificates.is_awaited(identity)) {
                 return;
@@ -187,12 +193,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_ca_that_cannot_be_reached_is_waited_for() {
         let (ca, certificates, [web, db]) = start();
-        ca.fail(1_000);
+        ca.fail_fetches(1_000);
         for identity in [&web, &db] {
             certificates.prefetch(identity);
         }
         let both = [web.clone(), db.clone()];
-        let waiting = obtained(&certificates, &both);
+        let waiting = wait_for_certificates(&certificates, &both);
         tokio::pin!(waiting);
         assert!(!within(300, &mut waiting).await);
         ca.recover();
@@ -207,11 +213,11 @@ mod tests {
         let (ca, certificates, [web, db]) = start();
         certificates.prefetch(&web);
         until("the one", || certificates.peek(&web).is_some()).await;
-        ca.refuse(1_000);
+        ca.refuse_fetches(1_000);
         certificates.prefetch(&db);
         let both = [web.clone(), db.clone()];
-        assert!(!within(9, obtained(&certificates, &both)).await);
-        assert!(within(11, obtained(&certificates, &both)).await);
+        assert!(!within(9, wait_for_certificates(&certificates, &both)).await);
+        assert!(within(11, wait_for_certificates(&certificates, &both)).await);
         assert!(certificates.peek(&db).is_none());
     }
 }

@@ -30,7 +30,7 @@ impl Default for SetupLimits {
 
 /// Limit of connections in setup that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Full {
+pub enum SetupLimitReached {
     /// Limit of [`SetupLimits::source`] reached.
     #[error(
         "{0} connections from this address are being set up already: see AMBIT_MAX_SETUPS_PER_SOURCE"
@@ -41,7 +41,7 @@ pub enum Full {
     Pod(usize),
 }
 
-impl Full {
+impl SetupLimitReached {
     /// Returns the limit's name in metrics.
     pub fn limit(self) -> &'static str {
         match self {
@@ -53,25 +53,25 @@ impl Full {
 
 #[derive(Debug, Default)]
 struct Counts {
-    all: usize,
+    total: usize,
     by_source: HashMap<IpAddr, usize>,
 }
 
 /// Counters of one pod's connections in setup. Clones share them.
 #[derive(Clone, Debug)]
-pub struct InFlight {
+pub struct SetupCounters {
     counts: Arc<Mutex<Counts>>,
     limits: SetupLimits,
 }
 
 /// Permit for one connection in setup, released on drop.
 #[derive(Debug)]
-pub struct Slot {
+pub struct SetupPermit {
     counts: Arc<Mutex<Counts>>,
     source: IpAddr,
 }
 
-impl InFlight {
+impl SetupCounters {
     /// Creates the counters with no connection in setup.
     pub fn new(limits: SetupLimits) -> Self {
         Self {
@@ -85,28 +85,28 @@ impl InFlight {
     /// # Errors
     ///
     /// Returns the limit that was reached.
-    pub fn begin(&self, source: IpAddr) -> Result<Slot, Full> {
+    pub fn try_acquire(&self, source: IpAddr) -> Result<SetupPermit, SetupLimitReached> {
         let mut counts = self.counts.lock();
-        if counts.all >= self.limits.pod {
-            return Err(Full::Pod(counts.all));
+        if counts.total >= self.limits.pod {
+            return Err(SetupLimitReached::Pod(counts.total));
         }
         let of_source = counts.by_source.entry(source).or_default();
         if *of_source >= self.limits.source {
-            return Err(Full::Source(*of_source));
+            return Err(SetupLimitReached::Source(*of_source));
         }
         *of_source += 1;
-        counts.all += 1;
-        Ok(Slot {
+        counts.total += 1;
+        Ok(SetupPermit {
             counts: self.counts.clone(),
             source,
         })
     }
 }
 
-impl Drop for Slot {
+impl Drop for SetupPermit {
     fn drop(&mut self) {
         let mut counts = self.counts.lock();
-        counts.all -= 1;
+        counts.total -= 1;
         if let Some(of_source) = counts.by_source.get_mut(&self.source) {
             *of_source -= 1;
             if *of_source == 0 {
@@ -123,14 +123,20 @@ mod tests {
     #[test]
     fn one_source_cannot_exhaust_the_slots() {
         let ip = |last| IpAddr::from([10, 0, 0, last]);
-        let in_flight = InFlight::new(SetupLimits { source: 2, pod: 3 });
-        let first = in_flight.begin(ip(1)).unwrap();
-        let second = in_flight.begin(ip(1)).unwrap();
-        assert_eq!(in_flight.begin(ip(1)).unwrap_err(), Full::Source(2));
-        let third = in_flight.begin(ip(2)).unwrap();
-        assert_eq!(in_flight.begin(ip(3)).unwrap_err(), Full::Pod(3));
+        let in_flight = SetupCounters::new(SetupLimits { source: 2, pod: 3 });
+        let first = in_flight.try_acquire(ip(1)).unwrap();
+        let second = in_flight.try_acquire(ip(1)).unwrap();
+        assert_eq!(
+            in_flight.try_acquire(ip(1)).unwrap_err(),
+            SetupLimitReached::Source(2)
+        );
+        let third = in_flight.try_acquire(ip(2)).unwrap();
+        assert_eq!(
+            in_flight.try_acquire(ip(3)).unwrap_err(),
+            SetupLimitReached::Pod(3)
+        );
         drop(first);
-        drop(in_flight.begin(ip(1)).unwrap());
+        drop(in_flight.try_acquire(ip(1)).unwrap());
         drop((second, third));
         assert!(in_flight.counts.lock().by_source.is_empty());
     }

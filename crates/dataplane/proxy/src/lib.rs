@@ -5,10 +5,12 @@
 //! - One connection, from its opening to its report: [`connection`], [`dial`], [`report`].
 //! - All connections of one instance: [`connection_table`], [`recheck`] when policies change, [`in_flight`]
 //!   limits of set-up, and the end of the instance ([`lifecycle`]).
-//! - State of the mesh: [`state`], updated by [`control_plane`] or [`local_xds`]; the instance's own record ([`local`]),
+//! - State of the mesh: [`state`], updated by [`control_plane`] or [`local_xds`]; the instance's own record
+//!   ([`local`]),
 //!   the certificates of local [`identities`], and the cache for the next process ([`warm_start`]).
 //! - Settings that all proxies read: [`environment`].
-//! - For operators: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]), served
+//! - For operators: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]),
+//!   served
 //!   to the control plane ([`flow_listener`]).
 //!
 //! Knows nothing of pods, redirection or enrolment.
@@ -41,14 +43,14 @@ pub mod warm_start;
 pub mod workers;
 
 pub use ambit_route::Bypass;
-pub use connection::{End, Established, Opening};
-pub use connection_table::{Connections, Course, Cut, Shown};
+pub use connection::{ConnectionSetup, EstablishedConnection, RelayTransport};
+pub use connection_table::{ConnectionDetails, ConnectionPath, ConnectionTable, TerminationReason};
 pub use dial::Dialer;
-pub use in_flight::{InFlight, SetupLimits};
+pub use in_flight::{SetupCounters, SetupLimits};
 pub use lifecycle::Lifecycle;
-pub use listeners::{Accepted, Listeners};
-pub use local::{Local, LocalWorkload};
+pub use listeners::{AcceptedConnection, Listeners};
+pub use local::{LocalPod, LocalWorkload};
 pub use report::Report;
-pub use resolve::{ResolveError, pick, resolve};
+pub use resolve::{ResolveError, choose_address, resolve};
 pub use state::SharedState;
 pub use workers::Workers;

@@ -6,15 +6,15 @@ use std::time::Duration;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, drain};
 use tokio::{sync::watch, time::Instant};
 
-use crate::connection_table::{Connections, Cut};
+use crate::connection_table::{ConnectionTable, TerminationReason};
 
 /// Length of a drain without a limit: the drain needs a deadline, and a century is never reached.
-const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const UNLIMITED_DRAIN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Open connections of one proxy instance, and its shutdown.
 #[derive(Debug)]
 pub struct Lifecycle {
-    connections: Connections,
+    connections: ConnectionTable,
     drain: Drain,
     /// Sender that is dropped with the instance, for tasks that must not keep it alive.
     alive: watch::Sender<()>,
@@ -23,7 +23,7 @@ pub struct Lifecycle {
 impl Default for Lifecycle {
     fn default() -> Self {
         Self {
-            connections: Connections::default(),
+            connections: ConnectionTable::default(),
             drain: drain::channel().0,
             alive: watch::Sender::new(()),
         }
@@ -32,7 +32,7 @@ impl Default for Lifecycle {
 
 impl Lifecycle {
     /// Returns the open connections.
-    pub fn connections(&self) -> &Connections {
+    pub fn connections(&self) -> &ConnectionTable {
         &self.connections
     }
 
@@ -42,29 +42,29 @@ impl Lifecycle {
     }
 
     /// Completes when the last owner of the instance has dropped it.
-    pub fn gone(&self) -> impl Future<Output = ()> + use<> {
+    pub fn wait_until_dropped(&self) -> impl Future<Output = ()> + use<> {
         let mut alive = self.alive.subscribe();
         async move { while alive.changed().await.is_ok() {} }
     }
 
     /// Stops accepting connections and drains: open connections continue until they end, or are terminated after
     /// `limit`.
-    pub async fn finish(&self, limit: Option<Duration>) {
-        let deadline = Instant::now() + limit.unwrap_or(NEVER);
+    pub async fn drain_connections(&self, limit: Option<Duration>) {
+        let deadline = Instant::now() + limit.unwrap_or(UNLIMITED_DRAIN);
         self.drain.start(DrainMode::Graceful { deadline });
         let mut ended = self.drain.watcher();
         let finish = self.drain.finish(DrainMode::Graceful { deadline });
         tokio::select! {
             _left = finish => {}
             // A stricter announcement may follow.
-            () = ended.cut() => {}
+            () = ended.wait_until_deadline() => {}
         }
-        self.connections.cut_all(Cut::Drain);
+        self.connections.terminate_all(TerminationReason::Drain);
     }
 
     /// Terminates all connections immediately.
     pub fn stop_now(&self) {
         self.drain.start(DrainMode::Immediate);
-        self.connections.cut_all(Cut::Drain);
+        self.connections.terminate_all(TerminationReason::Drain);
     }
 }

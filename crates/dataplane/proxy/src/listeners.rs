@@ -18,7 +18,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Accepted connection with its client's address.
 #[derive(Debug)]
-pub struct Accepted {
+pub struct AcceptedConnection {
     /// The accepted connection.
     pub stream: TcpStream,
     /// Address of the client, in canonical form (IPv4-mapped addresses as IPv4).
@@ -50,12 +50,12 @@ impl<P: Clone> Listeners<P> {
         gate: &mut Gate,
         drain: &mut DrainWatcher,
         empties_queues: impl Fn() -> bool,
-        handle: impl Fn(Accepted, P),
+        handle: impl Fn(AcceptedConnection, P),
     ) {
         let mut last = false;
         loop {
             let (accepted, port) = if last {
-                match self.waiting().await {
+                match self.next_connection().await {
                     Some(accepted) => accepted,
                     None => return,
                 }
@@ -69,12 +69,12 @@ impl<P: Clone> Listeners<P> {
                         last = true;
                         continue;
                     }
-                    accepted = gate.pass(|context| self.poll_accept(context)) => accepted,
+                    accepted = gate.poll_while_open(|context| self.poll_accept(context)) => accepted,
                 }
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let accepted = Accepted {
+                    let accepted = AcceptedConnection {
                         stream,
                         peer: ambit_model::canonical_socket(peer),
                         open: drain.open_work(),
@@ -106,7 +106,7 @@ impl<P: Clone> Listeners<P> {
     }
 
     /// Returns the next connection that is already queued.
-    async fn waiting(&mut self) -> Option<(io::Result<(TcpStream, SocketAddr)>, P)> {
+    async fn next_connection(&mut self) -> Option<(io::Result<(TcpStream, SocketAddr)>, P)> {
         let next = poll_fn(|context| match self.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
             Poll::Pending => Poll::Ready(None),

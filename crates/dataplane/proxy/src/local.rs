@@ -9,11 +9,11 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
-use crate::state::{LOCAL_WORKLOAD_DEADLINE, SharedState};
+use crate::state::{LOCAL_WORKLOAD_TIMEOUT, SharedState};
 
 /// Record of the instance's own workload, with data derived from it.
 #[derive(Debug)]
-pub struct Local {
+pub struct LocalPod {
     /// Record of the workload.
     pub workload: Arc<Workload>,
     /// Metric labels of the workload.
@@ -25,11 +25,11 @@ pub struct Local {
     pub is_known: bool,
 }
 
-impl Local {
+impl LocalPod {
     fn new(workload: Workload, is_known: bool) -> Self {
         Self {
             party: Arc::new(Party::destination(&workload)),
-            baggage: HeaderValue::from_str(&Baggage::of(&workload).encode()).ok(),
+            baggage: HeaderValue::from_str(&Baggage::from_workload(&workload).encode()).ok(),
             workload: Arc::new(workload),
             is_known,
         }
@@ -37,25 +37,25 @@ impl Local {
 }
 
 #[derive(Debug)]
-struct Cache {
+struct CachedPod {
     changes: watch::Receiver<u64>,
     addresses: Vec<IpAddr>,
-    local: Option<Arc<Local>>,
+    local: Option<Arc<LocalPod>>,
 }
 
-/// Cache of one instance's [`Local`], shared by all its workers. Its lock is held to read the cache, and to fill it
+/// Cache of one instance's [`LocalPod`], shared by all its workers. Its lock is held to read the cache, and to fill it
 /// after a change.
 #[derive(Debug)]
 pub struct LocalWorkload {
     state: SharedState,
     name: PodName,
-    cache: Mutex<Cache>,
+    cache: Mutex<CachedPod>,
 }
 
 impl LocalWorkload {
     /// Creates the cache for the pod `name` with the addresses of its enrolment.
     pub fn new(state: SharedState, name: PodName, addresses: Vec<IpAddr>) -> Self {
-        let cache = Cache {
+        let cache = CachedPod {
             changes: state.watch_pod(&name),
             addresses,
             local: None,
@@ -98,7 +98,7 @@ impl LocalWorkload {
 
     /// Returns the current workload: the control plane's record, or one derived from the enrolment; if that named no
     /// addresses, the record has `peer_ip`, the address from which the pod itself connects.
-    pub fn now(&self, peer_ip: Option<IpAddr>) -> Arc<Local> {
+    pub fn current(&self, peer_ip: Option<IpAddr>) -> Arc<LocalPod> {
         let mut cache = self.cache.lock();
         if cache.changes.has_changed().unwrap_or(false) {
             cache.changes.mark_unchanged();
@@ -121,20 +121,20 @@ impl LocalWorkload {
             },
             Arc::unwrap_or_clone,
         );
-        let local = Arc::new(Local::new(workload, is_known));
+        let local = Arc::new(LocalPod::new(workload, is_known));
         cache.local = Some(local.clone());
         local
     }
 
-    /// Returns the control plane's record, waiting for it for at most [`LOCAL_WORKLOAD_DEADLINE`]: without it, no
+    /// Returns the control plane's record, waiting for it for at most [`LOCAL_WORKLOAD_TIMEOUT`]: without it, no
     /// connection to the workload is authorized.
-    pub async fn known(&self) -> Option<Arc<Local>> {
-        let local = self.now(None);
+    pub async fn wait_until_known(&self) -> Option<Arc<LocalPod>> {
+        let local = self.current(None);
         if local.is_known {
             return Some(local);
         }
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
         self.state.wait_for_workload(&self.name, deadline).await?;
-        Some(self.now(None)).filter(|local| local.is_known)
+        Some(self.current(None)).filter(|local| local.is_known)
     }
 }

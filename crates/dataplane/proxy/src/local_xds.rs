@@ -2,7 +2,7 @@
 //!
 //! The format is that of Istio's ztunnel. Unknown fields are errors that name line and column, except in policies: a
 //! policy that is not understood in full is treated as if it came from the control plane, see
-//! [`NotUnderstoodPolicies`]. The file is watched: each change is applied as the difference to its previous content,
+//! [`InvalidPolicyMode`]. The file is watched: each change is applied as the difference to its previous content,
 //! and an unreadable file changes nothing.
 
 use std::{
@@ -17,7 +17,7 @@ use ambit_model::{ArcStr, Authorization, PolicyKey, Scope, Service, Workload};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::state::{NotUnderstoodPolicies, SharedState, Update};
+use crate::state::{InvalidPolicyMode, MeshUpdate, SharedState};
 
 /// Interval at which a watched file is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,23 +27,23 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[serde(default, deny_unknown_fields)]
 pub struct LocalMesh {
     /// Workloads in the format of `/config_dump`; `services` may also map names to ports.
-    #[serde(deserialize_with = "ambit_mesh_json::list")]
+    #[serde(deserialize_with = "ambit_mesh_json::deserialize_json_list")]
     pub workloads: Vec<Workload>,
     /// Services in the format of `/config_dump`, without endpoints.
-    #[serde(deserialize_with = "ambit_mesh_json::list")]
+    #[serde(deserialize_with = "ambit_mesh_json::deserialize_json_list")]
     pub services: Vec<Service>,
     /// Policies in the format of `/config_dump`.
-    #[serde(deserialize_with = "ambit_mesh_json::list")]
+    #[serde(deserialize_with = "ambit_mesh_json::deserialize_json_list")]
     pub policies: Vec<Authorization>,
 }
 
 /// Test file whose policies have unknown fields.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct WithOddPolicies {
-    #[serde(deserialize_with = "ambit_mesh_json::list")]
+struct LenientLocalMesh {
+    #[serde(deserialize_with = "ambit_mesh_json::deserialize_json_list")]
     workloads: Vec<Workload>,
-    #[serde(deserialize_with = "ambit_mesh_json::list")]
+    #[serde(deserialize_with = "ambit_mesh_json::deserialize_json_list")]
     services: Vec<Service>,
     policies: Vec<Value>,
 }
@@ -65,7 +65,7 @@ impl LocalMesh {
         };
         // Without their types, names such as `no` must stay texts.
         let options = serde_saphyr::options! { strict_booleans: true };
-        let Ok(odd) = serde_saphyr::from_str_with_options::<WithOddPolicies>(text, options) else {
+        let Ok(odd) = serde_saphyr::from_str_with_options::<LenientLocalMesh>(text, options) else {
             return Err(Box::new(error));
         };
         Ok(Self {
@@ -128,7 +128,7 @@ pub enum LocalMeshError {
     Parse(#[source] Box<serde_saphyr::Error>),
     /// A record lacks a required name.
     #[error("{list}[{index}] has no {field}")]
-    Nameless {
+    MissingName {
         /// Name of the list that contains the record.
         list: &'static str,
         /// Index of the record in the list, counted from 0.
@@ -141,7 +141,7 @@ pub enum LocalMeshError {
 /// Parses the content of a local mesh file or of `LOCAL_XDS`.
 pub fn parse(text: &str) -> Result<LocalMesh, LocalMeshError> {
     let mut mesh = LocalMesh::read(text).map_err(LocalMeshError::Parse)?;
-    let nameless = |list, index, field| Err(LocalMeshError::Nameless { list, index, field });
+    let nameless = |list, index, field| Err(LocalMeshError::MissingName { list, index, field });
     if let Some(index) = mesh
         .workloads
         .iter()
@@ -190,24 +190,24 @@ impl LocalMesh {
 
     /// Adds all records to the mesh state, and removes the ones that only `before` had.
     pub fn replace(&self, before: &Self, state: &SharedState) {
-        let mut updates: Vec<Update> = Vec::new();
+        let mut updates: Vec<MeshUpdate> = Vec::new();
         let in_force = |policy: &&Authorization| {
             policy.not_understood.is_none()
-                || state.config().not_understood == NotUnderstoodPolicies::Deny
+                || state.config().not_understood == InvalidPolicyMode::Deny
         };
         let policies = self.policies.iter().filter(in_force).cloned();
-        updates.extend(policies.map(Update::Policy));
+        updates.extend(policies.map(MeshUpdate::Policy));
         updates.extend(
             self.services
                 .iter()
                 .cloned()
-                .map(|one| Update::Service(Box::new(one))),
+                .map(|one| MeshUpdate::Service(Box::new(one))),
         );
         updates.extend(
             self.workloads
                 .iter()
                 .cloned()
-                .map(|one| Update::Workload(Box::new(one))),
+                .map(|one| MeshUpdate::Workload(Box::new(one))),
         );
         let (addresses, policies) = self.names();
         let (old_addresses, old_policies) = before.names();
@@ -215,13 +215,13 @@ impl LocalMesh {
             old_addresses
                 .difference(&addresses)
                 .cloned()
-                .map(Update::AddressGone),
+                .map(MeshUpdate::AddressRemoved),
         );
         updates.extend(
             old_policies
                 .difference(&policies)
                 .cloned()
-                .map(Update::PolicyGone),
+                .map(MeshUpdate::PolicyRemoved),
         );
         state.apply(&mut updates);
     }
@@ -242,13 +242,13 @@ impl LocalMesh {
 
 /// Watches a local mesh file, and applies its changes until the task is dropped. `current` is the content that was
 /// applied at the start.
-pub async fn follow(path: PathBuf, mut current: LocalMesh, state: SharedState) {
-    let mut seen = stamp(&path);
+pub async fn watch_mesh_file(path: PathBuf, mut current: LocalMesh, state: SharedState) {
+    let mut seen = modification_stamp(&path);
     let mut look = tokio::time::interval(CHECK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        let now = stamp(&path);
+        let now = modification_stamp(&path);
         if now == seen {
             continue;
         }
@@ -267,7 +267,7 @@ pub async fn follow(path: PathBuf, mut current: LocalMesh, state: SharedState) {
     }
 }
 
-fn stamp(path: &Path) -> Option<(SystemTime, u64)> {
+fn modification_stamp(path: &Path) -> Option<(SystemTime, u64)> {
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.modified().ok()?, metadata.len()))
 }
@@ -333,14 +333,14 @@ policies:
         let state = SharedState::new(StateConfig::default());
         good.apply_to(&state);
         odd.replace(&good, &state);
-        assert_eq!(state.policies().not_understood(), 1);
+        assert_eq!(state.policies().invalid_policies(), 1);
         good.replace(&odd, &state);
         assert_eq!(*now(&state).unwrap(), good.policies[0]);
         LocalMesh::default().replace(&good, &state);
         assert_eq!(now(&state), None);
 
         let state = SharedState::new(StateConfig {
-            not_understood: NotUnderstoodPolicies::KeepLastGood,
+            not_understood: InvalidPolicyMode::KeepLastGood,
             ..StateConfig::default()
         });
         good.apply_to(&state);
@@ -407,7 +407,7 @@ policies:
         let mesh = read(&path).unwrap();
         mesh.apply_to(&state);
         let mut changes = state.watch_local();
-        let following = tokio::spawn(follow(path.clone(), mesh, state.clone()));
+        let following = tokio::spawn(watch_mesh_file(path.clone(), mesh, state.clone()));
         tokio::task::yield_now().await;
 
         fs::write(&path, "workloads: [{uid: a, colour: red}]").unwrap();

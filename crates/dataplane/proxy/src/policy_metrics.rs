@@ -16,7 +16,7 @@ pub struct PolicyCollector(pub SharedState);
 
 impl Collector for PolicyCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let count = u64::try_from(self.0.policies().not_understood()).unwrap_or(u64::MAX);
+        let count = u64::try_from(self.0.policies().invalid_policies()).unwrap_or(u64::MAX);
         let gauge = ConstGauge::new(count);
         let encoder = encoder.encode_descriptor(
             "ambit_policies_not_understood",
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
     use crate::{
         config_dump::{DumpExtras, config_dump},
-        state::{StateConfig, Update},
+        state::{MeshUpdate, StateConfig},
     };
 
     #[test]
@@ -51,15 +51,15 @@ mod tests {
             line.unwrap().to_owned()
         };
         assert_eq!(count(), "ambit_policies_not_understood 0");
-        let key = PolicyKey::of_record("ns/odd");
+        let key = PolicyKey::from_resource_name("ns/odd");
         let odd =
             Authorization::substitute(key, Scope::Global, false, "field 99 is unknown".into());
-        state.apply(&mut vec![Update::Policy(odd)]);
+        state.apply(&mut vec![MeshUpdate::Policy(odd)]);
         assert_eq!(count(), "ambit_policies_not_understood 1");
         let dump = config_dump(&state, &DumpExtras::default()).unwrap();
         let dump: serde_json::Value = serde_json::from_slice(&dump).unwrap();
         assert_eq!(dump["policies"][0]["notUnderstood"], "field 99 is unknown");
-        state.apply(&mut vec![Update::PolicyGone("ns/odd".into())]);
+        state.apply(&mut vec![MeshUpdate::PolicyRemoved("ns/odd".into())]);
         assert_eq!(count(), "ambit_policies_not_understood 0");
     }
 }

@@ -11,13 +11,13 @@
 
 use std::{pin::pin, time::Duration};
 
-use ambit_authz::{Connection as Peer, Why};
+use ambit_authz::{Connection as Peer, DecisionReason};
 use ambit_model::{PodName, Workload};
 use ambit_route::Bypass;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    connection_table::{Connections, Course, Cut},
+    connection_table::{ConnectionPath, ConnectionTable, TerminationReason},
     local::LocalWorkload,
     state::SharedState,
 };
@@ -31,13 +31,13 @@ pub struct Recheck {
     changes: watch::Receiver<u64>,
     state: SharedState,
     name: PodName,
-    connections: Connections,
-    graces: Graces,
+    connections: ConnectionTable,
+    graces: GracePeriods,
 }
 
 impl Recheck {
     /// Starts to re-check the connections of `local` at every change.
-    pub fn new(local: &LocalWorkload, connections: &Connections, graces: Graces) -> Self {
+    pub fn new(local: &LocalWorkload, connections: &ConnectionTable, graces: GracePeriods) -> Self {
         Self {
             changes: local.changes(),
             state: local.state().clone(),
@@ -62,7 +62,7 @@ impl Recheck {
                 continue;
             };
             let state = &self.state;
-            let judge = |peer: &Peer, course| objection(state, &workload, peer, course);
+            let judge = |peer: &Peer, course| denial_reason(state, &workload, peer, course);
             let cut = self
                 .graces
                 .recheck(&self.connections, Instant::now(), judge);
@@ -78,7 +78,7 @@ impl Recheck {
 
 /// Reason why an open connection would be denied if it were opened now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Objection {
+pub enum DenialReason {
     /// Denied by a layer 4 policy.
     Policy,
     /// The pod's record names an unknown policy.
@@ -88,41 +88,41 @@ pub enum Objection {
 }
 
 /// Returns the reason why a connection to `workload` would be denied if it were opened now, if any.
-pub fn objection(
+pub fn denial_reason(
     state: &SharedState,
     workload: &Workload,
     peer: &Peer,
-    course: Course,
-) -> Option<Objection> {
+    course: ConnectionPath,
+) -> Option<DenialReason> {
     let decision = match course {
-        Course::Direct => state.authorize(workload, peer),
-        Course::ThroughWaypoint => state.authenticate(workload, peer),
+        ConnectionPath::Direct => state.authorize(workload, peer),
+        ConnectionPath::ThroughWaypoint => state.authenticate(workload, peer),
     };
-    match decision.why {
+    match decision.reason {
         _ if decision.allowed => {}
-        Why::MissingPolicy(_) => return Some(Objection::MissingPolicy),
-        _ => return Some(Objection::Policy),
+        DecisionReason::MissingPolicy(_) => return Some(DenialReason::MissingPolicy),
+        _ => return Some(DenialReason::Policy),
     }
     match course {
-        Course::Direct => state.bypass(workload, peer).map(Objection::Bypass),
-        Course::ThroughWaypoint => None,
+        ConnectionPath::Direct => state.bypass(workload, peer).map(DenialReason::Bypass),
+        ConnectionPath::ThroughWaypoint => None,
     }
 }
 
 /// Grace periods of open connections that would be denied if they were opened now.
 #[derive(Debug)]
-pub struct Graces {
-    missing_policy: Grace,
-    waypoint: WaypointGrace,
+pub struct GracePeriods {
+    missing_policy: GracePeriod,
+    waypoint: WaypointGracePeriod,
 }
 
-impl Graces {
+impl GracePeriods {
     /// Creates the grace periods: `missing_policy` applies to connections that wait for an unknown policy; for
-    /// `waypoint`, see [`WaypointGrace::new`].
+    /// `waypoint`, see [`WaypointGracePeriod::new`].
     pub fn new(missing_policy: Duration, waypoint: Option<Duration>) -> Self {
         Self {
-            missing_policy: Grace::new(missing_policy),
-            waypoint: WaypointGrace::new(waypoint),
+            missing_policy: GracePeriod::new(missing_policy),
+            waypoint: WaypointGracePeriod::new(waypoint),
         }
     }
 
@@ -142,18 +142,26 @@ impl Graces {
     /// Returns their number.
     pub fn recheck(
         &mut self,
-        connections: &Connections,
+        connections: &ConnectionTable,
         now: Instant,
-        judge: impl Fn(&Peer, Course) -> Option<Objection>,
+        judge: impl Fn(&Peer, ConnectionPath) -> Option<DenialReason>,
     ) -> usize {
-        let mut missing_policy = self.missing_policy.look(now);
-        let mut waypoint = self.waypoint.look(now);
+        let mut missing_policy = self.missing_policy.begin_check(now);
+        let mut waypoint = self.waypoint.begin_check(now);
         connections.recheck(|peer, course| {
             let (goes_on, cut) = match judge(peer, course)? {
-                Objection::Policy => (false, Cut::Policy),
-                Objection::MissingPolicy => (missing_policy.spares(), Cut::MissingPolicy),
-                Objection::Bypass(Bypass::Ruled) => (false, Cut::WaypointRule),
-                Objection::Bypass(bypass) => (waypoint.spares(bypass), Cut::PassesByWaypoint),
+                DenialReason::Policy => (false, TerminationReason::PolicyChange),
+                DenialReason::MissingPolicy => (
+                    missing_policy.allows_for_now(),
+                    TerminationReason::MissingPolicy,
+                ),
+                DenialReason::Bypass(Bypass::RuleMayApply) => {
+                    (false, TerminationReason::WaypointRuleMayApply)
+                }
+                DenialReason::Bypass(bypass) => (
+                    waypoint.allows_for_now(bypass),
+                    TerminationReason::BypassesWaypoint,
+                ),
             };
             (!goes_on).then_some(cut)
         })
@@ -162,17 +170,17 @@ impl Graces {
 
 /// Grace period of open connections that bypass a new waypoint.
 #[derive(Debug)]
-pub struct WaypointGrace {
-    grace: Grace,
+pub struct WaypointGracePeriod {
+    grace: GracePeriod,
     limits_all: bool,
 }
 
-impl WaypointGrace {
+impl WaypointGracePeriod {
     /// Creates the grace period; `limit` applies to all connections. Without a limit, connections to which no layer 7
     /// rule could apply continue until they end.
     pub fn new(limit: Option<Duration>) -> Self {
         Self {
-            grace: Grace::new(limit.unwrap_or(UNKNOWN_RULES_GRACE)),
+            grace: GracePeriod::new(limit.unwrap_or(UNKNOWN_RULES_GRACE)),
             limits_all: limit.is_some(),
         }
     }
@@ -183,42 +191,43 @@ impl WaypointGrace {
     }
 
     /// Starts a check of all connections of the pod.
-    pub fn look(&mut self, now: Instant) -> WaypointLook<'_> {
-        WaypointLook {
-            look: self.grace.look(now),
+    pub fn begin_check(&mut self, now: Instant) -> WaypointGraceCheck<'_> {
+        WaypointGraceCheck {
+            look: self.grace.begin_check(now),
             limits_all: self.limits_all,
         }
     }
 }
 
-/// Grace periods that one check of all connections uses, see [`Look`].
+/// Grace periods that one check of all connections uses, see [`GraceCheck`].
 #[derive(Debug)]
-pub struct WaypointLook<'a> {
-    look: Look<'a>,
+pub struct WaypointGraceCheck<'a> {
+    look: GraceCheck<'a>,
     limits_all: bool,
 }
 
-impl WaypointLook<'_> {
+impl WaypointGraceCheck<'_> {
     /// Whether a connection with this bypass may continue until it ends.
-    pub fn exempts(&self, bypass: Bypass) -> bool {
-        bypass == Bypass::Unruled && !self.limits_all
+    pub fn allows_until_end(&self, bypass: Bypass) -> bool {
+        bypass == Bypass::NoRuleApplies && !self.limits_all
     }
 
     /// Whether a connection with this bypass may continue until its grace period ends.
-    pub fn spares(&mut self, bypass: Bypass) -> bool {
-        self.exempts(bypass) || bypass != Bypass::Ruled && self.look.spares()
+    pub fn allows_for_now(&mut self, bypass: Bypass) -> bool {
+        self.allows_until_end(bypass)
+            || bypass != Bypass::RuleMayApply && self.look.allows_for_now()
     }
 }
 
 /// Grace period shared by connections with the same reason to be closed.
 #[derive(Debug)]
-pub struct Grace {
+pub struct GracePeriod {
     length: Duration,
     /// Time at which the connections are terminated; `None` without such connections.
     until: Option<Instant>,
 }
 
-impl Grace {
+impl GracePeriod {
     /// Creates a grace period that begins when the first such connection is found.
     pub fn new(length: Duration) -> Self {
         Self {
@@ -233,8 +242,8 @@ impl Grace {
     }
 
     /// Starts a check of all connections of the pod.
-    pub fn look(&mut self, now: Instant) -> Look<'_> {
-        Look {
+    pub fn begin_check(&mut self, now: Instant) -> GraceCheck<'_> {
+        GraceCheck {
             in_time: self.until.is_none_or(|until| now < until) && !self.length.is_zero(),
             grace: self,
             now,
@@ -245,24 +254,24 @@ impl Grace {
 
 /// Check of all connections of the pod. The grace period is reset at its end, unless a connection was spared.
 #[derive(Debug)]
-pub struct Look<'a> {
-    grace: &'a mut Grace,
+pub struct GraceCheck<'a> {
+    grace: &'a mut GracePeriod,
     now: Instant,
     in_time: bool,
     waits: bool,
 }
 
-impl Look<'_> {
+impl GraceCheck<'_> {
     /// Whether a connection with this reason to be terminated may continue for now.
-    pub fn spares(&mut self) -> bool {
+    pub fn allows_for_now(&mut self) -> bool {
         self.waits |= self.in_time;
         self.in_time
     }
 }
 
-impl Drop for Look<'_> {
+impl Drop for GraceCheck<'_> {
     fn drop(&mut self) {
-        let Grace { length, until } = &mut *self.grace;
+        let GracePeriod { length, until } = &mut *self.grace;
         // A date that cannot be reckoned is never.
         *until = match *until {
             Some(until) if self.waits => Some(until),
@@ -277,16 +286,16 @@ mod tests {
     use std::pin::pin;
 
     use super::*;
-    use crate::connection_table::{Shown, Tracked};
+    use crate::connection_table::{ConnectionDetails, TrackedConnection};
 
     const GRACE: Duration = Duration::from_secs(10);
 
-    fn graces() -> Graces {
-        Graces::new(GRACE, Some(GRACE * 3))
+    fn graces() -> GracePeriods {
+        GracePeriods::new(GRACE, Some(GRACE * 3))
     }
 
-    fn open(list: &Connections, port: u16) -> Tracked {
-        let shown = Shown {
+    fn open(list: &ConnectionTable, port: u16) -> TrackedConnection {
+        let shown = ConnectionDetails {
             src: ([10, 0, 0, 1], port).into(),
             original_dst: "10.0.0.2:80".into(),
             actual_dst: String::new(),
@@ -300,41 +309,41 @@ mod tests {
         list.inbound(shown, peer)
     }
 
-    async fn why_cut(tracked: &mut Tracked) -> Cut {
+    async fn why_cut(tracked: &mut TrackedConnection) -> TerminationReason {
         tracked
-            .unless_cut(pin!(std::future::pending::<()>()))
+            .run_until_terminated(pin!(std::future::pending::<()>()))
             .await
             .unwrap_err()
     }
 
     #[tokio::test]
     async fn a_missing_policy_cuts_when_the_grace_is_over_and_a_denial_at_once() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let (mut waits, mut denied) = (open(&list, 1), open(&list, 2));
         let mut graces = graces();
         let judge = |peer: &Peer, _| match peer.destination.port() {
-            1 => Some(Objection::MissingPolicy),
-            _ => Some(Objection::Policy),
+            1 => Some(DenialReason::MissingPolicy),
+            _ => Some(DenialReason::Policy),
         };
         let begin = Instant::now();
         assert_eq!(graces.recheck(&list, begin, judge), 1);
-        assert_eq!(why_cut(&mut denied).await, Cut::Policy);
+        assert_eq!(why_cut(&mut denied).await, TerminationReason::PolicyChange);
         assert_eq!(graces.deadline(), Some(begin + GRACE));
         // A later change does not prolong it.
         assert_eq!(graces.recheck(&list, begin + GRACE / 2, judge), 0);
         assert_eq!(graces.deadline(), Some(begin + GRACE));
         assert_eq!(graces.recheck(&list, begin + GRACE, judge), 1);
-        assert_eq!(why_cut(&mut waits).await, Cut::MissingPolicy);
+        assert_eq!(why_cut(&mut waits).await, TerminationReason::MissingPolicy);
         assert_eq!(graces.deadline(), None);
     }
 
     #[tokio::test]
     async fn policies_received_in_time_end_the_grace_period() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let _open = open(&list, 1);
         let mut graces = graces();
         let begin = Instant::now();
-        let missing = |_: &Peer, _| Some(Objection::MissingPolicy);
+        let missing = |_: &Peer, _| Some(DenialReason::MissingPolicy);
         assert_eq!(graces.recheck(&list, begin, missing), 0);
         assert_eq!(graces.recheck(&list, begin + GRACE * 2, |_, _| None), 0);
         assert_eq!(graces.deadline(), None);
@@ -347,24 +356,26 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_grace_a_missing_policy_cuts_at_once() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let _open = open(&list, 1);
-        let mut graces = Graces::new(Duration::ZERO, Some(GRACE));
-        let missing = |_: &Peer, _| Some(Objection::MissingPolicy);
+        let mut graces = GracePeriods::new(Duration::ZERO, Some(GRACE));
+        let missing = |_: &Peer, _| Some(DenialReason::MissingPolicy);
         assert_eq!(graces.recheck(&list, Instant::now(), missing), 1);
     }
 
     #[tokio::test]
     async fn each_reason_has_its_own_grace() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let (_policy, mut direct) = (open(&list, 1), open(&list, 2));
         let redirected = open(&list, 3);
-        redirected.handle().takes(Course::ThroughWaypoint);
+        redirected
+            .handle()
+            .set_path(ConnectionPath::ThroughWaypoint);
         let mut graces = graces();
         let judge = |peer: &Peer, course| match (peer.destination.port(), course) {
-            (1, _) => Some(Objection::MissingPolicy),
-            (_, Course::Direct) => Some(Objection::Bypass(Bypass::Unknown)),
-            (_, Course::ThroughWaypoint) => None,
+            (1, _) => Some(DenialReason::MissingPolicy),
+            (_, ConnectionPath::Direct) => Some(DenialReason::Bypass(Bypass::RulesUnknown)),
+            (_, ConnectionPath::ThroughWaypoint) => None,
         };
         let begin = Instant::now();
         assert_eq!(graces.recheck(&list, begin, judge), 0);
@@ -372,18 +383,21 @@ mod tests {
         assert_eq!(graces.recheck(&list, begin + GRACE, judge), 1);
         assert_eq!(graces.deadline(), Some(begin + GRACE * 3));
         assert_eq!(graces.recheck(&list, begin + GRACE * 3, judge), 1);
-        assert_eq!(why_cut(&mut direct).await, Cut::PassesByWaypoint);
+        assert_eq!(
+            why_cut(&mut direct).await,
+            TerminationReason::BypassesWaypoint
+        );
         assert_eq!((graces.deadline(), list.len()), (None, 1));
     }
 
     /// Returns the time from the first check to the termination of a connection that bypasses the waypoint; `None` if
     /// it is never terminated.
     fn end_of(bypass: Bypass, limit: Option<Duration>) -> Option<Duration> {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let _open = open(&list, 80);
-        let mut graces = Graces::new(GRACE, limit);
+        let mut graces = GracePeriods::new(GRACE, limit);
         let begin = Instant::now();
-        let judge = |_: &Peer, _| Some(Objection::Bypass(bypass));
+        let judge = |_: &Peer, _| Some(DenialReason::Bypass(bypass));
         if graces.recheck(&list, begin, judge) == 1 {
             return Some(Duration::ZERO);
         }
@@ -396,9 +410,13 @@ mod tests {
     fn grace_of_bypasses_depends_on_rules_and_setting() {
         let limit = GRACE * 3;
         for (bypass, unset, set) in [
-            (Bypass::Unknown, Some(UNKNOWN_RULES_GRACE), Some(limit)),
-            (Bypass::Unruled, None, Some(limit)),
-            (Bypass::Ruled, Some(Duration::ZERO), Some(Duration::ZERO)),
+            (Bypass::RulesUnknown, Some(UNKNOWN_RULES_GRACE), Some(limit)),
+            (Bypass::NoRuleApplies, None, Some(limit)),
+            (
+                Bypass::RuleMayApply,
+                Some(Duration::ZERO),
+                Some(Duration::ZERO),
+            ),
         ] {
             assert_eq!(end_of(bypass, None), unset, "{bypass:?}");
             assert_eq!(end_of(bypass, Some(limit)), set, "{bypass:?}");
@@ -407,24 +425,30 @@ mod tests {
 
     #[tokio::test]
     async fn a_rule_that_comes_later_cuts_a_bypass_at_once() {
-        let list = Connections::default();
+        let list = ConnectionTable::default();
         let (_other, mut concerned) = (open(&list, 1), open(&list, 2));
-        let mut graces = Graces::new(GRACE, None);
+        let mut graces = GracePeriods::new(GRACE, None);
         let begin = Instant::now();
         let judge = |bypass| {
             move |peer: &Peer, _| match peer.destination.port() {
-                1 => Some(Objection::Bypass(Bypass::Unruled)),
-                _ => Some(Objection::Bypass(bypass)),
+                1 => Some(DenialReason::Bypass(Bypass::NoRuleApplies)),
+                _ => Some(DenialReason::Bypass(bypass)),
             }
         };
         // Not known at first: the grace that begins ends with what becomes known.
-        assert_eq!(graces.recheck(&list, begin, judge(Bypass::Unknown)), 0);
+        assert_eq!(graces.recheck(&list, begin, judge(Bypass::RulesUnknown)), 0);
         assert!(graces.deadline().is_some());
         let later = begin + UNKNOWN_RULES_GRACE * 9;
-        assert_eq!(graces.recheck(&list, later, judge(Bypass::Unruled)), 0);
+        assert_eq!(
+            graces.recheck(&list, later, judge(Bypass::NoRuleApplies)),
+            0
+        );
         assert_eq!(graces.deadline(), None);
-        assert_eq!(graces.recheck(&list, later, judge(Bypass::Ruled)), 1);
-        assert_eq!(why_cut(&mut concerned).await, Cut::WaypointRule);
+        assert_eq!(graces.recheck(&list, later, judge(Bypass::RuleMayApply)), 1);
+        assert_eq!(
+            why_cut(&mut concerned).await,
+            TerminationReason::WaypointRuleMayApply
+        );
         assert_eq!((graces.deadline(), list.len()), (None, 1));
     }
 }

@@ -20,7 +20,7 @@ use ambit_telemetry::{
 
 use crate::{
     flow::{self, short_waypoint},
-    local::Local,
+    local::LocalPod,
 };
 
 /// Report of one connection, written on drop with the data known by then.
@@ -58,7 +58,7 @@ impl Report {
     /// Creates the report of a connection from the pod `local` to `dst`.
     pub fn outbound(
         metrics: &Arc<Metrics>,
-        local: &Local,
+        local: &LocalPod,
         src: SocketAddr,
         dst: SocketAddr,
     ) -> Self {
@@ -77,7 +77,7 @@ impl Report {
     /// Creates the report of a connection from `src` to the pod `local`.
     pub fn inbound(
         metrics: &Arc<Metrics>,
-        local: &Local,
+        local: &LocalPod,
         src: SocketAddr,
         dst: SocketAddr,
     ) -> Self {
@@ -98,7 +98,7 @@ impl Report {
             log,
             counts: None,
             is_forwarded: false,
-            _socket: metrics.socket(labels.reporter),
+            _socket: metrics.open_socket(labels.reporter),
             labels,
             metrics: metrics.clone(),
             app_sent: AtomicU64::new(0),
@@ -113,25 +113,29 @@ impl Report {
     }
 
     /// Sets the service that the client addressed.
-    pub fn service(&mut self, service: &Service) {
+    pub fn set_service(&mut self, service: &Service) {
         self.log.dst_service = Some(service.hostname.clone());
         self.labels.service = Some(ServiceName::from(service));
     }
 
     /// Sets the destination workload of a connection from the pod.
-    pub fn destination(&mut self, workload: &Workload) {
+    pub fn set_destination(&mut self, workload: &Workload) {
         fill_destination(&mut self.log, workload);
         self.labels.destination = Some(Arc::new(Party::destination(workload)));
     }
 
     /// Sets the source workload of a connection to the pod. Its identity is reported only if mTLS proved it.
-    pub fn source(&mut self, workload: &Workload, proven: Option<&Identity>) {
+    pub fn set_source(&mut self, workload: &Workload, proven: Option<&Identity>) {
         fill_source(&mut self.log, workload);
         self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
     }
 
     /// Records the identities of both peers, which mTLS proved.
-    pub fn mutual_tls(&mut self, source: Option<&Identity>, destination: Option<&Identity>) {
+    pub fn set_mutual_tls_identities(
+        &mut self,
+        source: Option<&Identity>,
+        destination: Option<&Identity>,
+    ) {
         self.log.src_identity = source.cloned();
         self.log.dst_identity = destination.cloned();
         self.labels.security = SecurityPolicy::MutualTls;
@@ -139,42 +143,42 @@ impl Report {
 
     /// Records that a tunnel carries the connection: the address of the tunnel's peer, and the destination inside the
     /// tunnel.
-    pub fn tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
+    pub fn set_tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
         self.log.dst = peer;
         self.log.dst_hbone = Some(inside);
     }
 
     /// Sets the waypoint on the connection's path.
-    pub fn waypoint(&mut self, name: &ArcStr) {
+    pub fn set_waypoint(&mut self, name: &ArcStr) {
         self.waypoint = Some(name.clone());
     }
 
     /// Records that the connection is forwarded to the waypoint of the pod `workload`. The waypoint's own connection to
     /// the pod is counted instead of this one.
-    pub fn forwarded_to_waypoint(&mut self, workload: &Workload) {
+    pub fn set_forwarded_to_waypoint(&mut self, workload: &Workload) {
         self.is_forwarded = true;
-        self.metrics.forwarded_to_waypoint();
+        self.metrics.count_forwarded_to_waypoint();
         let waypoint = workload.endpoint_waypoint.as_ref();
         self.waypoint = waypoint.map(|one| one.waypoint.destination.to_string().into());
     }
 
     /// Reports that the connection is established.
-    pub fn opened(&mut self) {
+    pub fn record_established(&mut self) {
         if !self.is_forwarded {
             self.counts = Some(self.metrics.traffic().open(&self.labels));
         }
-        self.log.opened();
+        self.log.log_opened();
         self.is_established = true;
         self.report_flow(Event::Opened);
     }
 
     /// Reports that the connection failed, with its error and reason.
-    pub fn failed(&mut self, error: &(dyn Error + 'static), reason: Reason) {
-        self.error = Some((chain(error), reason));
+    pub fn record_failure(&mut self, error: &(dyn Error + 'static), reason: Reason) {
+        self.error = Some((format_error_chain(error), reason));
     }
 
     /// Sets the policy that denied the connection.
-    pub fn refused_by(&mut self, policy: Option<String>) {
+    pub fn set_refusing_policy(&mut self, policy: Option<String>) {
         self.policy = policy;
     }
 
@@ -185,9 +189,9 @@ impl Report {
             return;
         }
         if self.number == 0 {
-            self.number = flows.number();
+            self.number = flows.next_connection_id();
         }
-        let connection = flow::Connection {
+        let connection = flow::ConnectionData {
             number: self.number,
             waypoint: self.waypoint.as_deref().map(short_waypoint),
             policy: self.policy.as_ref(),
@@ -197,9 +201,9 @@ impl Report {
             duration: self.began.elapsed(),
         };
         let known = (&self.log, &self.labels);
-        flows.report(flow::of_connection(
+        flows.report(flow::connection_flow(
             event,
-            flows.origin(),
+            flows.proxy_identity(),
             known,
             connection,
         ));
@@ -220,12 +224,16 @@ impl Drop for Report {
         match self.counts.take() {
             Some(counts) => counts.close(reason),
             None if self.is_forwarded => {}
-            None => self.metrics.traffic().series(&self.labels).fail(reason),
+            None => self
+                .metrics
+                .traffic()
+                .series(&self.labels)
+                .count_failure(reason),
         }
         let error = self.error.as_ref().map(|(text, _)| text.as_str());
         let (sent, received) = (self.app_sent.load(Relaxed), self.app_received.load(Relaxed));
         self.log
-            .complete(sent, received, self.began.elapsed(), error);
+            .log_completed(sent, received, self.began.elapsed(), error);
     }
 }
 
@@ -233,8 +241,8 @@ impl Meter for Report {
     fn app_sent(&self, bytes: u64) {
         self.app_sent.fetch_add(bytes, Relaxed);
         match (&self.counts, self.labels.reporter) {
-            (Some(counts), Reporter::Source) => counts.received(bytes),
-            (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.sent(bytes),
+            (Some(counts), Reporter::Source) => counts.add_received(bytes),
+            (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.add_sent(bytes),
             (None, _) => {}
         }
     }
@@ -242,30 +250,32 @@ impl Meter for Report {
     fn app_received(&self, bytes: u64) {
         self.app_received.fetch_add(bytes, Relaxed);
         match (&self.counts, self.labels.reporter) {
-            (Some(counts), Reporter::Source) => counts.sent(bytes),
-            (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.received(bytes),
+            (Some(counts), Reporter::Source) => counts.add_sent(bytes),
+            (Some(counts), Reporter::Destination | Reporter::Waypoint) => {
+                counts.add_received(bytes)
+            }
             (None, _) => {}
         }
     }
 }
 
 /// Formats an error with its causes, omitting causes whose text the outer error repeats.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
+pub fn format_error_chain(error: &(dyn Error + 'static)) -> String {
     ambit_rt::ErrorChain(error).to_string()
 }
 
-fn known(text: &ArcStr) -> Option<ArcStr> {
+fn none_if_empty(text: &ArcStr) -> Option<ArcStr> {
     (!text.is_empty()).then(|| text.clone())
 }
 
 fn fill_source(log: &mut AccessLog, workload: &Workload) {
-    log.src_workload = known(&workload.name);
-    log.src_namespace = known(&workload.namespace);
-    log.src_cluster = known(&workload.cluster_id);
+    log.src_workload = none_if_empty(&workload.name);
+    log.src_namespace = none_if_empty(&workload.namespace);
+    log.src_cluster = none_if_empty(&workload.cluster_id);
 }
 
 fn fill_destination(log: &mut AccessLog, workload: &Workload) {
-    log.dst_workload = known(&workload.name);
-    log.dst_namespace = known(&workload.namespace);
-    log.dst_cluster = known(&workload.cluster_id);
+    log.dst_workload = none_if_empty(&workload.name);
+    log.dst_namespace = none_if_empty(&workload.namespace);
+    log.dst_cluster = none_if_empty(&workload.cluster_id);
 }

@@ -34,7 +34,7 @@ pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAdd
         host: host.clone(),
         why: error.to_string(),
     })?;
-    pick(host, &found, pending.prefer_ipv6, ipv6_enabled)
+    choose_address(host, &found, pending.prefer_ipv6, ipv6_enabled)
 }
 
 /// Picks one of a host's addresses at random, preferably of the family that the client dialed.
@@ -42,7 +42,7 @@ pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAdd
 /// # Errors
 ///
 /// When there is no address that can be used.
-pub fn pick(
+pub fn choose_address(
     host: &ArcStr,
     found: &[IpAddr],
     prefer_ipv6: bool,

@@ -21,7 +21,9 @@ use std::{
     time::Duration,
 };
 
-use ambit_authz::{Affects, Connection, Decision, Explanation, MissingPolicies, PolicySet};
+use ambit_authz::{
+    AffectedWorkloads, Connection, Decision, Explanation, MissingPolicies, PolicySet,
+};
 use ambit_hbone::Pool;
 use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
 use ambit_route::{Bypass, MeshTable, Route, RouteError, TableConfig, WorkloadChange};
@@ -31,12 +33,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
+pub use ambit_xds::{AddressDemand, InvalidPolicyMode, MeshUpdate};
 use departures::{DepartedWorkloads, Departures};
 pub use follow::{IdentityEvent, follow_identities};
 
 /// Maximum time for which a connection waits until the control plane has published the record of its pod.
-pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
+pub const LOCAL_WORKLOAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of queued on-demand requests to the control plane.
 pub const MAX_WAITING_DEMANDS: usize = 100;
@@ -57,7 +59,7 @@ pub struct StateConfig {
     /// Decision for workloads that name a policy which is not known.
     pub missing_policies: MissingPolicies,
     /// Decision for policies that could not be decoded in full.
-    pub not_understood: NotUnderstoodPolicies,
+    pub not_understood: InvalidPolicyMode,
 }
 
 impl Default for StateConfig {
@@ -68,8 +70,8 @@ impl Default for StateConfig {
             cluster_id: arcstr::literal!("Kubernetes"),
             trust_domain: arcstr::literal!("cluster.local"),
             preferred_service_namespace: None,
-            missing_policies: MissingPolicies::Refuse,
-            not_understood: NotUnderstoodPolicies::Deny,
+            missing_policies: MissingPolicies::Deny,
+            not_understood: InvalidPolicyMode::Deny,
         }
     }
 }
@@ -151,10 +153,10 @@ impl SharedState {
 
     /// Applies a batch of updates and empties it. Large pushes come as many small batches, so that no lock is held
     /// for long.
-    pub fn apply(&self, batch: &mut Vec<Update>) {
-        let (addresses, policies): (Vec<_>, Vec<_>) = batch
-            .drain(..)
-            .partition(|update| !matches!(update, Update::Policy(_) | Update::PolicyGone(_)));
+    pub fn apply(&self, batch: &mut Vec<MeshUpdate>) {
+        let (addresses, policies): (Vec<_>, Vec<_>) = batch.drain(..).partition(|update| {
+            !matches!(update, MeshUpdate::Policy(_) | MeshUpdate::PolicyRemoved(_))
+        });
         if !addresses.is_empty() {
             self.apply_addresses(addresses);
         }
@@ -163,33 +165,35 @@ impl SharedState {
         }
     }
 
-    fn apply_addresses(&self, updates: Vec<Update>) {
+    fn apply_addresses(&self, updates: Vec<MeshUpdate>) {
         let mut local = Vec::new();
         let mut departed = DepartedWorkloads::default();
         {
             let mut table = self.0.table.write();
             for update in updates {
                 let change = match update {
-                    Update::Workload(workload) => table.insert_workload(&workload),
-                    Update::Service(service) => {
+                    MeshUpdate::Workload(workload) => table.insert_workload(&workload),
+                    MeshUpdate::Service(service) => {
                         table.insert_service(*service);
                         continue;
                     }
-                    Update::AddressGone(name) => table.remove_address(&name),
+                    MeshUpdate::AddressRemoved(name) => table.remove_address(&name),
                     // A waypoint's own are not part of this state.
-                    Update::Policy(_) | Update::PolicyGone(_) | Update::Waypoint(_) => continue,
+                    MeshUpdate::Policy(_)
+                    | MeshUpdate::PolicyRemoved(_)
+                    | MeshUpdate::Waypoint(_) => continue,
                 };
-                if !change.is_change() {
+                if !change.has_changed() {
                     continue;
                 }
-                departed.note(&table, &change);
+                departed.record_change(&table, &change);
                 if is_local(&table, &change) {
                     local.push(change);
                 }
             }
         }
         self.0.address_changes.send_modify(|count| *count += 1);
-        self.0.departures.announce(&self.0.table, &departed);
+        self.0.departures.notify_pools(&self.0.table, &departed);
         if local.is_empty() {
             return;
         }
@@ -202,17 +206,17 @@ impl SharedState {
         self.0.local_changes.send_modify(|count| *count += 1);
     }
 
-    fn apply_policies(&self, updates: Vec<Update>) {
-        let affects: Vec<Affects> = {
+    fn apply_policies(&self, updates: Vec<MeshUpdate>) {
+        let affects: Vec<AffectedWorkloads> = {
             let mut policies = self.0.policies.write();
             updates
                 .into_iter()
                 .map(|update| match update {
-                    Update::Policy(policy) => policies.insert(policy),
-                    Update::PolicyGone(name) => policies.remove_named(&name),
-                    _ => Affects::Nobody,
+                    MeshUpdate::Policy(policy) => policies.insert(policy),
+                    MeshUpdate::PolicyRemoved(name) => policies.remove_named(&name),
+                    _ => AffectedWorkloads::None,
                 })
-                .filter(|affects| *affects != Affects::Nobody)
+                .filter(|affects| *affects != AffectedWorkloads::None)
                 .collect()
         };
         if affects.is_empty() {
@@ -225,7 +229,7 @@ impl SharedState {
                 .map_or(&[][..], |pod| pod.authorization_policies());
             affects
                 .iter()
-                .any(|affects| affects.concerns_parts(namespace, names))
+                .any(|affects| affects.includes_any(namespace, names))
         });
     }
 
@@ -265,12 +269,12 @@ impl SharedState {
     // === connections to removed workloads ===
 
     /// Closes connections of `pool` to removed workloads, until the pool is dropped.
-    pub fn follow_pool(&self, pool: &Pool) {
-        self.0.departures.follow(pool);
+    pub fn close_departed_in(&self, pool: &Pool) {
+        self.0.departures.register_pool(pool);
     }
 
     /// Completes when the workload with this uid is no longer known, or no longer at this address.
-    pub async fn departure(&self, uid: &str, ip: IpAddr) {
+    pub async fn wait_for_departure(&self, uid: &str, ip: IpAddr) {
         self.0
             .departures
             .wait_until_gone(&self.0.table, uid, ip)
@@ -282,25 +286,25 @@ impl SharedState {
     /// Routes an outbound connection of `source`. In on-demand mode it first requests unknown records from the
     /// control plane; otherwise, it waits at startup until the initial state is complete.
     pub async fn route(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
-        self.route_again(source, dst, &[]).await
+        self.route_excluding(source, dst, &[]).await
     }
 
     /// Routes like [`Self::route`], but excludes the workloads with the uids `failed`, to which connections have
     /// failed.
-    pub async fn route_again(
+    pub async fn route_excluding(
         &self,
         source: &Workload,
         dst: SocketAddr,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
         self.find(source, dst, |table| {
-            table.outbound_again(source, dst, failed, &mut rand::rng())
+            table.outbound_excluding(source, dst, failed, &mut rand::rng())
         })
         .await
     }
 
     /// Routes a connection to `dst` that bypasses the local workload's waypoint to that waypoint. As in
-    /// [`Self::route_again`], `failed` excludes workloads.
+    /// [`Self::route_excluding`], `failed` excludes workloads.
     pub async fn hairpin(
         &self,
         local: &Workload,
@@ -324,9 +328,9 @@ impl SharedState {
             return self.find_on_demand(local, dst, look).await;
         }
         if !self.addresses_known() {
-            let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+            let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
             if !self.wait_for_addresses(deadline).await {
-                return Err(RouteError::NotAnswered {
+                return Err(RouteError::ControlPlaneTimeout {
                     key: dst.to_string(),
                 });
             }
@@ -354,13 +358,13 @@ impl SharedState {
         }
     }
 
-    /// Whether a connection bypasses the waypoint of the local workload: see [`MeshTable::passes_by_waypoint`].
-    pub fn passes_by_waypoint(&self, local: &Workload, connection: &Connection) -> bool {
+    /// Whether a connection bypasses the waypoint of the local workload: see [`MeshTable::bypasses_waypoint`].
+    pub fn bypasses_waypoint(&self, local: &Workload, connection: &Connection) -> bool {
         let Connection {
             source, source_ip, ..
         } = connection;
         let table = self.table();
-        table.passes_by_waypoint(local, source.as_ref(), *source_ip)
+        table.bypasses_waypoint(local, source.as_ref(), *source_ip)
     }
 
     /// Returns whether layer 7 rules could apply to a connection that bypasses its waypoint: see
@@ -388,7 +392,7 @@ impl SharedState {
 
     /// Returns the dry-run policies that would deny the connection if enforced.
     pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
-        self.policies().would_refuse(destination, connection)
+        self.policies().dry_run_denials(destination, connection)
     }
 
     /// Decides like [`Self::authorize`], and returns the evaluation of each policy.
@@ -441,7 +445,7 @@ impl SharedState {
             }
             if !demanded && self.0.demands.is_some() {
                 demanded = true;
-                let answer = self.demand(self.pod_uid(pod), deadline).await;
+                let answer = self.subscribe_and_wait(self.pod_uid(pod), deadline).await;
                 if answer.is_err() {
                     return None;
                 }

@@ -4,10 +4,10 @@ use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
 
 use ambit_hbone::{Incoming, Settings, server, tls};
 use ambit_rt::DrainWatcher;
-use ambit_tls::Peer;
+use ambit_tls::PeerRole;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::{Dialer, report::chain};
+use crate::{Dialer, report::format_error_chain};
 
 /// Time for which a connection stays open after its end, so that the RST_STREAM frames of its tunnels are sent.
 const RESET_LINGER: Duration = Duration::from_millis(500);
@@ -18,14 +18,14 @@ const RESET_LINGER: Duration = Duration::from_millis(500);
 /// # Errors
 ///
 /// When the instance has no certificate, or the client's certificate is missing or not accepted.
-pub async fn agree(
+pub async fn accept_tls(
     dialer: &Dialer,
     stream: TcpStream,
     drain: &mut DrainWatcher,
 ) -> Option<Result<tls::TlsStream, Box<dyn Error + Send + Sync>>> {
     tokio::select! {
         stream = Box::pin(handshake(dialer, stream)) => Some(stream),
-        () = drain.cut() => None,
+        () = drain.wait_until_deadline() => None,
     }
 }
 
@@ -38,7 +38,7 @@ async fn handshake(
     let limit = dialer.http2.handshake_timeout;
     let mut stream = tls::accept(stream, config, limit).await?;
     let chain = tls::peer_certificates(&stream);
-    if let Some(withdrawn) = certificate.withdrawn(Peer::Client, chain) {
+    if let Some(withdrawn) = certificate.wait_for_withdrawal(PeerRole::Client, chain) {
         tls::end_when_withdrawn(&mut stream, withdrawn);
     }
     Ok(stream)
@@ -61,9 +61,9 @@ pub async fn serve(
     let served = tokio::select! {
         served = &mut serving => served,
         // The tunnels are cut too: this sends the resets to their peers.
-        () = drain.cut() => timeout(RESET_LINGER, serving).await.unwrap_or(Ok(())),
+        () = drain.wait_until_deadline() => timeout(RESET_LINGER, serving).await.unwrap_or(Ok(())),
     };
     if let Err(error) = served {
-        tracing::debug!(%peer, error = chain(&error), "an HBONE connection ended");
+        tracing::debug!(%peer, error = format_error_chain(&error), "an HBONE connection ended");
     }
 }

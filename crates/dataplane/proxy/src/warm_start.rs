@@ -10,33 +10,33 @@ use ambit_handover::{
     journal::{Entry, Journal, Purpose},
 };
 use ambit_model::{ArcStr, Identity};
-use ambit_xds::{Cached, Client, Handler, Role};
+use ambit_xds::{CachedResource, Client, Role, UpdateHandler};
 use parking_lot::Mutex;
 use rustls::pki_types::PrivateKeyDer;
 use zeroize::Zeroizing;
 
-const MESH: Purpose = Purpose {
+const MESH_CACHE: Purpose = Purpose {
     number: 0,
     name: "the mesh",
     backing: Backing::Disk,
 };
 /// Purpose of a waypoint's cache: its records may contain credentials for registries of plugins.
-const MESH_OF_WAYPOINTS: Purpose = Purpose {
+const WAYPOINT_MESH_CACHE: Purpose = Purpose {
     backing: Backing::Memory,
-    ..MESH
+    ..MESH_CACHE
 };
-const CERTIFICATES: Purpose = Purpose {
+const CERTIFICATE_CACHE: Purpose = Purpose {
     number: 1,
     name: "certificates",
     backing: Backing::Memory,
 };
 /// Bit in an entry's tag that marks the initial state of a resource type as complete.
-const COMPLETE: u8 = 0x80;
+const COMPLETE_TYPE_TAG_BIT: u8 = 0x80;
 
 /// Takes over the previous worker's caches of the mesh and the certificates. Without a supervisor, or memory for
 /// them, there are none, since the caches are only an optimization. `role`: the program whose mesh state is cached,
 /// if it is.
-pub fn take_over(
+pub fn take_over_caches(
     held: &mut Handover<OwnedFd>,
     supervisor: &Supervisor,
     role: Option<Role>,
@@ -44,11 +44,12 @@ pub fn take_over(
     if !supervisor.is_supervised() {
         return (None, None);
     }
-    let mesh = role.map(|role| MeshCache::open(role, held.take_file(MESH.number), supervisor));
-    let certificates = WarmCertificates::open(held.take_file(CERTIFICATES.number), supervisor);
+    let mesh =
+        role.map(|role| MeshCache::open(role, held.take_file(MESH_CACHE.number), supervisor));
+    let certificates = WarmCertificates::open(held.take_file(CERTIFICATE_CACHE.number), supervisor);
     (
-        mesh.and_then(|mesh| usable(MESH, mesh)),
-        usable(CERTIFICATES, certificates),
+        mesh.and_then(|mesh| usable(MESH_CACHE, mesh)),
+        usable(CERTIFICATE_CACHE, certificates),
     )
 }
 
@@ -61,10 +62,10 @@ fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
         .map(Arc::new)
 }
 
-fn mesh_of(role: Role) -> Purpose {
+fn mesh_cache_purpose(role: Role) -> Purpose {
     match role {
-        Role::Waypoint => MESH_OF_WAYPOINTS,
-        _ => MESH,
+        Role::Waypoint => WAYPOINT_MESH_CACHE,
+        _ => MESH_CACHE,
     }
 }
 
@@ -79,7 +80,7 @@ pub struct MeshCache {
 
 impl MeshCache {
     fn open(role: Role, held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
-        let journal = Journal::open(mesh_of(role), held, supervisor)?;
+        let journal = Journal::open(mesh_cache_purpose(role), held, supervisor)?;
         let types: Vec<_> = role.type_urls().collect();
         let complete = vec![false; types.len()];
         let state = Mutex::new((journal, complete));
@@ -87,12 +88,12 @@ impl MeshCache {
     }
 
     /// Passes the cached state to the xDS client, if it was complete.
-    pub fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
+    pub fn restore<H: UpdateHandler>(&self, client: &mut Client<H>) -> io::Result<()> {
         let (journal, complete) = &mut *self.state.lock();
         for entry in journal.entries()? {
-            let tag = usize::from(entry.tag & !COMPLETE);
+            let tag = usize::from(entry.tag & !COMPLETE_TYPE_TAG_BIT);
             if let Some(complete) = complete.get_mut(tag) {
-                *complete |= entry.tag & COMPLETE != 0;
+                *complete |= entry.tag & COMPLETE_TYPE_TAG_BIT != 0;
             }
         }
         if complete.contains(&false) {
@@ -108,19 +109,19 @@ impl MeshCache {
         Ok(())
     }
 
-    /// Stores or removes a record: see [`Handler::cache`].
-    pub fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
+    /// Stores or removes a record: see [`UpdateHandler::on_resource_accepted`].
+    pub fn cache(&self, type_url: &str, name: &str, cached: &CachedResource) {
         let Some(tag) = self.tag(type_url) else {
             return;
         };
         let value = match cached {
-            Cached::Resource(bytes) => &bytes[..],
-            Cached::Gone(_) => &[],
+            CachedResource::Resource(bytes) => &bytes[..],
+            CachedResource::Removed(_) => &[],
         };
         self.state.lock().0.add(tag, name.as_bytes(), value);
     }
 
-    /// Records the end of a push: see [`Handler::push_cached`].
+    /// Records the end of a push: see [`UpdateHandler::on_push_cached`].
     pub fn push_cached(&self, type_url: &str, complete: bool) {
         let Some(tag) = self.tag(type_url) else {
             return;
@@ -130,7 +131,7 @@ impl MeshCache {
             && complete
             && !std::mem::replace(known, true)
         {
-            journal.add(tag | COMPLETE, &[], &[1]);
+            journal.add(tag | COMPLETE_TYPE_TAG_BIT, &[], &[1]);
         }
         journal.flush();
     }
@@ -141,11 +142,11 @@ impl MeshCache {
     }
 }
 
-fn cached(entry: Entry) -> Cached {
+fn cached(entry: Entry) -> CachedResource {
     if entry.value.is_empty() {
-        Cached::Gone(ArcStr::from(String::from_utf8_lossy(&entry.key)))
+        CachedResource::Removed(ArcStr::from(String::from_utf8_lossy(&entry.key)))
     } else {
-        Cached::Resource(entry.value.to_vec().into())
+        CachedResource::Resource(entry.value.to_vec().into())
     }
 }
 
@@ -159,7 +160,7 @@ pub struct WarmCertificates {
 
 impl WarmCertificates {
     fn open(held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
-        let journal = Journal::open(CERTIFICATES, held, supervisor)?;
+        let journal = Journal::open(CERTIFICATE_CACHE, held, supervisor)?;
         let mut before = HashMap::new();
         for Entry { key, value, .. } in journal.entries()? {
             if value.is_empty() {
@@ -189,7 +190,7 @@ impl WarmCertificates {
 }
 
 impl CertificateCache for WarmCertificates {
-    fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
+    fn insert(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
         let key = key.secret_der();
         let Ok(length) = u16::try_from(key.len()) else {
             return;
@@ -223,9 +224,11 @@ mod tests {
     #[test]
     fn state_with_credentials_is_cached_in_memory_only() {
         let is_in_memory = |purpose: Purpose| matches!(purpose.backing, Backing::Memory);
-        assert!(is_in_memory(CERTIFICATES) && is_in_memory(mesh_of(Role::Waypoint)));
-        assert!(!is_in_memory(mesh_of(Role::NodeProxy)));
-        assert_eq!(mesh_of(Role::Waypoint).number, MESH.number);
+        assert!(
+            is_in_memory(CERTIFICATE_CACHE) && is_in_memory(mesh_cache_purpose(Role::Waypoint))
+        );
+        assert!(!is_in_memory(mesh_cache_purpose(Role::NodeProxy)));
+        assert_eq!(mesh_cache_purpose(Role::Waypoint).number, MESH_CACHE.number);
     }
 
     #[test]
@@ -239,9 +242,9 @@ mod tests {
         let (first, second) = (key().unwrap(), key().unwrap());
         let answer = ["leaf".to_owned(), "root".to_owned()];
         let cache = certificates(&held);
-        cache.put(&web, &first, &answer);
-        cache.put(&web, &second, &answer);
-        cache.put(&db, &first, &answer);
+        cache.insert(&web, &first, &answer);
+        cache.insert(&web, &second, &answer);
+        cache.insert(&db, &first, &answer);
         cache.forget(&db);
         assert_eq!(cache.take(&web), None, "it is this worker's own");
         let cache = certificates(&held);

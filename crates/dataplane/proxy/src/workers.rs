@@ -8,17 +8,17 @@ use std::{cell::Cell, io, net::TcpListener, thread::JoinHandle};
 
 use ambit_sys::{
     netns::Netns,
-    socket::{self, Worker as Position},
+    socket::{self, WorkerPosition},
 };
 use tokio::sync::mpsc;
 
 thread_local! {
-    static CURRENT: Cell<Option<Position>> = const { Cell::new(None) };
+    static CURRENT_WORKER: Cell<Option<WorkerPosition>> = const { Cell::new(None) };
 }
 
 /// Returns the number of the worker that runs the calling thread.
-pub(crate) fn current() -> Option<Position> {
-    CURRENT.get()
+pub(crate) fn current_worker() -> Option<WorkerPosition> {
+    CURRENT_WORKER.get()
 }
 
 /// Job of a worker, run on its own thread and runtime.
@@ -44,7 +44,7 @@ impl Workers {
     pub fn start(count: usize) -> io::Result<Self> {
         (0..count.max(1))
             .map(|index| {
-                Worker::start(Position {
+                Worker::start(WorkerPosition {
                     index,
                     count: count.max(1),
                 })
@@ -83,13 +83,13 @@ impl Workers {
 }
 
 impl Worker {
-    fn start(position: Position) -> io::Result<Self> {
-        let runtime = ambit_rt::current_thread()?;
+    fn start(position: WorkerPosition) -> io::Result<Self> {
+        let runtime = ambit_rt::current_thread_runtime()?;
         let (assign, mut assigned) = mpsc::unbounded_channel::<Job>();
         let handle = runtime.handle().clone();
         let work = async move {
-            CURRENT.set(Some(position));
-            if let Err(error) = Netns::stay_at_home() {
+            CURRENT_WORKER.set(Some(position));
+            if let Err(error) = Netns::remember_home_netns() {
                 tracing::debug!(%error, "a worker looks up its network namespace at each connection");
             }
             while let Some(job) = assigned.recv().await {

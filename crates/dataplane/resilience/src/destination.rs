@@ -20,7 +20,7 @@ use crate::{
     host::{Candidate, Host},
     limits::Limits,
     locality::Topology,
-    outliers::{Ejection, Outcome, Outliers, count},
+    outliers::{Ejection, EndpointOutcome, Outliers, count_outcome},
     pool::{Pool, PoolQuery},
 };
 
@@ -28,13 +28,13 @@ use crate::{
 #[derive(Debug)]
 pub struct Destination<E> {
     policy: DestinationPolicy,
-    state: Arc<State>,
-    current: RwLock<Current<E>>,
+    state: Arc<SharedState>,
+    current: RwLock<CurrentPool<E>>,
 }
 
 /// State of a destination that is kept when its policy changes.
 #[derive(Debug)]
-struct State {
+struct SharedState {
     limits: Limits,
     /// Number of active requests at all endpoints.
     active: AtomicU32,
@@ -42,14 +42,14 @@ struct State {
     /// Counter that changes with each ejection and each end of one.
     health: AtomicU64,
     /// Time at which the next ejection ends, in milliseconds from `born`; `u64::MAX` if no endpoint is ejected.
-    due: AtomicU64,
+    next_ejection_end: AtomicU64,
     /// Number of endpoints.
     total: AtomicU32,
     born: Instant,
 }
 
 #[derive(Debug)]
-struct Current<E> {
+struct CurrentPool<E> {
     revision: Option<u64>,
     own: Topology,
     pool: Arc<Pool<E>>,
@@ -81,22 +81,22 @@ pub struct EndpointState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoEndpoint {
     /// There is no endpoint, or the request has tried all.
-    Nothing,
+    NoCandidates,
     /// All endpoints are ejected.
-    Ejected,
+    AllEjected,
 }
 
 /// Endpoint that was picked for one request; the request counts as active at the endpoint until this is dropped.
 #[derive(Debug)]
-pub struct Chosen<E> {
+pub struct PickedEndpoint<E> {
     pool: Arc<Pool<E>>,
     pub(crate) host: Arc<Host>,
     index: usize,
-    state: Arc<State>,
+    state: Arc<SharedState>,
     outliers: Option<OutlierPolicy>,
 }
 
-impl State {
+impl SharedState {
     fn milliseconds(&self, at: Instant) -> u64 {
         let since = at.saturating_duration_since(self.born).as_millis();
         u64::try_from(since).unwrap_or(u64::MAX - 1)
@@ -105,12 +105,12 @@ impl State {
     fn set_due(&self, at: Option<Instant>) {
         // Rounded up, so that the ejection has ended at that time.
         let due = at.map_or(u64::MAX, |at| self.milliseconds(at) + 1);
-        self.due.store(due, Release);
+        self.next_ejection_end.store(due, Release);
     }
 
     /// Ends the ejections that are due, so that their endpoints can be picked again.
-    fn wake(&self, now: Instant) {
-        if self.milliseconds(now) < self.due.load(Relaxed) {
+    fn end_due_ejections(&self, now: Instant) {
+        if self.milliseconds(now) < self.next_ejection_end.load(Relaxed) {
             return;
         }
         let mut outliers = self.outliers.lock();
@@ -122,12 +122,12 @@ impl State {
 impl<E: Clone> Destination<E> {
     /// Creates a destination that has no endpoints yet.
     pub fn new(policy: DestinationPolicy, now: Instant) -> Self {
-        let state = State {
+        let state = SharedState {
             limits: Limits::default(),
             active: AtomicU32::default(),
             outliers: Mutex::default(),
             health: AtomicU64::default(),
-            due: AtomicU64::new(u64::MAX),
+            next_ejection_end: AtomicU64::new(u64::MAX),
             total: AtomicU32::default(),
             born: now,
         };
@@ -136,7 +136,7 @@ impl<E: Clone> Destination<E> {
         Self {
             policy,
             state: Arc::new(state),
-            current: RwLock::new(Current {
+            current: RwLock::new(CurrentPool {
                 revision: None,
                 own,
                 pool,
@@ -146,17 +146,17 @@ impl<E: Clone> Destination<E> {
 
     /// Returns a destination with the same endpoints and their state under another policy.
     #[must_use]
-    pub fn under(&self, policy: DestinationPolicy) -> Self {
+    pub fn with_policy(&self, policy: DestinationPolicy) -> Self {
         let current = self.current.read();
         if policy.outliers.is_none() {
-            self.state.outliers.lock().clear();
+            self.state.outliers.lock().clear_ejections();
             self.state.set_due(None);
             self.state.health.fetch_add(1, Release);
         }
         let pool = Pool::new(&policy, &current.own, current.pool.hosts.clone());
         Self {
             state: self.state.clone(),
-            current: RwLock::new(Current {
+            current: RwLock::new(CurrentPool {
                 revision: current.revision,
                 own: current.own.clone(),
                 pool: Arc::new(pool),
@@ -197,13 +197,13 @@ impl<E: Clone> Destination<E> {
         let names: std::collections::HashSet<&ArcStr> =
             hosts.iter().map(|(host, _)| &host.uid).collect();
         let mut outliers = self.state.outliers.lock();
-        outliers.keep(|uid| names.contains(uid));
+        outliers.retain_hosts(|uid| names.contains(uid));
         drop(outliers);
         let total = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
         self.state.total.store(total, Relaxed);
         self.state.health.fetch_add(1, Release);
         let pool = Arc::new(Pool::new(&self.policy, own, hosts));
-        *current = Current {
+        *current = CurrentPool {
             revision: Some(revision),
             own: own.clone(),
             pool,
@@ -215,13 +215,13 @@ impl<E: Clone> Destination<E> {
     /// # Errors
     ///
     /// When there is no endpoint that can be picked.
-    pub fn choose(
+    pub fn pick_endpoint(
         &self,
         wish: PickRequest<'_>,
         now: Instant,
         rng: &mut dyn RngCore,
-    ) -> Result<Chosen<E>, NoEndpoint> {
-        self.state.wake(now);
+    ) -> Result<PickedEndpoint<E>, NoEndpoint> {
+        self.state.end_due_ejections(now);
         let pool = self.current.read().pool.clone();
         let question = PoolQuery {
             policy: &self.policy,
@@ -236,18 +236,18 @@ impl<E: Clone> Destination<E> {
             let is_it = |host: &Host| host.uid == *uid && !host.is_ejected();
             pool.hosts.iter().position(|(host, _)| is_it(host))
         });
-        let chosen = preferred.or_else(|| pool.choose(question, rng));
+        let chosen = preferred.or_else(|| pool.pick_host(question, rng));
         let found = chosen.and_then(|index| Some((index, pool.hosts.get(index)?.0.clone())));
         let Some((index, host)) = found else {
             let mut hosts = pool.hosts.iter();
             return Err(match hosts.any(|(host, _)| host.is_ejected()) {
-                true => NoEndpoint::Ejected,
-                false => NoEndpoint::Nothing,
+                true => NoEndpoint::AllEjected,
+                false => NoEndpoint::NoCandidates,
             });
         };
         host.active.fetch_add(1, Relaxed);
         self.state.active.fetch_add(1, Relaxed);
-        Ok(Chosen {
+        Ok(PickedEndpoint {
             pool,
             host,
             index,
@@ -264,7 +264,7 @@ impl<E> Destination<E> {
     }
 
     /// Whether the endpoints are of this revision, so that no update is necessary.
-    pub fn is_at(&self, revision: u64) -> bool {
+    pub fn is_at_revision(&self, revision: u64) -> bool {
         self.current.read().revision == Some(revision)
     }
 
@@ -281,19 +281,19 @@ impl<E> Destination<E> {
             uid: host.uid.clone(),
             requests: host.active.load(Relaxed),
             ejected_for: outliers
-                .until(&host.uid)
+                .ejected_until(&host.uid)
                 .map(|until| until.saturating_duration_since(now)),
         };
         pool.hosts.iter().map(state).collect()
     }
 
     /// Returns the number of ejected endpoints.
-    pub fn ejected(&self) -> usize {
-        self.state.outliers.lock().ejected()
+    pub fn ejected_count(&self) -> usize {
+        self.state.outliers.lock().ejected_count()
     }
 }
 
-impl<E> Chosen<E> {
+impl<E> PickedEndpoint<E> {
     /// Returns the picked endpoint, if it still exists.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
@@ -306,9 +306,9 @@ impl<E> Chosen<E> {
     }
 
     /// Reports the outcome of the request to outlier detection. Returns the ejection that results, if any.
-    pub fn report(&self, outcome: Outcome, now: Instant) -> Option<Ejection> {
+    pub fn report_outcome(&self, outcome: EndpointOutcome, now: Instant) -> Option<Ejection> {
         let policy = self.outliers.as_ref()?;
-        let fault = count(&self.host, policy, outcome)?;
+        let fault = count_outcome(&self.host, policy, outcome)?;
         if self.host.is_ejected() {
             return None;
         }
@@ -327,7 +327,7 @@ impl<E> Chosen<E> {
     }
 }
 
-impl<E> Drop for Chosen<E> {
+impl<E> Drop for PickedEndpoint<E> {
     fn drop(&mut self) {
         self.host.active.fetch_sub(1, Relaxed);
         self.state.active.fetch_sub(1, Relaxed);

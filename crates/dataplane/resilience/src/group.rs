@@ -5,36 +5,36 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use ambit_model::{Balancing, HashTable};
 use rand::{Rng as _, RngCore};
 
-use crate::hashing::Table;
+use crate::hashing::HashRing;
 
 /// Maximum random draws before all endpoints are scanned instead.
 const MAX_DRAWS: u32 = 16;
 
 /// Endpoints with the same locality and priority.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct WeightedGroup {
     /// Weight of the group among groups of the same priority.
     pub(crate) share: u32,
     /// Indexes of the endpoints in the [pool](crate::pool::Pool), with their weights.
     members: Vec<(u32, u32)>,
     heaviest: u32,
     next: AtomicU32,
-    table: Option<Table>,
+    table: Option<HashRing>,
 }
 
 /// Current state of the pool's endpoints, by their index.
-pub(crate) trait View {
+pub(crate) trait HostView {
     /// Whether the endpoint may be picked.
     fn is_usable(&self, index: u32) -> bool;
     /// Slow-start factor of an endpoint's weight, from 0 to 1.
-    fn warmth(&self, index: u32) -> f64;
+    fn warmup_factor(&self, index: u32) -> f64;
     /// Number of active requests at an endpoint.
-    fn load(&self, index: u32) -> u32;
+    fn active_requests(&self, index: u32) -> u32;
     /// Whether the endpoint may take one more request under bounded-load consistent hashing.
-    fn is_within_bound(&self, index: u32, weight: u32) -> bool;
+    fn is_within_load_bound(&self, index: u32, weight: u32) -> bool;
 }
 
-impl Group {
+impl WeightedGroup {
     pub(crate) fn new(
         share: u32,
         members: Vec<(u32, u32)>,
@@ -45,7 +45,7 @@ impl Group {
             let names: Vec<String> = members.iter().map(|(index, _)| name(*index)).collect();
             let named = names.iter().map(String::as_str);
             let weights = members.iter().map(|(_, weight)| *weight);
-            Table::new(kind, &named.zip(weights).collect::<Vec<_>>())
+            HashRing::new(kind, &named.zip(weights).collect::<Vec<_>>())
         });
         Self {
             share,
@@ -61,56 +61,64 @@ impl Group {
     }
 
     /// Picks an endpoint by the policy; `None` if none is usable.
-    pub(crate) fn choose(
+    pub(crate) fn pick(
         &self,
         balancing: &Balancing,
         hash: Option<u64>,
-        view: &impl View,
+        view: &impl HostView,
         rng: &mut dyn RngCore,
     ) -> Option<u32> {
         match balancing {
             Balancing::Hash(_) => match (hash, &self.table) {
-                (Some(hash), Some(table)) => self.hashed(table, hash, view),
-                _ => self.random(view, rng),
+                (Some(hash), Some(table)) => self.pick_by_hash(table, hash, view),
+                _ => self.pick_random(view, rng),
             },
-            Balancing::Random => self.random(view, rng),
-            Balancing::RoundRobin => self.in_turn(view, rng),
+            Balancing::Random => self.pick_random(view, rng),
+            Balancing::RoundRobin => self.pick_round_robin(view, rng),
             Balancing::LeastRequest => {
-                let first = self.random(view, rng)?;
-                let second = self.random(view, rng)?;
-                Some(if view.load(second) < view.load(first) {
-                    second
-                } else {
-                    first
-                })
+                let first = self.pick_random(view, rng)?;
+                let second = self.pick_random(view, rng)?;
+                Some(
+                    if view.active_requests(second) < view.active_requests(first) {
+                        second
+                    } else {
+                        first
+                    },
+                )
             }
         }
     }
 
     /// Whether a randomly drawn endpoint is accepted, so that each is picked in proportion to its weight.
-    fn accepts(&self, index: u32, weight: u32, view: &impl View, rng: &mut dyn RngCore) -> bool {
+    fn accepts_draw(
+        &self,
+        index: u32,
+        weight: u32,
+        view: &impl HostView,
+        rng: &mut dyn RngCore,
+    ) -> bool {
         if !view.is_usable(index) {
             return false;
         }
-        let share = f64::from(weight) / f64::from(self.heaviest) * view.warmth(index);
+        let share = f64::from(weight) / f64::from(self.heaviest) * view.warmup_factor(index);
         share >= 1.0 || rng.random::<f64>() < share
     }
 
-    fn random(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_random(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
         if self.members.is_empty() {
             return None;
         }
         for _ in 0..MAX_DRAWS {
             let drawn = rng.random_range(0..self.members.len());
             let (index, weight) = *self.members.get(drawn)?;
-            if self.accepts(index, weight, view, rng) {
+            if self.accepts_draw(index, weight, view, rng) {
                 return Some(index);
             }
         }
-        self.scan(view, rng)
+        self.pick_by_scan(view, rng)
     }
 
-    fn in_turn(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_round_robin(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
         let count = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
         if count == 0 {
             return None;
@@ -118,23 +126,23 @@ impl Group {
         for _ in 0..MAX_DRAWS.max(count.min(4 * MAX_DRAWS)) {
             let turn = self.next.fetch_add(1, Relaxed) % count;
             let (index, weight) = *self.members.get(usize::try_from(turn).ok()?)?;
-            if self.accepts(index, weight, view, rng) {
+            if self.accepts_draw(index, weight, view, rng) {
                 return Some(index);
             }
         }
-        self.scan(view, rng)
+        self.pick_by_scan(view, rng)
     }
 
     /// Picks an endpoint by scanning all: each replaces the current choice with the probability of its share of the
     /// weights so far.
-    fn scan(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_by_scan(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
         let mut chosen = None;
         for (index, weight) in &self.members {
             if !view.is_usable(*index) {
                 continue;
             }
-            let share = f64::from(*weight) * view.warmth(*index).max(f64::MIN_POSITIVE);
+            let share = f64::from(*weight) * view.warmup_factor(*index).max(f64::MIN_POSITIVE);
             seen += share;
             if chosen.is_none() || rng.random::<f64>() * seen < share {
                 chosen = Some(*index);
@@ -145,16 +153,16 @@ impl Group {
 
     /// Picks the endpoint for a hash: the first usable one within its load bound; if all exceed it, the first usable
     /// one.
-    fn hashed(&self, table: &Table, hash: u64, view: &impl View) -> Option<u32> {
+    fn pick_by_hash(&self, table: &HashRing, hash: u64, view: &impl HostView) -> Option<u32> {
         let mut first = None;
-        for place in table.from(hash) {
+        for place in table.hosts_from(hash) {
             let Some((index, weight)) = self.members.get(place as usize).copied() else {
                 continue;
             };
             if !view.is_usable(index) {
                 continue;
             }
-            if view.is_within_bound(index, weight) {
+            if view.is_within_load_bound(index, weight) {
                 return Some(index);
             }
             first = first.or(Some(index));

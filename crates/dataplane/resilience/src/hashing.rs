@@ -7,7 +7,7 @@ use ambit_model::HashTable;
 use xxhash_rust::xxh64::xxh64;
 
 /// Maximum points of a hash ring, whatever size is configured.
-const MAX_POINTS: u64 = 1 << 18;
+const MAX_RING_POINTS: u64 = 1 << 18;
 
 /// Hashes the attribute of a request that determines its endpoint (header, cookie, address). The hash has no secret
 /// key, since all replicas must agree.
@@ -17,24 +17,24 @@ pub fn hash(bytes: &[u8]) -> u64 {
 
 /// Consistent-hash table of one group; endpoints are indexes.
 #[derive(Debug)]
-pub(crate) enum Table {
+pub(crate) enum HashRing {
     /// Ring hash: points in ascending order, each with the index of its endpoint.
     Ring(Vec<(u64, u32)>),
     /// Maglev: index of the endpoint for each slot.
     Maglev(Vec<u32>),
 }
 
-impl Table {
+impl HashRing {
     /// Builds the table for endpoints with these names and weights.
     pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
         match kind {
-            HashTable::Ring(least) => Self::Ring(ring(least, members)),
-            HashTable::Maglev(size) => Self::Maglev(maglev(size, members)),
+            HashTable::Ring(least) => Self::Ring(build_ring(least, members)),
+            HashTable::Maglev(size) => Self::Maglev(build_maglev(size, members)),
         }
     }
 
     /// Returns the endpoints in the order in which they are tried for a hash; endpoints may repeat.
-    pub(crate) fn from(&self, hash: u64) -> impl Iterator<Item = u32> {
+    pub(crate) fn hosts_from(&self, hash: u64) -> impl Iterator<Item = u32> {
         let (ring, table) = match self {
             Self::Ring(points) => (points.as_slice(), [].as_slice()),
             Self::Maglev(table) => ([].as_slice(), table.as_slice()),
@@ -50,15 +50,15 @@ impl Table {
 }
 
 /// Builds a ring in which each endpoint has points in proportion to its weight: `least` for the lightest one, so that
-/// points do not change when other endpoints join or leave; fewer only above [`MAX_POINTS`].
-fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
+/// points do not change when other endpoints join or leave; fewer only above [`MAX_RING_POINTS`].
+fn build_ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     let total: u64 = members.iter().map(|(_, weight)| u64::from(*weight)).sum();
     let lightest = members.iter().map(|(_, weight)| u64::from(*weight)).min();
     let lightest = lightest.unwrap_or(1).max(1);
     let mut points = Vec::new();
     for ((name, weight), index) in members.iter().zip(0_u32..) {
         let wished = u64::from(least) * u64::from(*weight) / lightest;
-        let most = MAX_POINTS * u64::from(*weight) / total.max(1);
+        let most = MAX_RING_POINTS * u64::from(*weight) / total.max(1);
         for nth in 0..wished.min(most).max(1) {
             points.push((xxh64(name.as_bytes(), nth + 1), index));
         }
@@ -68,7 +68,7 @@ fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
 }
 
 /// Builds Maglev's lookup table with Envoy's weighting.
-fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
+fn build_maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     struct Entry {
         next: u64,
         skip: u64,
@@ -76,7 +76,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
         weight: f64,
         target: f64,
     }
-    const FREE: u32 = u32::MAX;
+    const FREE_SLOT: u32 = u32::MAX;
     let size = u64::from(size.max(2));
     let heaviest = members.iter().map(|(_, weight)| *weight).max();
     let heaviest = f64::from(heaviest.unwrap_or(1).max(1));
@@ -88,7 +88,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     };
     let mut entries: Vec<Entry> = members.iter().map(entry).collect();
     let places = usize::try_from(size).unwrap_or(usize::MAX);
-    let mut table = vec![FREE; places];
+    let mut table = vec![FREE_SLOT; places];
     let mut free = if entries.is_empty() { 0 } else { places };
     let mut turn = 1.0;
     loop {
@@ -105,7 +105,7 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
             for _ in 0..places {
                 let place = usize::try_from(entry.next).unwrap_or_default();
                 entry.next = (entry.next + entry.skip) % size;
-                if let Some(whose) = table.get_mut(place).filter(|whose| **whose == FREE) {
+                if let Some(whose) = table.get_mut(place).filter(|whose| **whose == FREE_SLOT) {
                     *whose = index;
                     free -= 1;
                     break;
@@ -118,6 +118,6 @@ fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
             break;
         }
     }
-    table.retain(|whose| *whose != FREE);
+    table.retain(|whose| *whose != FREE_SLOT);
     table
 }

@@ -60,7 +60,7 @@ impl Host {
     }
 
     /// Returns the slow-start factor of the endpoint's weight, from 0 to 1.
-    pub(crate) fn warmth(&self, warmup: &Warmup, now: Instant) -> f64 {
+    pub(crate) fn warmup_factor(&self, warmup: &Warmup, now: Instant) -> f64 {
         let Some(joined) = self.joined else {
             return 1.0;
         };
@@ -78,7 +78,7 @@ impl Host {
 }
 
 /// Sets a counter to zero. Reads it first, since most are zero and a read does not disturb other threads.
-pub(crate) fn clear(count: &AtomicU32) {
+pub(crate) fn reset_counter(count: &AtomicU32) {
     if count.load(Relaxed) != 0 {
         count.store(0, Relaxed);
     }

@@ -17,13 +17,13 @@ mod outliers;
 mod pool;
 mod rates;
 
-pub use destination::{Chosen, Destination, EndpointState, NoEndpoint, PickRequest};
+pub use destination::{Destination, EndpointState, NoEndpoint, PickRequest, PickedEndpoint};
 pub use hashing::hash;
 pub use host::Candidate;
-pub use limits::{Limits, Overflow, Slot};
+pub use limits::{LimitPermit, Limits, Overflow};
 pub use locality::Topology;
-pub use outliers::{Ejection, Fault, Outcome};
-pub use rates::{Buckets, Rate, RateLimitDecision};
+pub use outliers::{Ejection, EndpointOutcome, OutlierCause};
+pub use rates::{RateLimit, RateLimitDecision, TokenBuckets};
 
 #[cfg(test)]
 mod tests;

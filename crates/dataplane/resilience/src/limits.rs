@@ -50,9 +50,9 @@ pub struct Limits {
 
 /// Permit that counts one request or connection until dropped.
 #[derive(Debug)]
-pub struct Slot(Arc<AtomicU32>);
+pub struct LimitPermit(Arc<AtomicU32>);
 
-impl Drop for Slot {
+impl Drop for LimitPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -64,13 +64,13 @@ impl Limits {
     /// # Errors
     ///
     /// When the limit of requests is reached.
-    pub fn request(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
+    pub fn acquire_request(&self, of: &DestinationLimits) -> Result<LimitPermit, Overflow> {
         let most = if of.requests == 0 {
             None
         } else {
             Some(of.requests)
         };
-        take(&self.requests, most).ok_or(Overflow::Requests)
+        try_acquire(&self.requests, most).ok_or(Overflow::Requests)
     }
 
     /// Takes a permit for a request that waits for a connection.
@@ -78,8 +78,8 @@ impl Limits {
     /// # Errors
     ///
     /// When the limit of pending requests is reached.
-    pub fn pending(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
-        take(&self.pending, of.pending).ok_or(Overflow::Pending)
+    pub fn acquire_pending(&self, of: &DestinationLimits) -> Result<LimitPermit, Overflow> {
+        try_acquire(&self.pending, of.pending).ok_or(Overflow::Pending)
     }
 
     /// Takes a permit for a retry.
@@ -87,7 +87,7 @@ impl Limits {
     /// # Errors
     ///
     /// When the limit of retries is reached.
-    pub fn retry(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
+    pub fn acquire_retry(&self, of: &DestinationLimits) -> Result<LimitPermit, Overflow> {
         let most = match of.retry_budget {
             Some(budget) => {
                 let active = u64::from(self.requests.load(Relaxed));
@@ -97,14 +97,14 @@ impl Limits {
             None if of.retries == 0 => None,
             None => Some(of.retries),
         };
-        take(&self.retries, most).ok_or(Overflow::Retries)
+        try_acquire(&self.retries, most).ok_or(Overflow::Retries)
     }
 }
 
 /// Increments a counter, unless it has reached its limit.
-fn take(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<Slot> {
+fn try_acquire(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<LimitPermit> {
     let before = count.fetch_add(1, Relaxed);
     // The slot is released when it is dropped, also if the limit is exceeded.
-    let slot = Slot(count.clone());
+    let slot = LimitPermit(count.clone());
     most.is_none_or(|most| before < most).then_some(slot)
 }

@@ -1,7 +1,8 @@
 //! Localities of endpoints, and the priorities that follow from them.
 
 use ambit_model::{
-    ArcStr, Locality, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
+    ArcStr, Locality, LocalityDistribution, LocalityKey, LocalityLabel, LocalityPattern,
+    LocalityPolicy,
 };
 
 /// Location of an endpoint or of a waypoint.
@@ -29,7 +30,7 @@ impl Topology {
         }
     }
 
-    fn is_in(&self, pattern: &LocalityPattern) -> bool {
+    fn matches_pattern(&self, pattern: &LocalityPattern) -> bool {
         let LocalityPattern {
             region,
             zone,
@@ -53,11 +54,14 @@ pub(crate) struct PriorityGroup {
 }
 
 /// Returns the configured distribution (`distribute`) for the waypoint's locality, if there is one.
-pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Topology) -> Option<&'a LocalityShares> {
+pub(crate) fn configured_distribution<'a>(
+    policy: &'a LocalityPolicy,
+    own: &Topology,
+) -> Option<&'a LocalityDistribution> {
     let LocalityPolicy::Distribute(all) = policy else {
         return None;
     };
-    all.iter().find(|shares| own.is_in(&shares.from))
+    all.iter().find(|shares| own.matches_pattern(&shares.from))
 }
 
 /// Returns the priority of an endpoint; `None` if the policy excludes it.
@@ -69,24 +73,27 @@ pub(crate) fn priority_group(
 ) -> Option<PriorityGroup> {
     let priority = match policy {
         LocalityPolicy::Anywhere => 0,
-        LocalityPolicy::OfService => u32::MAX - rank,
+        LocalityPolicy::ServicePreference => u32::MAX - rank,
         LocalityPolicy::Distribute(_) => {
-            let Some(shares) = shares(policy, own) else {
+            let Some(shares) = configured_distribution(policy, own) else {
                 return Some(PriorityGroup {
                     priority: 0,
                     split: 0,
                 });
             };
-            let split = shares.to.iter().position(|(to, _)| of.is_in(to))?;
+            let split = shares
+                .to
+                .iter()
+                .position(|(to, _)| of.matches_pattern(to))?;
             return Some(PriorityGroup { priority: 0, split });
         }
-        LocalityPolicy::Failover(pairs) => failover(pairs, own, of),
-        LocalityPolicy::Priority(labels) => priority(labels, own, of),
+        LocalityPolicy::Failover(pairs) => failover_priority(pairs, own, of),
+        LocalityPolicy::Priority(labels) => label_priority(labels, own, of),
     };
     Some(PriorityGroup { priority, split: 0 })
 }
 
-fn failover(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {
+fn failover_priority(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {
     let (a, b) = (&own.locality, &of.locality);
     if a.region == b.region {
         return match (a.zone == b.zone, a.subzone == b.subzone) {
@@ -103,7 +110,7 @@ fn failover(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {
 }
 
 /// Returns the priority by `failoverPriority`: the number of labels from the first mismatch on, so that 0 is best.
-fn priority(labels: &[LocalityLabel], own: &Topology, of: &Topology) -> u32 {
+fn label_priority(labels: &[LocalityLabel], own: &Topology, of: &Topology) -> u32 {
     let agrees = |label: &&LocalityLabel| {
         let expected = label.value.as_ref().unwrap_or_else(|| own.label(label.key));
         expected == of.label(label.key)

@@ -8,16 +8,16 @@ use std::{
 
 use ambit_model::{ArcStr, OutlierPolicy};
 
-use crate::host::{Host, clear};
+use crate::host::{Host, reset_counter};
 
 /// Maximum duration of an ejection, as Envoy's default; a longer configured base duration takes precedence.
-const MAX_EJECTION: Duration = Duration::from_secs(300);
+const MAX_EJECTION_TIME: Duration = Duration::from_secs(300);
 
 /// Outcome of a request or connection for outlier detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EndpointOutcome {
     /// The endpoint responded with this HTTP status.
-    Answered(u16),
+    Response(u16),
     /// The endpoint accepted the connection, and no response is observed.
     Connected,
     /// The connection failed, broke before a response, or timed out.
@@ -26,7 +26,7 @@ pub enum Outcome {
 
 /// Reason for which an endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
+pub enum OutlierCause {
     /// Consecutive 5xx responses.
     ServerErrors,
     /// Consecutive responses with status 502, 503 or 504.
@@ -35,7 +35,7 @@ pub enum Fault {
     LocalFailures,
 }
 
-impl Fault {
+impl OutlierCause {
     /// All reasons for ejections.
     pub const ALL: [Self; 3] = [Self::ServerErrors, Self::GatewayErrors, Self::LocalFailures];
 
@@ -53,50 +53,54 @@ impl Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// Reason for the ejection.
-    pub fault: Fault,
+    pub fault: OutlierCause,
     /// Duration of the ejection.
     pub duration: Duration,
 }
 
 /// Counts an outcome at an endpoint, and returns the reason if the endpoint must be ejected. Takes no lock.
-pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Option<Fault> {
+pub(crate) fn count_outcome(
+    host: &Host,
+    policy: &OutlierPolicy,
+    outcome: EndpointOutcome,
+) -> Option<OutlierCause> {
     let more = |count: &std::sync::atomic::AtomicU32, most: u32| {
         let now = count.fetch_add(1, Relaxed).saturating_add(1);
         most > 0 && now >= most
     };
     let status = match (outcome, policy.local_failures) {
-        (Outcome::Failed, Some(most)) => {
-            return more(&host.local_failures, most).then_some(Fault::LocalFailures);
+        (EndpointOutcome::Failed, Some(most)) => {
+            return more(&host.local_failures, most).then_some(OutlierCause::LocalFailures);
         }
-        (Outcome::Failed, None) => 503,
-        (Outcome::Connected, _) => 200,
-        (Outcome::Answered(status), _) => status,
+        (EndpointOutcome::Failed, None) => 503,
+        (EndpointOutcome::Connected, _) => 200,
+        (EndpointOutcome::Response(status), _) => status,
     };
-    clear(&host.local_failures);
+    reset_counter(&host.local_failures);
     let is_gateway = matches!(status, 502..=504);
     if !is_gateway {
-        clear(&host.gateway_errors);
+        reset_counter(&host.gateway_errors);
     }
     if !(500..600).contains(&status) {
-        clear(&host.server_errors);
+        reset_counter(&host.server_errors);
         return None;
     }
     // Counts both, whichever fault ejects first.
     let by_gateway = is_gateway && more(&host.gateway_errors, policy.gateway_errors);
     let by_server = more(&host.server_errors, policy.server_errors);
     match (by_gateway, by_server) {
-        (true, _) => Some(Fault::GatewayErrors),
-        (_, true) => Some(Fault::ServerErrors),
+        (true, _) => Some(OutlierCause::GatewayErrors),
+        (_, true) => Some(OutlierCause::ServerErrors),
         _ => None,
     }
 }
 
 /// Ejections of a destination's endpoints, by uid.
 #[derive(Debug, Default)]
-pub(crate) struct Outliers(HashMap<ArcStr, Record>);
+pub(crate) struct Outliers(HashMap<ArcStr, EjectionRecord>);
 
 #[derive(Debug)]
-struct Record {
+struct EjectionRecord {
     host: Arc<Host>,
     /// Number of recent ejections, by which durations grow.
     times: u32,
@@ -109,20 +113,20 @@ struct Record {
 impl Outliers {
     /// Whether the policy's maximum percentage allows one more ejected endpoint.
     fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
-        let ejected = self.ejected() + 1;
+        let ejected = self.ejected_count() + 1;
         let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
         let is_one_of_several = ejected == 1 && total > 1 && policy.max_ejection_percent > 0;
         is_one_of_several || ejected * 100 <= share
     }
 
     /// Returns the number of ejected endpoints.
-    pub(crate) fn ejected(&self) -> usize {
+    pub(crate) fn ejected_count(&self) -> usize {
         let records = self.0.values();
         records.filter(|record| record.until.is_some()).count()
     }
 
     /// Returns the time at which an endpoint's ejection ends, if it is ejected.
-    pub(crate) fn until(&self, uid: &ArcStr) -> Option<Instant> {
+    pub(crate) fn ejected_until(&self, uid: &ArcStr) -> Option<Instant> {
         self.0.get(uid)?.until
     }
 
@@ -137,17 +141,20 @@ impl Outliers {
         if host.is_ejected() || !self.has_room(policy, total) {
             return None;
         }
-        let record = self.0.entry(host.uid.clone()).or_insert_with(|| Record {
-            host: host.clone(),
-            times: 0,
-            until: None,
-            since: now,
-        });
+        let record = self
+            .0
+            .entry(host.uid.clone())
+            .or_insert_with(|| EjectionRecord {
+                host: host.clone(),
+                times: 0,
+                until: None,
+                since: now,
+            });
         let quiet = now.saturating_duration_since(record.since).as_millis();
         let forgotten = quiet / policy.interval.as_millis().max(1);
         let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
         record.times = record.times.saturating_sub(forgotten).saturating_add(1);
-        let longest = MAX_EJECTION.max(policy.base_ejection);
+        let longest = MAX_EJECTION_TIME.max(policy.base_ejection);
         let duration = policy.base_ejection.saturating_mul(record.times);
         let duration = duration.min(longest);
         record.until = Some(now + duration);
@@ -161,9 +168,9 @@ impl Outliers {
             if record.until.is_some_and(|until| until <= now) {
                 record.until = None;
                 record.since = now;
-                clear(&record.host.server_errors);
-                clear(&record.host.gateway_errors);
-                clear(&record.host.local_failures);
+                reset_counter(&record.host.server_errors);
+                reset_counter(&record.host.gateway_errors);
+                reset_counter(&record.host.local_failures);
                 record.host.is_ejected.store(false, Relaxed);
             }
         }
@@ -171,12 +178,12 @@ impl Outliers {
     }
 
     /// Removes endpoints that do not exist any more.
-    pub(crate) fn keep(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
+    pub(crate) fn retain_hosts(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
         self.0.retain(|uid, _| is_current(uid));
     }
 
     /// Ends all ejections, and resets their numbers.
-    pub(crate) fn clear(&mut self) {
+    pub(crate) fn clear_ejections(&mut self) {
         for (_, record) in self.0.drain() {
             record.host.is_ejected.store(false, Relaxed);
         }

@@ -16,14 +16,14 @@ use ambit_model::{Balancing, DestinationPolicy};
 use rand::{Rng as _, RngCore};
 
 use crate::{
-    group::{Group, View},
+    group::{HostView, WeightedGroup},
     host::{Candidate, Host},
-    locality::{PriorityGroup, Topology, priority_group, shares},
+    locality::{PriorityGroup, Topology, configured_distribution, priority_group},
 };
 
 /// Overprovisioning factor in percent, as in Envoy: a priority with less than a third of its endpoints ejected keeps
 /// all requests.
-const OVERPROVISIONING: u32 = 140;
+const OVERPROVISIONING_PERCENT: u32 = 140;
 
 /// Snapshot of a destination's endpoints, grouped by priority and locality.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Pool<E> {
 
 #[derive(Debug)]
 struct Tier {
-    groups: Vec<Group>,
+    groups: Vec<WeightedGroup>,
     size: u32,
     healthy: AtomicU32,
 }
@@ -57,9 +57,9 @@ pub(crate) struct PoolQuery<'a> {
     pub(crate) active: u32,
 }
 
-struct Now<'a, E> {
+struct PickState<'a, E> {
     pool: &'a Pool<E>,
-    question: PoolQuery<'a>,
+    query: PoolQuery<'a>,
     /// Whether ejections are ignored, since too few endpoints are healthy (panic mode).
     is_panic: bool,
 }
@@ -88,7 +88,7 @@ impl<E> Pool<E> {
             Balancing::Hash(policy) => Some(policy.table),
             _ => None,
         };
-        let shares = shares(&policy.locality, own);
+        let shares = configured_distribution(&policy.locality, own);
         let share = |part: usize| {
             let of_part = shares.and_then(|shares| shares.to.get(part));
             of_part.map_or(100, |(_, share)| *share)
@@ -98,11 +98,11 @@ impl<E> Pool<E> {
             of.map(|(host, _)| host.uid.to_string()).unwrap_or_default()
         };
         let tiers = by_tier.into_values().map(|parts| Tier {
-            size: parts.values().map(|part| count(part.len())).sum(),
+            size: parts.values().map(|part| saturating_u32(part.len())).sum(),
             healthy: AtomicU32::default(),
             groups: parts
                 .into_iter()
-                .map(|(part, members)| Group::new(share(part), members, hashed, name))
+                .map(|(part, members)| WeightedGroup::new(share(part), members, hashed, name))
                 .collect(),
         });
         Self {
@@ -120,14 +120,14 @@ impl<E> Pool<E> {
     }
 
     /// Counts the healthy endpoints again if ejections have begun or ended.
-    fn recount(&self, health: u64) {
+    fn recount_healthy(&self, health: u64) {
         if self.counted.load(Acquire) == health {
             return;
         }
         let mut all = 0;
         for tier in &self.tiers {
-            let members = tier.groups.iter().flat_map(Group::members);
-            let healthy = count(members.filter(|index| !self.is_ejected(*index)).count());
+            let members = tier.groups.iter().flat_map(WeightedGroup::members);
+            let healthy = saturating_u32(members.filter(|index| !self.is_ejected(*index)).count());
             tier.healthy.store(healthy, Relaxed);
             all += healthy;
         }
@@ -135,24 +135,28 @@ impl<E> Pool<E> {
         self.counted.store(health, Release);
     }
 
-    pub(crate) fn choose(&self, question: PoolQuery<'_>, rng: &mut dyn RngCore) -> Option<usize> {
-        self.recount(question.health);
+    pub(crate) fn pick_host(
+        &self,
+        question: PoolQuery<'_>,
+        rng: &mut dyn RngCore,
+    ) -> Option<usize> {
+        self.recount_healthy(question.health);
         let size: u32 = self.tiers.iter().map(|tier| tier.size).sum();
         let healthy = self.healthy.load(Relaxed);
         let outliers = question.policy.outliers.as_ref();
         let least = outliers.map_or(0, |policy| policy.min_health_percent);
-        let now = Now {
+        let now = PickState {
             pool: self,
-            question,
+            query: question,
             is_panic: u64::from(healthy) * 100 < u64::from(least) * u64::from(size),
         };
-        let first = self.tier(&now, rng);
+        let first = self.pick_tier(&now, rng);
         let rest = (0..self.tiers.len()).filter(|index| *index != first);
         for index in std::iter::once(first).chain(rest) {
             let Some(tier) = self.tiers.get(index) else {
                 continue;
             };
-            if let Some(index) = now.choose_in(tier, rng) {
+            if let Some(index) = now.pick_in_tier(tier, rng) {
                 return Some(index as usize);
             }
         }
@@ -160,13 +164,13 @@ impl<E> Pool<E> {
     }
 
     /// Picks the priority whose endpoints are tried first, in proportion to the priorities' healthy endpoints.
-    fn tier(&self, now: &Now<'_, E>, rng: &mut dyn RngCore) -> usize {
+    fn pick_tier(&self, now: &PickState<'_, E>, rng: &mut dyn RngCore) -> usize {
         if now.is_panic || self.tiers.len() < 2 {
             return 0;
         }
         let suffices = |tier: &Tier| {
             let healthy = u64::from(tier.healthy.load(Relaxed));
-            (healthy * u64::from(OVERPROVISIONING) / u64::from(tier.size.max(1))).min(100)
+            (healthy * u64::from(OVERPROVISIONING_PERCENT) / u64::from(tier.size.max(1))).min(100)
         };
         // Usually the first tier gets all requests.
         let Some(of_first) = self.tiers.first().map(suffices) else {
@@ -179,7 +183,7 @@ impl<E> Pool<E> {
         if all == 0 {
             return 0;
         }
-        let mut drawn = match now.question.hash {
+        let mut drawn = match now.query.hash {
             Some(hash) => hash % all,
             None => rng.random_range(0..all),
         };
@@ -194,18 +198,19 @@ impl<E> Pool<E> {
     }
 }
 
-impl<E> Now<'_, E> {
-    fn choose_in(&self, tier: &Tier, rng: &mut dyn RngCore) -> Option<u32> {
-        let PoolQuery { policy, hash, .. } = self.question;
-        let choose =
-            |group: &Group, rng: &mut dyn RngCore| group.choose(&policy.balancing, hash, self, rng);
+impl<E> PickState<'_, E> {
+    fn pick_in_tier(&self, tier: &Tier, rng: &mut dyn RngCore) -> Option<u32> {
+        let PoolQuery { policy, hash, .. } = self.query;
+        let choose = |group: &WeightedGroup, rng: &mut dyn RngCore| {
+            group.pick(&policy.balancing, hash, self, rng)
+        };
         let groups = tier.groups.as_slice();
         if let [only] = groups {
             return choose(only, rng);
         }
         // A part keeps its share as long as any of its endpoints is left.
-        let is_alive = |group: &&Group| group.members().any(|index| self.is_usable(index));
-        let alive: Vec<&Group> = groups.iter().filter(is_alive).collect();
+        let is_alive = |group: &&WeightedGroup| group.members().any(|index| self.is_usable(index));
+        let alive: Vec<&WeightedGroup> = groups.iter().filter(is_alive).collect();
         let all: u64 = alive.iter().map(|group| u64::from(group.share)).sum();
         let mut drawn = match hash {
             _ if all == 0 => 0,
@@ -223,42 +228,42 @@ impl<E> Now<'_, E> {
     }
 }
 
-impl<E> View for Now<'_, E> {
+impl<E> HostView for PickState<'_, E> {
     fn is_usable(&self, index: u32) -> bool {
         let Some((host, _)) = self.pool.hosts.get(index as usize) else {
             return false;
         };
-        (self.is_panic || !host.is_ejected()) && !self.question.failed.contains(&host.uid)
+        (self.is_panic || !host.is_ejected()) && !self.query.failed.contains(&host.uid)
     }
 
-    fn warmth(&self, index: u32) -> f64 {
-        let Some(warmup) = &self.question.policy.warmup else {
+    fn warmup_factor(&self, index: u32) -> f64 {
+        let Some(warmup) = &self.query.policy.warmup else {
             return 1.0;
         };
         let host = self.pool.hosts.get(index as usize);
-        host.map_or(1.0, |(host, _)| host.warmth(warmup, self.question.now))
+        host.map_or(1.0, |(host, _)| host.warmup_factor(warmup, self.query.now))
     }
 
-    fn load(&self, index: u32) -> u32 {
+    fn active_requests(&self, index: u32) -> u32 {
         let host = self.pool.hosts.get(index as usize);
         host.map_or(u32::MAX, |(host, _)| host.active.load(Relaxed))
     }
 
-    fn is_within_bound(&self, index: u32, weight: u32) -> bool {
-        let Balancing::Hash(policy) = &self.question.policy.balancing else {
+    fn is_within_load_bound(&self, index: u32, weight: u32) -> bool {
+        let Balancing::Hash(policy) = &self.query.policy.balancing else {
             return true;
         };
         if policy.balance_factor == 0 {
             return true;
         }
         // Share of all active requests, with this one.
-        let all = u64::from(self.question.active) + 1;
+        let all = u64::from(self.query.active) + 1;
         let share = all * u64::from(weight) * u64::from(policy.balance_factor.max(100));
         let bound = share.div_ceil(self.pool.total_weight.max(1) * 100);
-        u64::from(self.load(index)) < bound
+        u64::from(self.active_requests(index)) < bound
     }
 }
 
-fn count(of: usize) -> u32 {
+fn saturating_u32(of: usize) -> u32 {
     u32::try_from(of).unwrap_or(u32::MAX)
 }

@@ -10,7 +10,7 @@ use std::{
 
 /// Rate and burst of a token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
+pub struct RateLimit {
     /// Requests per interval.
     pub requests: u32,
     /// Interval of the rate.
@@ -19,24 +19,25 @@ pub struct Rate {
     pub burst: u32,
 }
 
-impl Rate {
+impl RateLimit {
     /// Returns the time in which one token is added, in nanoseconds.
-    fn step(&self) -> u64 {
+    fn nanoseconds_per_token(&self) -> u64 {
         let per = u64::try_from(self.per.as_nanos()).unwrap_or(u64::MAX);
         (per / u64::from(self.requests.max(1))).max(1)
     }
 
     /// Returns the time in which an empty bucket is filled, in nanoseconds.
-    fn depth(&self) -> u64 {
-        self.step().saturating_mul(self.burst.max(1).into())
+    fn burst_nanoseconds(&self) -> u64 {
+        self.nanoseconds_per_token()
+            .saturating_mul(self.burst.max(1).into())
     }
 }
 
 /// Token buckets of one rate limit, by key.
 #[derive(Debug)]
-pub struct Buckets {
-    rate: Rate,
-    most: usize,
+pub struct TokenBuckets {
+    rate: RateLimit,
+    max_keys: usize,
     born: Instant,
     /// Time at which each bucket is full again, in nanoseconds from `born`.
     full_at: HashMap<u128, u64>,
@@ -57,17 +58,17 @@ pub struct RateLimitDecision {
     pub reset: Duration,
 }
 
-impl Buckets {
+impl TokenBuckets {
     /// Returns the number of keys with a bucket of their own.
-    pub fn keys(&self) -> usize {
+    pub fn key_count(&self) -> usize {
         self.full_at.len()
     }
 
     /// Creates the buckets for at most `most` keys; all further keys share one bucket.
-    pub fn new(rate: Rate, most: usize, now: Instant) -> Self {
+    pub fn new(rate: RateLimit, most: usize, now: Instant) -> Self {
         Self {
             rate,
-            most,
+            max_keys: most,
             born: now,
             full_at: HashMap::new(),
             others: 0,
@@ -76,17 +77,20 @@ impl Buckets {
     }
 
     /// Takes a token from a key's bucket, and decides whether the request passes.
-    pub fn take(&mut self, key: u128, now: Instant) -> RateLimitDecision {
+    pub fn try_take_token(&mut self, key: u128, now: Instant) -> RateLimitDecision {
         let since = now.saturating_duration_since(self.born).as_nanos();
         let now = u64::try_from(since).unwrap_or(u64::MAX);
-        let (step, depth) = (self.rate.step(), self.rate.depth());
+        let (step, depth) = (
+            self.rate.nanoseconds_per_token(),
+            self.rate.burst_nanoseconds(),
+        );
         let is_known = self.full_at.contains_key(&key);
-        if !is_known && self.full_at.len() >= self.most && now >= self.sweep {
+        if !is_known && self.full_at.len() >= self.max_keys && now >= self.sweep {
             self.full_at.retain(|_, full_at| *full_at > now);
             // Swept rarely: no bucket can be full before it had the time to fill.
             self.sweep = now.saturating_add(step.max(1_000_000_000));
         }
-        let has_place = is_known || self.full_at.len() < self.most;
+        let has_place = is_known || self.full_at.len() < self.max_keys;
         let full_at = match has_place {
             true => self.full_at.get(&key).copied().unwrap_or(now),
             false => self.others,
@@ -129,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    const RATE: Rate = Rate {
+    const RATE: RateLimit = RateLimit {
         requests: 10,
         per: Duration::from_secs(1),
         burst: 3,
@@ -139,45 +143,63 @@ mod tests {
     #[test]
     fn burst_passes_then_the_rate_applies() {
         let start = Instant::now();
-        let mut buckets = Buckets::new(RATE, 10, start);
-        let remaining: Vec<u32> = (0..3).map(|_| buckets.take(1, start).remaining).collect();
+        let mut buckets = TokenBuckets::new(RATE, 10, start);
+        let remaining: Vec<u32> = (0..3)
+            .map(|_| buckets.try_take_token(1, start).remaining)
+            .collect();
         assert_eq!(remaining, [2, 1, 0]);
-        let refused = buckets.take(1, start);
+        let refused = buckets.try_take_token(1, start);
         assert_eq!(refused.retry_after, Some(TENTH));
         assert_eq!(refused.remaining, 0);
         assert_eq!(refused.reset, TENTH * 3);
         // A rejected request takes no token.
-        assert!(buckets.take(1, start + TENTH).retry_after.is_none());
-        assert!(buckets.take(1, start + TENTH).retry_after.is_some());
+        assert!(
+            buckets
+                .try_take_token(1, start + TENTH)
+                .retry_after
+                .is_none()
+        );
+        assert!(
+            buckets
+                .try_take_token(1, start + TENTH)
+                .retry_after
+                .is_some()
+        );
         // Tokens accumulate up to the burst only.
         let later = start + Duration::from_secs(3600);
-        let passed = (0..10).filter(|_| buckets.take(1, later).retry_after.is_none());
+        let passed = (0..10).filter(|_| buckets.try_take_token(1, later).retry_after.is_none());
         assert_eq!(passed.count(), 3);
     }
 
     #[test]
     fn keys_have_buckets_of_their_own() {
         let start = Instant::now();
-        let mut buckets = Buckets::new(Rate { burst: 1, ..RATE }, 10, start);
-        assert!(buckets.take(1, start).retry_after.is_none());
-        assert!(buckets.take(1, start).retry_after.is_some());
-        assert!(buckets.take(2, start).retry_after.is_none());
+        let mut buckets = TokenBuckets::new(RateLimit { burst: 1, ..RATE }, 10, start);
+        assert!(buckets.try_take_token(1, start).retry_after.is_none());
+        assert!(buckets.try_take_token(1, start).retry_after.is_some());
+        assert!(buckets.try_take_token(2, start).retry_after.is_none());
     }
 
     #[test]
     fn excess_keys_share_one_bucket_until_others_refill() {
         let start = Instant::now();
-        let mut buckets = Buckets::new(Rate { burst: 1, ..RATE }, 2, start);
+        let mut buckets = TokenBuckets::new(RateLimit { burst: 1, ..RATE }, 2, start);
         for key in [1, 2, 3] {
-            assert!(buckets.take(key, start).retry_after.is_none(), "{key}");
+            assert!(
+                buckets.try_take_token(key, start).retry_after.is_none(),
+                "{key}"
+            );
         }
         for key in [4, 5] {
-            assert!(buckets.take(key, start).retry_after.is_some(), "{key}");
+            assert!(
+                buckets.try_take_token(key, start).retry_after.is_some(),
+                "{key}"
+            );
         }
         assert_eq!(buckets.len(), 2);
         let later = start + Duration::from_secs(2);
-        assert!(buckets.take(6, later).retry_after.is_none());
-        assert!(buckets.take(7, later).retry_after.is_none());
+        assert!(buckets.try_take_token(6, later).retry_after.is_none());
+        assert!(buckets.try_take_token(7, later).retry_after.is_none());
         assert_eq!(buckets.len(), 2);
     }
 
@@ -188,19 +210,19 @@ mod tests {
             burst in 1..20_u32,
             waits in prop::collection::vec(0..200_u64, 1..200),
         ) {
-            let rate = Rate { requests, per: Duration::from_secs(1), burst };
+            let rate = RateLimit { requests, per: Duration::from_secs(1), burst };
             let start = Instant::now();
-            let mut buckets = Buckets::new(rate, 1, start);
+            let mut buckets = TokenBuckets::new(rate, 1, start);
             let (mut passed, mut elapsed) = (0_u64, 0);
             for wait in waits {
                 elapsed += wait;
-                let decision = buckets.take(7, start + Duration::from_millis(elapsed));
+                let decision = buckets.try_take_token(7, start + Duration::from_millis(elapsed));
                 passed += u64::from(decision.retry_after.is_none());
                 if let Some(after) = decision.retry_after {
                     let then = start + Duration::from_millis(elapsed) + after;
-                    let mut again = Buckets::new(rate, 1, start);
+                    let mut again = TokenBuckets::new(rate, 1, start);
                     again.full_at.clone_from(&buckets.full_at);
-                    prop_assert!(again.take(7, then).retry_after.is_none());
+                    prop_assert!(again.try_take_token(7, then).retry_after.is_none());
                 }
             }
             let step = 1_000_000_000 / u64::from(requests);

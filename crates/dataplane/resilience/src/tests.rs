@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use ambit_model::{Balancing, DestinationPolicy, HashPolicy, HashSource, HashTable, Locality};
 use rand::{SeedableRng as _, rngs::SmallRng};
 
-use crate::{Candidate, Chosen, Destination, NoEndpoint, PickRequest, Topology};
+use crate::{Candidate, Destination, NoEndpoint, PickRequest, PickedEndpoint, Topology};
 
 /// Destination whose endpoints are numbers.
-struct Scene {
+struct TestDestination {
     destination: Destination<u32>,
     now: Instant,
     rng: SmallRng,
@@ -42,7 +42,7 @@ fn candidate(number: u32, weight: u32, locality: &str) -> Candidate<u32> {
     }
 }
 
-fn many(count: u32) -> Vec<Candidate<u32>> {
+fn candidates(count: u32) -> Vec<Candidate<u32>> {
     (0..count).map(|number| candidate(number, 1, "")).collect()
 }
 
@@ -57,7 +57,7 @@ fn hashing(table: HashTable, balance_factor: u32) -> DestinationPolicy {
     }
 }
 
-impl Scene {
+impl TestDestination {
     fn new(policy: DestinationPolicy, candidates: Vec<Candidate<u32>>) -> Self {
         let now = Instant::now();
         let mut scene = Self {
@@ -78,33 +78,34 @@ impl Scene {
             .update(self.revision, self.now, &own, || candidates);
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         self.now += time;
     }
 
-    fn choose(&mut self, wish: PickRequest<'_>) -> Result<Chosen<u32>, NoEndpoint> {
-        self.destination.choose(wish, self.now, &mut self.rng)
+    fn pick(&mut self, wish: PickRequest<'_>) -> Result<PickedEndpoint<u32>, NoEndpoint> {
+        self.destination
+            .pick_endpoint(wish, self.now, &mut self.rng)
     }
 
-    fn any(&mut self) -> Chosen<u32> {
-        self.choose(PickRequest::default()).unwrap()
+    fn pick_any(&mut self) -> PickedEndpoint<u32> {
+        self.pick(PickRequest::default()).unwrap()
     }
 
     /// Picks endpoints for a number of requests, and counts how often each is picked.
-    fn shares(&mut self, requests: u32) -> std::collections::BTreeMap<u32, u32> {
+    fn count_picks(&mut self, requests: u32) -> std::collections::BTreeMap<u32, u32> {
         let mut shares = std::collections::BTreeMap::new();
         for _ in 0..requests {
-            let number = *self.any().endpoint().unwrap();
+            let number = *self.pick_any().endpoint().unwrap();
             *shares.entry(number).or_default() += 1;
         }
         shares
     }
 
-    fn hashed(&mut self, hash: u64) -> u32 {
+    fn pick_by_hash(&mut self, hash: u64) -> u32 {
         let wish = PickRequest {
             hash: Some(hash),
             ..PickRequest::default()
         };
-        *self.choose(wish).unwrap().endpoint().unwrap()
+        *self.pick(wish).unwrap().endpoint().unwrap()
     }
 }

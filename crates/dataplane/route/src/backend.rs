@@ -11,9 +11,9 @@ use rand::RngCore;
 
 use crate::{
     MeshTable, Route, RouteError, WorkloadRef,
-    balance::{Mode, Vantage, select_ip},
+    balance::{ClientLocation, EndpointPurpose, select_ip},
     gateway::service_waypoint,
-    outbound::{direct, tunnel_to_waypoint},
+    outbound::{route_direct, tunnel_to_waypoint},
 };
 
 /// Request that a waypoint forwards, with the inputs for choosing an endpoint.
@@ -48,11 +48,11 @@ pub struct BackendEndpoint {
 }
 
 /// Returns the number of active requests at an address.
-pub type LoadAt<'a> = &'a dyn Fn(SocketAddr) -> usize;
+pub type ActiveRequestsAt<'a> = &'a dyn Fn(SocketAddr) -> usize;
 
 impl BackendRequest<'_> {
-    fn vantage(&self) -> Vantage<'_> {
-        Vantage {
+    fn client_location(&self) -> ClientLocation<'_> {
+        ClientLocation {
             failed: self.failed,
             ..self.waypoint.into()
         }
@@ -90,7 +90,7 @@ impl MeshTable {
         request: &BackendRequest<'_>,
         name: &NamespacedHostname,
         port: u16,
-        load: Option<LoadAt<'_>>,
+        load: Option<ActiveRequestsAt<'_>>,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let none = || RouteError::NoHealthyUpstream {
@@ -104,9 +104,16 @@ impl MeshTable {
         {
             return self.through_waypoint_of(request, service, port, gateway, rng);
         }
-        let vantage = request.vantage();
+        let client_location = request.client_location();
         let draw = |rng: &mut dyn RngCore| {
-            self.balance(vantage, service, endpoints, port, Mode::Standard, rng)
+            self.balance(
+                client_location,
+                service,
+                endpoints,
+                port,
+                EndpointPurpose::ClientConnection,
+                rng,
+            )
         };
         let mut drawn = draw(rng).ok_or_else(none)?;
         if let (Some(load), Some(second)) = (load, load.and_then(|_| draw(rng))) {
@@ -119,7 +126,7 @@ impl MeshTable {
             }
         }
         let (workload, target) = drawn;
-        self.to_backend(request, workload, target, Some(service), rng)
+        self.route_to_chosen_endpoint(request, workload, target, Some(service), rng)
     }
 
     /// Revision of a service's endpoints, which changes with any of them. `None` if the waypoint does not choose among
@@ -146,7 +153,7 @@ impl MeshTable {
         let Some((service, endpoints)) = self.services.by_name(name) else {
             return Vec::new();
         };
-        let usable = self.all_usable(request.vantage(), service, endpoints, port);
+        let usable = self.eligible_endpoints(request.client_location(), service, endpoints, port);
         let all = usable
             .into_iter()
             .map(|(workload, port, rank)| BackendEndpoint {
@@ -163,7 +170,7 @@ impl MeshTable {
     /// # Errors
     ///
     /// When the endpoint has no address, or must be entered through a waypoint that is not found.
-    pub fn backend_at(
+    pub fn route_to_endpoint(
         &self,
         request: &BackendRequest<'_>,
         name: &NamespacedHostname,
@@ -171,7 +178,7 @@ impl MeshTable {
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let service = self.service(name);
-        self.to_backend(request, &endpoint.workload, endpoint.port, service, rng)
+        self.route_to_chosen_endpoint(request, &endpoint.workload, endpoint.port, service, rng)
     }
 
     /// Routes to a pod that the client addressed by IP.
@@ -179,7 +186,7 @@ impl MeshTable {
     /// # Errors
     ///
     /// When the pod has no address, or must be entered through a waypoint that is not found.
-    pub fn backend_pod(
+    pub fn route_to_pod(
         &self,
         request: &BackendRequest<'_>,
         workload: &WorkloadRef,
@@ -190,7 +197,7 @@ impl MeshTable {
                 workload: workload.uid().clone(),
             });
         }
-        direct(workload, dst.ip(), dst.port(), None)
+        route_direct(workload, dst.ip(), dst.port(), None)
     }
 
     /// Routes to the waypoint of a backend's service, with the service as target.
@@ -223,7 +230,7 @@ impl MeshTable {
                 port,
             })?;
         let found = self
-            .find_gateway(request.vantage(), gateway, vip.address, rng)
+            .find_gateway(request.client_location(), gateway, vip.address, rng)
             .filter(|found| *found.workload.network() == request.waypoint.network)
             .ok_or_else(unknown)?;
         let target = SocketAddr::new(vip.address, port);
@@ -232,7 +239,7 @@ impl MeshTable {
 
     /// Routes to an endpoint that the waypoint has chosen. If the endpoint has another waypoint, the route is a
     /// tunnel to that one for the endpoint's address, so that two waypoints never loop a request.
-    fn to_backend(
+    fn route_to_chosen_endpoint(
         &self,
         request: &BackendRequest<'_>,
         workload: &WorkloadRef,
@@ -251,7 +258,7 @@ impl MeshTable {
         let dialled = request.endpoint_ip(workload, service);
         let Some(attached) = other else {
             let dialled = dialled.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            return direct(workload, dialled, port, service);
+            return route_direct(workload, dialled, port, service);
         };
         let target = SocketAddr::new(dialled.ok_or_else(missing)?, port);
         let found = self

@@ -24,21 +24,21 @@ use crate::{
 };
 
 /// Maximum random draws before all endpoints are evaluated instead.
-const DRAWS: usize = 16;
+const MAX_RANDOM_DRAWS: usize = 16;
 
 /// Purpose of the chosen endpoint, which determines the eligible ones.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Mode<'a> {
+pub(crate) enum EndpointPurpose<'a> {
     /// Connection of a client: the service must have the dialed port.
-    Standard,
+    ClientConnection,
     /// Tunnel to a waypoint: an endpoint that terminates HBONE itself needs no port in the service. If the record
     /// names the identities of the waypoint's pods, no other pod is eligible, whatever its labels.
-    Waypoint(Option<&'a [Identity]>),
+    WaypointTunnel(Option<&'a [Identity]>),
 }
 
 /// Client of the chosen endpoint: its location, and the endpoints that it has tried.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Vantage<'a> {
+pub(crate) struct ClientLocation<'a> {
     pub(crate) address: Option<IpAddr>,
     pub(crate) network: &'a ArcStr,
     pub(crate) node: &'a ArcStr,
@@ -48,7 +48,7 @@ pub(crate) struct Vantage<'a> {
     pub(crate) failed: &'a [ArcStr],
 }
 
-impl<'a> From<&'a Workload> for Vantage<'a> {
+impl<'a> From<&'a Workload> for ClientLocation<'a> {
     fn from(source: &'a Workload) -> Self {
         Self {
             address: source.workload_ips.first().copied(),
@@ -65,41 +65,43 @@ impl MeshTable {
     /// Chooses an endpoint of `service`, and returns it with its target port; `None` if no endpoint is usable.
     pub(crate) fn balance(
         &self,
-        vantage: Vantage<'_>,
+        client_location: ClientLocation<'_>,
         service: &Service,
         endpoints: &Endpoints,
         port: u16,
-        mode: Mode<'_>,
+        mode: EndpointPurpose<'_>,
         rng: &mut dyn RngCore,
     ) -> Option<(&WorkloadRef, u16)> {
         let default = LoadBalancing::default();
-        let choice = self.choice(vantage, service, &default, port, mode);
-        if let (true, Some(client)) = (service.session_affinity, vantage.address) {
-            return choice.stick(endpoints, client);
+        let choice = self.endpoint_choice(client_location, service, &default, port, mode);
+        if let (true, Some(client)) = (service.session_affinity, client_location.address) {
+            return choice.pick_by_client_hash(endpoints, client);
         }
         let chosen = match choice.balancing.mode {
             LbMode::Standard | LbMode::Passthrough => choice
-                .sample(endpoints, rng)
-                .or_else(|| choice.scan(endpoints, rng)),
-            LbMode::Strict | LbMode::Failover => choice.scan(endpoints, rng),
+                .pick_at_random(endpoints, rng)
+                .or_else(|| choice.pick_by_scan(endpoints, rng)),
+            LbMode::Strict | LbMode::Failover => choice.pick_by_scan(endpoints, rng),
         };
         chosen.or_else(|| match mode {
             // Terminating pods of a waypoint serve as long as no other does. One that cannot refuses at once.
-            Mode::Waypoint(_) => choice.with_unready().scan(endpoints, rng),
-            Mode::Standard => None,
+            EndpointPurpose::WaypointTunnel(_) => {
+                choice.with_unready().pick_by_scan(endpoints, rng)
+            }
+            EndpointPurpose::ClientConnection => None,
         })
     }
 
     /// Returns the algorithm by which a service's endpoints are chosen.
-    fn choice<'t, 'a>(
+    fn endpoint_choice<'t, 'a>(
         &'t self,
-        vantage: Vantage<'a>,
+        client_location: ClientLocation<'a>,
         service: &'a Service,
         default: &'a LoadBalancing,
         port: u16,
-        mode: Mode<'a>,
-    ) -> Choice<'t, 'a> {
-        Choice {
+        mode: EndpointPurpose<'a>,
+    ) -> EndpointChoice<'t, 'a> {
+        EndpointChoice {
             workloads: &self.workloads,
             name: service.namespaced_hostname(),
             service_target: service.ports.get(&port).copied(),
@@ -109,25 +111,31 @@ impl MeshTable {
                 .unwrap_or(default)
                 .health_policy,
             balancing: service.load_balancing.as_ref().unwrap_or(default),
-            vantage,
+            client_location,
             port,
             mode,
         }
     }
 
     /// Iterates over the eligible endpoints of `service` with their target ports and locality ranks.
-    pub(crate) fn all_usable(
+    pub(crate) fn eligible_endpoints(
         &self,
-        vantage: Vantage<'_>,
+        client_location: ClientLocation<'_>,
         service: &Service,
         endpoints: &Endpoints,
         port: u16,
     ) -> Vec<(&WorkloadRef, u16, usize)> {
         let default = LoadBalancing::default();
-        let choice = self.choice(vantage, service, &default, port, Mode::Standard);
+        let choice = self.endpoint_choice(
+            client_location,
+            service,
+            &default,
+            port,
+            EndpointPurpose::ClientConnection,
+        );
         let slots = endpoints.usable(choice.health_policy);
         let usable = slots.filter_map(|slot| {
-            let (workload, port) = choice.usable(slot)?;
+            let (workload, port) = choice.eligible_endpoint(slot)?;
             Some((workload, port, choice.rank(workload)?))
         });
         usable.collect()
@@ -135,28 +143,32 @@ impl MeshTable {
 }
 
 /// Whether a workload is eligible, regardless of its addresses.
-pub(crate) fn is_candidate(workload: &WorkloadRef, vantage: Vantage<'_>, mode: Mode<'_>) -> bool {
+pub(crate) fn is_candidate(
+    workload: &WorkloadRef,
+    client_location: ClientLocation<'_>,
+    mode: EndpointPurpose<'_>,
+) -> bool {
     let has_accepted_identity = match mode {
-        Mode::Waypoint(Some(identities)) => identities
+        EndpointPurpose::WaypointTunnel(Some(identities)) => identities
             .iter()
             .any(|identity| workload.has_identity(identity)),
-        Mode::Waypoint(None) | Mode::Standard => true,
+        EndpointPurpose::WaypointTunnel(None) | EndpointPurpose::ClientConnection => true,
     };
-    has_accepted_identity && !vantage.failed.contains(workload.uid())
+    has_accepted_identity && !client_location.failed.contains(workload.uid())
 }
 
-struct Choice<'t, 'a> {
+struct EndpointChoice<'t, 'a> {
     workloads: &'t Workloads,
     name: NamespacedHostname,
     service_target: Option<u16>,
     health_policy: HealthPolicy,
     balancing: &'a LoadBalancing,
-    vantage: Vantage<'a>,
+    client_location: ClientLocation<'a>,
     port: u16,
-    mode: Mode<'a>,
+    mode: EndpointPurpose<'a>,
 }
 
-impl<'t> Choice<'t, '_> {
+impl<'t> EndpointChoice<'t, '_> {
     /// Includes endpoints that are not ready.
     fn with_unready(self) -> Self {
         Self {
@@ -166,7 +178,7 @@ impl<'t> Choice<'t, '_> {
     }
 
     /// Chooses an endpoint by random draws in constant time; `None` if all draws fail.
-    fn sample(
+    fn pick_at_random(
         &self,
         endpoints: &Endpoints,
         rng: &mut dyn RngCore,
@@ -179,13 +191,13 @@ impl<'t> Choice<'t, '_> {
         if count == 0 || endpoints.max_capacity == 0 {
             return None;
         }
-        for _ in 0..DRAWS {
+        for _ in 0..MAX_RANDOM_DRAWS {
             let drawn = rng.random_range(0..count);
             let slot = endpoints
                 .ready
                 .get(drawn)
                 .or_else(|| endpoints.unready.get(drawn - endpoints.ready.len()))?;
-            let Some((workload, port)) = self.usable(*slot) else {
+            let Some((workload, port)) = self.eligible_endpoint(*slot) else {
                 continue;
             };
             let capacity = workload.template().capacity;
@@ -200,12 +212,16 @@ impl<'t> Choice<'t, '_> {
 
     /// Chooses an endpoint by evaluating all: among endpoints of the best rank each replaces the current choice with
     /// the probability of its share of the capacity so far, so that the result is proportional to capacity.
-    fn scan(&self, endpoints: &Endpoints, rng: &mut dyn RngCore) -> Option<(&'t WorkloadRef, u16)> {
+    fn pick_by_scan(
+        &self,
+        endpoints: &Endpoints,
+        rng: &mut dyn RngCore,
+    ) -> Option<(&'t WorkloadRef, u16)> {
         let mut best_rank = 0;
         let mut seen: u64 = 0;
         let mut chosen = None;
         for slot in endpoints.usable(self.health_policy) {
-            let Some((workload, port)) = self.usable(slot) else {
+            let Some((workload, port)) = self.eligible_endpoint(slot) else {
                 continue;
             };
             let Some(rank) = self.rank(workload) else {
@@ -230,10 +246,14 @@ impl<'t> Choice<'t, '_> {
 
     /// Chooses the endpoint by the client's address (weighted rendezvous hashing): among endpoints of the best rank,
     /// the one with the highest hash of its name and the client's address, weighted by capacity.
-    fn stick(&self, endpoints: &Endpoints, client: IpAddr) -> Option<(&'t WorkloadRef, u16)> {
+    fn pick_by_client_hash(
+        &self,
+        endpoints: &Endpoints,
+        client: IpAddr,
+    ) -> Option<(&'t WorkloadRef, u16)> {
         let usable = endpoints.usable(self.health_policy).filter_map(|slot| {
-            let (workload, port) = self.usable(slot)?;
-            let score = score(client, workload.uid(), workload.template().capacity);
+            let (workload, port) = self.eligible_endpoint(slot)?;
+            let score = rendezvous_score(client, workload.uid(), workload.template().capacity);
             Some(((self.rank(workload)?, score), (workload, port)))
         });
         let best = usable.max_by(|((a_rank, a), _), ((b_rank, b), _)| {
@@ -243,13 +263,13 @@ impl<'t> Choice<'t, '_> {
     }
 
     /// Returns the endpoint in a slot with its target port, unless it is not eligible.
-    fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
+    fn eligible_endpoint(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
-        if template.capacity == 0 || !is_candidate(workload, self.vantage, self.mode) {
+        if template.capacity == 0 || !is_candidate(workload, self.client_location, self.mode) {
             return None;
         }
-        let elsewhere = template.network != *self.vantage.network;
+        let elsewhere = template.network != *self.client_location.network;
         let reachable = !workload.ips().is_empty()
             || !template.hostname.is_empty()
             || (elsewhere && template.network_gateway.is_some());
@@ -267,9 +287,11 @@ impl<'t> Choice<'t, '_> {
             .and_then(|tunnel| tunnel.port);
         let port = match (self.mode, self.service_target) {
             // The service must list the port.
-            (Mode::Standard, None) => return None,
-            (Mode::Standard, Some(_)) => own.or(by_service)?,
-            (Mode::Waypoint(_), _) => own.or(by_service).or_else(|| tunnel.map(|_| self.port))?,
+            (EndpointPurpose::ClientConnection, None) => return None,
+            (EndpointPurpose::ClientConnection, Some(_)) => own.or(by_service)?,
+            (EndpointPurpose::WaypointTunnel(_), _) => {
+                own.or(by_service).or_else(|| tunnel.map(|_| self.port))?
+            }
         };
         Some((workload, port))
     }
@@ -281,7 +303,7 @@ impl<'t> Choice<'t, '_> {
             LbMode::Standard | LbMode::Passthrough => Some(0),
             LbMode::Strict => scopes
                 .iter()
-                .all(|scope| self.shares(*scope, workload))
+                .all(|scope| self.is_in_same_scope(*scope, workload))
                 .then_some(0),
             LbMode::Failover => Some(self.failover_rank(scopes, workload)),
         }
@@ -291,7 +313,7 @@ impl<'t> Choice<'t, '_> {
         // A leading network scope outranks all others together and does not end the comparison: an
         // endpoint in the other network may still be the closest of that network.
         let (bonus, rest) = match scopes.split_first() {
-            Some((LbScope::Network, rest)) if self.shares(LbScope::Network, workload) => {
+            Some((LbScope::Network, rest)) if self.is_in_same_scope(LbScope::Network, workload) => {
                 (scopes.len(), rest)
             }
             Some((LbScope::Network, rest)) => (0, rest),
@@ -300,18 +322,18 @@ impl<'t> Choice<'t, '_> {
         bonus
             + rest
                 .iter()
-                .take_while(|scope| self.shares(**scope, workload))
+                .take_while(|scope| self.is_in_same_scope(**scope, workload))
                 .count()
     }
 
-    fn shares(&self, scope: LbScope, workload: &WorkloadRef) -> bool {
-        let Vantage {
+    fn is_in_same_scope(&self, scope: LbScope, workload: &WorkloadRef) -> bool {
+        let ClientLocation {
             network,
             node,
             cluster_id,
             locality,
             ..
-        } = self.vantage;
+        } = self.client_location;
         let location = workload.location();
         match scope {
             LbScope::Region => location.locality.region == locality.region,
@@ -326,7 +348,7 @@ impl<'t> Choice<'t, '_> {
 
 /// Computes an endpoint's score for a client: a hash, scaled so that an endpoint has the highest score in proportion
 /// to its capacity.
-fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
+fn rendezvous_score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);
     // 53 bits are what a float has room for; never 0 nor 1.

@@ -10,13 +10,13 @@ use rand::{Rng, RngCore};
 
 use crate::{
     MeshTable, WorkloadRef,
-    balance::{Mode, Vantage, is_candidate, select_ip},
+    balance::{ClientLocation, EndpointPurpose, is_candidate, select_ip},
     identities::{Identities, identities},
     services::Endpoints,
 };
 
 /// Client namespace for lookups that find only public services, since no namespace has this name.
-const PUBLIC_ONLY: &str = "";
+const NO_CLIENT_NAMESPACE: &str = "";
 
 /// Address of a waypoint or network gateway, as a workload's or service's record names it.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ impl MeshTable {
     /// family.
     pub(crate) fn find_gateway<'a>(
         &self,
-        vantage: Vantage<'_>,
+        client_location: ClientLocation<'_>,
         named: impl Into<NamedGateway<'a>>,
         dialled: IpAddr,
         rng: &mut dyn RngCore,
@@ -107,13 +107,14 @@ impl MeshTable {
             0 => HBONE_PORT,
             port => port,
         };
-        let mode = Mode::Waypoint(run_as);
+        let mode = EndpointPurpose::WaypointTunnel(run_as);
         let by_service = match &gateway.destination {
             Destination::Address(at) => self.gateway_at(at),
             Destination::Hostname(name) => self.services.by_name(name),
         };
         let (workload, ip, port, service) = if let Some((service, endpoints)) = by_service {
-            let (workload, port) = self.balance(vantage, service, endpoints, port, mode, rng)?;
+            let (workload, port) =
+                self.balance(client_location, service, endpoints, port, mode, rng)?;
             let ip = select_ip(workload, dialled, service.ip_families);
             (workload, ip, port, Some(service))
         } else {
@@ -137,8 +138,8 @@ impl MeshTable {
             is_exact: run_as.is_some(),
         };
         found
-            .if_reachable(vantage)
-            .filter(|_| is_candidate(workload, vantage, mode))
+            .if_reachable(client_location)
+            .filter(|_| is_candidate(workload, client_location, mode))
     }
 
     /// Whether the service that a gateway's address refers to is known, even if it has no endpoints.
@@ -167,7 +168,7 @@ impl MeshTable {
     /// substitute its own pods for the gateway.
     fn gateway_at(&self, at: &NetworkAddress) -> Option<(&Arc<Service>, &Endpoints)> {
         self.services
-            .by_vip(&at.network, at.address, Some(PUBLIC_ONLY))
+            .by_vip(&at.network, at.address, Some(NO_CLIENT_NAMESPACE))
     }
 
     /// Whether `source` is an endpoint of the gateway's service, or the workload at its address.
@@ -191,11 +192,11 @@ impl MeshTable {
 }
 
 impl<'a> GatewayWorkload<'a> {
-    fn if_reachable(self, vantage: Vantage<'_>) -> Option<Self> {
+    fn if_reachable(self, client_location: ClientLocation<'_>) -> Option<Self> {
         let template = self.workload.template();
         let reachable = self.ip.is_some()
             || !template.hostname.is_empty()
-            || (template.network != *vantage.network && template.network_gateway.is_some());
+            || (template.network != *client_location.network && template.network_gateway.is_some());
         reachable.then_some(self)
     }
 

@@ -11,11 +11,11 @@ use crate::{MeshTable, Route, RouteError, outbound::Caller};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
     /// The control plane does not publish the waypoint's rules.
-    Unknown,
+    RulesUnknown,
     /// No layer 7 rule could apply to the connection.
-    Unruled,
+    NoRuleApplies,
     /// A layer 7 rule could apply to the connection.
-    Ruled,
+    RuleMayApply,
 }
 
 impl MeshTable {
@@ -23,7 +23,7 @@ impl MeshTable {
     ///
     /// A connection from the waypoint is recognized by its proved identity. A captured pod under the same service
     /// account has that identity, too, from its node proxy, but is no endpoint of the waypoint.
-    pub fn passes_by_waypoint(
+    pub fn bypasses_waypoint(
         &self,
         local: &Workload,
         peer: Option<&Identity>,
@@ -48,7 +48,7 @@ impl MeshTable {
     }
 
     /// Returns whether layer 7 rules of the waypoint could apply to a connection to `port` of the local workload;
-    /// `None` unless the connection [bypasses](Self::passes_by_waypoint) the waypoint.
+    /// `None` unless the connection [bypasses](Self::bypasses_waypoint) the waypoint.
     pub fn bypass(
         &self,
         local: &Workload,
@@ -56,12 +56,12 @@ impl MeshTable {
         peer_ip: IpAddr,
         port: u16,
     ) -> Option<Bypass> {
-        if !self.passes_by_waypoint(local, peer, peer_ip) {
+        if !self.bypasses_waypoint(local, peer, peer_ip) {
             return None;
         }
         let attached = local.endpoint_waypoint.as_ref();
         let Some(rules) = attached.and_then(|attached| attached.rules.as_ref()) else {
-            return Some(Bypass::Unknown);
+            return Some(Bypass::RulesUnknown);
         };
         // Gateways and waypoints call for others under their own identity.
         let is_caller_itself = self
@@ -70,13 +70,13 @@ impl MeshTable {
             .is_some_and(|one| !one.native_tunnel() && one.template().application_tunnel.is_none());
         let caller = peer.filter(|_| is_caller_itself);
         Some(match rules.iter().any(|rule| rule.covers(caller, port)) {
-            true => Bypass::Ruled,
-            false => Bypass::Unruled,
+            true => Bypass::RuleMayApply,
+            false => Bypass::NoRuleApplies,
         })
     }
 
-    /// Routes a connection to `dst` that [bypasses](Self::passes_by_waypoint) the local workload's waypoint to that
-    /// waypoint. As for [`Self::outbound_again`], `failed` lists tried endpoints. There is no route to a waypoint
+    /// Routes a connection to `dst` that [bypasses](Self::bypasses_waypoint) the local workload's waypoint to that
+    /// waypoint. As for [`Self::outbound_excluding`], `failed` lists tried endpoints. There is no route to a waypoint
     /// that would attribute redirected callers to the workload itself.
     pub fn hairpin(
         &self,
@@ -91,7 +91,7 @@ impl MeshTable {
             });
         };
         if attached.refuse {
-            return Err(RouteError::PassesBy {
+            return Err(RouteError::BypassesWaypoint {
                 waypoint: attached.waypoint.destination.to_string(),
                 of: local.uid.clone(),
             });

@@ -14,7 +14,7 @@ use ambit_model::{
 use crate::{MeshTable, WorkloadRef};
 
 /// Ports of the proxy inside a pod's network namespace, which are never a destination.
-pub const OWN_PORTS: [u16; 4] = [
+pub const PROXY_PORTS: [u16; 4] = [
     OUTBOUND_PORT,
     INBOUND_PLAINTEXT_PORT,
     HBONE_PORT,
@@ -104,7 +104,7 @@ pub enum InboundError {
     },
     /// The requested port belongs to the proxy itself.
     #[error("attempted recursive call to ourselves: port {port}")]
-    OwnPort {
+    ProxyPort {
         /// Port that the client requested.
         port: u16,
     },
@@ -115,7 +115,7 @@ impl InboundError {
     pub fn status(&self) -> u16 {
         match self {
             Self::IpMismatch { .. } => 400,
-            Self::UnknownHostname { .. } | Self::UnknownPort { .. } | Self::OwnPort { .. } => 503,
+            Self::UnknownHostname { .. } | Self::UnknownPort { .. } | Self::ProxyPort { .. } => 503,
         }
     }
 
@@ -131,7 +131,7 @@ impl MeshTable {
     pub fn inbound(&self, request: &InboundRequest<'_>) -> Result<InboundRoute, InboundError> {
         let local_ip = request.local_ip.to_canonical();
         if let ConnectTarget::Addr(asked) = request.target {
-            self.check_addressee(request, local_ip, asked.ip().to_canonical())?;
+            self.check_destination(request, local_ip, asked.ip().to_canonical())?;
         }
         let tunnel = request.local.application_tunnel.as_ref();
         let port = match (tunnel.and_then(|tunnel| tunnel.port), request.target) {
@@ -141,8 +141,8 @@ impl MeshTable {
                 self.resolve_port(request.local, hostname, *port)?
             }
         };
-        if OWN_PORTS.contains(&port) {
-            return Err(InboundError::OwnPort { port });
+        if PROXY_PORTS.contains(&port) {
+            return Err(InboundError::ProxyPort { port });
         }
         let authorize = SocketAddr::new(local_ip, port);
         let with_proxy = tunnel.is_some_and(|t| t.protocol == AppTunnelProtocol::Proxy);
@@ -154,7 +154,7 @@ impl MeshTable {
             });
         }
         let addr = if request.localhost_app_tunnel {
-            loopback(local_ip, port)
+            loopback_of_same_family(local_ip, port)
         } else {
             authorize
         };
@@ -166,7 +166,7 @@ impl MeshTable {
         })
     }
 
-    fn check_addressee(
+    fn check_destination(
         &self,
         request: &InboundRequest<'_>,
         local_ip: IpAddr,
@@ -298,7 +298,7 @@ impl MeshTable {
     }
 }
 
-fn loopback(like: IpAddr, port: u16) -> SocketAddr {
+fn loopback_of_same_family(like: IpAddr, port: u16) -> SocketAddr {
     let ip = match like {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),

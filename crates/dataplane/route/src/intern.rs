@@ -9,7 +9,7 @@ use ambit_model::ArcStr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 /// Minimum number of interned values before unused ones are swept.
-const FIRST_SWEEP: usize = 1024;
+const INITIAL_SWEEP_SIZE: usize = 1024;
 
 /// Single copy of every distinct value in use. Values without other references are dropped in sweeps whose cost is
 /// spread over the insertions between them.
@@ -25,21 +25,21 @@ impl<T: Hash + Eq> Default for Interner<T> {
         Self {
             values: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            sweep_at: FIRST_SWEEP,
+            sweep_at: INITIAL_SWEEP_SIZE,
         }
     }
 }
 
 impl<T: Hash + Eq> Interner<T> {
     /// Returns the shared copy of `value`.
-    pub(crate) fn share(&mut self, value: T) -> Arc<T> {
+    pub(crate) fn intern(&mut self, value: T) -> Arc<T> {
         let hash = self.hasher.hash_one(&value);
         if let Some(known) = self.values.find(hash, |known| **known == value) {
             return known.clone();
         }
         if self.values.len() >= self.sweep_at {
             self.values.retain(|value| Arc::strong_count(value) > 1);
-            self.sweep_at = FIRST_SWEEP.max(self.values.len().saturating_mul(2));
+            self.sweep_at = INITIAL_SWEEP_SIZE.max(self.values.len().saturating_mul(2));
         }
         let shared = Arc::new(value);
         let hasher = &self.hasher;
@@ -55,25 +55,25 @@ impl<T: Hash + Eq> Interner<T> {
 
 /// Interner of strings, see [`Interner`].
 #[derive(Debug)]
-pub(crate) struct Strings {
+pub(crate) struct StringInterner {
     values: HashTable<ArcStr>,
     hasher: DefaultHashBuilder,
     sweep_at: usize,
 }
 
-impl Default for Strings {
+impl Default for StringInterner {
     fn default() -> Self {
         Self {
             values: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            sweep_at: FIRST_SWEEP,
+            sweep_at: INITIAL_SWEEP_SIZE,
         }
     }
 }
 
-impl Strings {
+impl StringInterner {
     /// Returns the shared copy of `text`.
-    pub(crate) fn share(&mut self, text: &ArcStr) -> ArcStr {
+    pub(crate) fn intern(&mut self, text: &ArcStr) -> ArcStr {
         if text.is_empty() {
             return ArcStr::new();
         }
@@ -84,7 +84,7 @@ impl Strings {
         if self.values.len() >= self.sweep_at {
             self.values
                 .retain(|text| ArcStr::strong_count(text).is_none_or(|count| count > 1));
-            self.sweep_at = FIRST_SWEEP.max(self.values.len().saturating_mul(2));
+            self.sweep_at = INITIAL_SWEEP_SIZE.max(self.values.len().saturating_mul(2));
         }
         let hasher = &self.hasher;
         self.values
@@ -100,23 +100,27 @@ mod tests {
     #[test]
     fn equal_values_are_interned_once_and_unused_ones_dropped() {
         let mut interner = Interner::default();
-        let first = interner.share("a".to_owned());
-        assert!(Arc::ptr_eq(&first, &interner.share("a".to_owned())));
-        for number in 0..10 * FIRST_SWEEP {
-            interner.share(number.to_string());
+        let first = interner.intern("a".to_owned());
+        assert!(Arc::ptr_eq(&first, &interner.intern("a".to_owned())));
+        for number in 0..10 * INITIAL_SWEEP_SIZE {
+            interner.intern(number.to_string());
         }
-        assert!(interner.len() <= 2 * FIRST_SWEEP, "{}", interner.len());
-        assert!(Arc::ptr_eq(&first, &interner.share("a".to_owned())));
+        assert!(
+            interner.len() <= 2 * INITIAL_SWEEP_SIZE,
+            "{}",
+            interner.len()
+        );
+        assert!(Arc::ptr_eq(&first, &interner.intern("a".to_owned())));
     }
 
     #[test]
     fn texts_too() {
-        let mut strings = Strings::default();
-        let first = strings.share(&"a".into());
-        assert!(ArcStr::ptr_eq(&first, &strings.share(&"a".into())));
-        for number in 0..10 * FIRST_SWEEP {
-            strings.share(&number.to_string().into());
+        let mut strings = StringInterner::default();
+        let first = strings.intern(&"a".into());
+        assert!(ArcStr::ptr_eq(&first, &strings.intern(&"a".into())));
+        for number in 0..10 * INITIAL_SWEEP_SIZE {
+            strings.intern(&number.to_string().into());
         }
-        assert!(strings.values.len() <= 2 * FIRST_SWEEP);
+        assert!(strings.values.len() <= 2 * INITIAL_SWEEP_SIZE);
     }
 }

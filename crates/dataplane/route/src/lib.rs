@@ -19,12 +19,12 @@ mod services;
 mod table;
 mod workloads;
 
-pub use backend::{BackendEndpoint, BackendRequest, LoadAt};
+pub use backend::{ActiveRequestsAt, BackendEndpoint, BackendRequest};
 pub use endpoints::{EndpointView, PortEndpoint};
 pub use hairpin::Bypass;
 pub use identities::Identities;
 pub use inbound::{
-    ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
+    ConnectTarget, InboundError, InboundRequest, InboundRoute, PROXY_PORTS, ProxyHeader,
 };
 pub use outbound::{HboneRoute, InnerTunnel, PendingRoute, PlainRoute, Route, RouteError};
 pub use rand::RngCore;

@@ -13,7 +13,7 @@ use rand::RngCore;
 
 use crate::{
     MeshTable, WorkloadRef,
-    balance::{Mode, Vantage, select_ip},
+    balance::{ClientLocation, EndpointPurpose, select_ip},
     gateway::{GatewayWorkload, NamedGateway, service_waypoint},
     identities::{Identities, identities},
 };
@@ -191,7 +191,7 @@ pub enum RouteError {
     #[error(
         "{of} is reached through its waypoint {waypoint} alone, which cannot receive the original peer of this connection: refused"
     )]
-    PassesBy {
+    BypassesWaypoint {
         /// Address of the waypoint.
         waypoint: String,
         /// Uid of the destination workload.
@@ -199,7 +199,7 @@ pub enum RouteError {
     },
     /// The control plane did not respond to the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
-    NotAnswered {
+    ControlPlaneTimeout {
         /// Name that was subscribed to.
         key: String,
     },
@@ -219,12 +219,12 @@ impl RouteError {
     }
 
     /// Whether the error may pass within seconds: the waypoint exists, and its pods are starting.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::NoWaypointPod { .. })
     }
 
     /// Returns the name of the missing record, which an on-demand client may request from the control plane.
-    pub fn missing(&self) -> Option<&str> {
+    pub fn missing_record(&self) -> Option<&str> {
         match self {
             Self::UnknownWaypoint { waypoint: key, .. }
             | Self::NoWaypointPod { waypoint: key, .. }
@@ -246,12 +246,12 @@ impl MeshTable {
         dst: SocketAddr,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
-        self.outbound_again(source, dst, &[], rng)
+        self.outbound_excluding(source, dst, &[], rng)
     }
 
     /// Routes like [`Self::outbound`], but to another pod of the waypoint, or endpoint of the service, than the
     /// workloads with the uids `failed`, to which connections have failed.
-    pub fn outbound_again(
+    pub fn outbound_excluding(
         &self,
         source: &Workload,
         dst: SocketAddr,
@@ -282,11 +282,11 @@ impl MeshTable {
         }
         let (workload, port) = self
             .balance(
-                caller.vantage(),
+                caller.client_location(),
                 service,
                 endpoints,
                 dst.port(),
-                Mode::Standard,
+                EndpointPurpose::ClientConnection,
                 rng,
             )
             .ok_or_else(|| RouteError::NoHealthyUpstream {
@@ -298,7 +298,7 @@ impl MeshTable {
             return self.through_gateway(caller, dst, service, workload, identities, rng);
         }
         let Some(attached) = self.waypoint_of(caller, workload) else {
-            return direct(workload, dst.ip(), port, Some(service));
+            return route_direct(workload, dst.ip(), port, Some(service));
         };
         let target = if attached.for_services {
             dst
@@ -333,7 +333,7 @@ impl MeshTable {
         };
         match named {
             Some(named) => self.to_waypoint(caller, dst, named, workload.uid(), None, rng),
-            None => direct(workload, dst.ip(), dst.port(), None),
+            None => route_direct(workload, dst.ip(), dst.port(), None),
         }
     }
 
@@ -346,8 +346,10 @@ impl MeshTable {
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let found = self
-            .find_gateway(caller.vantage(), waypoint, dst.ip(), rng)
-            .ok_or_else(|| self.no_waypoint(waypoint, service.namespaced_hostname().to_string()))?;
+            .find_gateway(caller.client_location(), waypoint, dst.ip(), rng)
+            .ok_or_else(|| {
+                self.waypoint_error(waypoint, service.namespaced_hostname().to_string())
+            })?;
         if found.workload.network() != &caller.source.network {
             let identities = identities(None, found.service.map(|service| &**service));
             return self.through_gateway(caller, dst, service, found.workload, identities, rng);
@@ -376,14 +378,14 @@ impl MeshTable {
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let found = self
-            .find_gateway(caller.vantage(), named, target.ip(), rng)
+            .find_gateway(caller.client_location(), named, target.ip(), rng)
             .filter(|found| found.workload.network() == &caller.source.network)
-            .ok_or_else(|| self.no_waypoint(named.gateway, of.to_owned()))?;
+            .ok_or_else(|| self.waypoint_error(named.gateway, of.to_owned()))?;
         Ok(tunnel_to_waypoint(&found, named.gateway, target, service))
     }
 
     /// Returns the error for a waypoint without a usable pod.
-    fn no_waypoint(&self, named: &GatewayAddress, of: String) -> RouteError {
+    fn waypoint_error(&self, named: &GatewayAddress, of: String) -> RouteError {
         let waypoint = named.destination.to_string();
         match self.is_gateway_known(named) {
             true => RouteError::NoWaypointPod { waypoint, of },
@@ -415,9 +417,9 @@ impl MeshTable {
             });
         }
         // The gateway is in its own network, but its address is reachable from here.
-        let here = Vantage {
+        let here = ClientLocation {
             network: gateway_network(gateway, workload),
-            ..caller.vantage()
+            ..caller.client_location()
         };
         let found = self
             .find_gateway(here, gateway, dst.ip(), rng)
@@ -427,7 +429,7 @@ impl MeshTable {
             })?;
         let authority = host_authority(&service.hostname, dst.port());
         let outer = HboneRoute {
-            addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED), found.port),
+            addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED_IP), found.port),
             authority: authority.clone(),
             expected: found.identities(),
             workload: found.workload.clone(),
@@ -441,7 +443,13 @@ impl MeshTable {
                 expected,
             },
         };
-        Ok(resolved(route, found.ip, found.hostname(), dst, false))
+        Ok(with_resolved_address(
+            route,
+            found.ip,
+            found.hostname(),
+            dst,
+            false,
+        ))
     }
 }
 
@@ -449,13 +457,13 @@ impl MeshTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) source: &'a Workload,
-    /// Endpoints that failed, as in [`MeshTable::outbound_again`].
+    /// Endpoints that failed, as in [`MeshTable::outbound_excluding`].
     pub(crate) failed: &'a [ArcStr],
 }
 
 impl<'a> Caller<'a> {
-    fn vantage(self) -> Vantage<'a> {
-        Vantage {
+    fn client_location(self) -> ClientLocation<'a> {
+        ClientLocation {
             failed: self.failed,
             ..self.source.into()
         }
@@ -463,7 +471,7 @@ impl<'a> Caller<'a> {
 }
 
 /// Placeholder in a route for an address that is not resolved yet.
-const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const UNRESOLVED_IP: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
     match &gateway.destination {
@@ -481,18 +489,18 @@ pub(crate) fn tunnel_to_waypoint(
     service: Option<&Arc<Service>>,
 ) -> Route {
     let route = Route::Hbone(HboneRoute {
-        addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED), found.port),
+        addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED_IP), found.port),
         authority: dst.to_string(),
         expected: found.identities(),
         workload: found.workload.clone(),
         service: service.cloned(),
         waypoint: Some(waypoint.destination.to_string().into()),
     });
-    resolved(route, found.ip, found.hostname(), dst, false)
+    with_resolved_address(route, found.ip, found.hostname(), dst, false)
 }
 
 /// Routes to the endpoint itself, by a tunnel if the endpoint supports HBONE.
-pub(crate) fn direct(
+pub(crate) fn route_direct(
     workload: &WorkloadRef,
     dialled: IpAddr,
     port: u16,
@@ -509,7 +517,7 @@ pub(crate) fn direct(
             workload: workload.uid().clone(),
         });
     }
-    let target = SocketAddr::new(ip.unwrap_or(UNRESOLVED), port);
+    let target = SocketAddr::new(ip.unwrap_or(UNRESOLVED_IP), port);
     let service = service.cloned();
     let route = match workload.protocol() {
         Protocol::Tcp => Route::Plain(PlainRoute {
@@ -526,7 +534,7 @@ pub(crate) fn direct(
             waypoint: None,
         }),
     };
-    Ok(resolved(
+    Ok(with_resolved_address(
         route,
         ip,
         hostname,
@@ -535,7 +543,7 @@ pub(crate) fn direct(
     ))
 }
 
-fn resolved(
+fn with_resolved_address(
     route: Route,
     ip: Option<IpAddr>,
     hostname: &ArcStr,

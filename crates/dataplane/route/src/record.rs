@@ -1,7 +1,7 @@
 //! Compact form of a workload's record: its own fields in a small allocation, all others shared.
 //!
-//! Pods of one Deployment differ in little more than name, address and node, so everything else is one [`Template`]
-//! for all of them, and node with locality one [`Location`] for all pods of a node.
+//! Pods of one Deployment differ in little more than name, address and node, so everything else is one
+//! [`WorkloadTemplate`] for all of them, and node with locality one [`WorkloadLocation`] for all pods of a node.
 
 use std::{net::IpAddr, slice, sync::Arc};
 
@@ -12,29 +12,29 @@ use ambit_model::{
 
 /// Workload in the table; cheap to clone. Later updates of the table do not change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkloadRef(Arc<Record>);
+pub struct WorkloadRef(Arc<WorkloadRecord>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Record {
+struct WorkloadRecord {
     uid: ArcStr,
     /// Name of the workload; `None` if it is the last path segment of the uid, as for pods.
     name: Option<ArcStr>,
-    template: Arc<Template>,
-    location: Arc<Location>,
-    ips: Ips,
+    template: Arc<WorkloadTemplate>,
+    location: Arc<WorkloadLocation>,
+    ips: WorkloadIps,
     status: WorkloadStatus,
 }
 
 /// Addresses of a workload. Most workloads have exactly one, which needs no allocation of its own.
 #[derive(Debug, PartialEq, Eq)]
-enum Ips {
+enum WorkloadIps {
     One(IpAddr),
     Many(Box<[IpAddr]>),
 }
 
 /// Fields that the workloads of one owner (such as a Deployment) share.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Template {
+pub(crate) struct WorkloadTemplate {
     pub(crate) namespace: ArcStr,
     pub(crate) network: ArcStr,
     pub(crate) trust_domain: ArcStr,
@@ -77,7 +77,7 @@ impl ServiceMembership {
 
 /// Node and locality that the workloads of a node share.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Location {
+pub(crate) struct WorkloadLocation {
     pub(crate) node: ArcStr,
     pub(crate) locality: Locality,
 }
@@ -86,15 +86,15 @@ impl WorkloadRef {
     /// Builds a record from a workload and its shared parts.
     pub(crate) fn new(
         workload: &Workload,
-        template: Arc<Template>,
-        location: Arc<Location>,
+        template: Arc<WorkloadTemplate>,
+        location: Arc<WorkloadLocation>,
     ) -> Self {
         let in_uid = last_segment(&workload.uid) == workload.name.as_str();
         let ips = match workload.workload_ips.as_slice() {
-            [one] => Ips::One(*one),
-            many => Ips::Many(many.into()),
+            [one] => WorkloadIps::One(*one),
+            many => WorkloadIps::Many(many.into()),
         };
-        Self(Arc::new(Record {
+        Self(Arc::new(WorkloadRecord {
             uid: workload.uid.clone(),
             name: (!in_uid).then(|| workload.name.clone()),
             template,
@@ -104,11 +104,11 @@ impl WorkloadRef {
         }))
     }
 
-    pub(crate) fn template(&self) -> &Arc<Template> {
+    pub(crate) fn template(&self) -> &Arc<WorkloadTemplate> {
         &self.0.template
     }
 
-    pub(crate) fn location(&self) -> &Arc<Location> {
+    pub(crate) fn location(&self) -> &Arc<WorkloadLocation> {
         &self.0.location
     }
 
@@ -142,7 +142,7 @@ impl WorkloadRef {
 
     /// Returns the SPIFFE identity of the workload.
     pub fn identity(&self) -> Identity {
-        let Template {
+        let WorkloadTemplate {
             trust_domain,
             namespace,
             service_account,
@@ -166,8 +166,8 @@ impl WorkloadRef {
     /// Returns the addresses of the workload, in canonical form.
     pub fn ips(&self) -> &[IpAddr] {
         match &self.0.ips {
-            Ips::One(ip) => slice::from_ref(ip),
-            Ips::Many(ips) => ips,
+            WorkloadIps::One(ip) => slice::from_ref(ip),
+            WorkloadIps::Many(ips) => ips,
         }
     }
 
@@ -291,7 +291,7 @@ impl WorkloadRef {
 
     /// Converts the compact record to the model's workload.
     pub fn to_model(&self) -> Workload {
-        let Record {
+        let WorkloadRecord {
             uid,
             name,
             template,

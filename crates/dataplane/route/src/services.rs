@@ -27,7 +27,7 @@ type Names = SmallVec<[NamespacedHostname; 1]>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Services {
-    entries: HashMap<NamespacedHostname, Entry>,
+    entries: HashMap<NamespacedHostname, ServiceEntry>,
     by_vip: HashMap<NetworkAddress, Names>,
     by_cidr: HashMap<CidrVip, Names>,
     /// Number of services' prefixes by family (is IPv6) and length, so that lookups try only existing lengths.
@@ -42,7 +42,7 @@ pub(crate) struct Services {
 
 /// Service, if it has been received, and its endpoints.
 #[derive(Debug, Default)]
-pub(crate) struct Entry {
+pub(crate) struct ServiceEntry {
     service: Option<Arc<Service>>,
     endpoints: Endpoints,
 }
@@ -113,7 +113,7 @@ impl Services {
 
     fn index(&mut self, name: &NamespacedHostname, service: &Service) {
         for vip in &service.vips {
-            add(self.by_vip.entry(vip.clone()).or_default(), name);
+            add_name(self.by_vip.entry(vip.clone()).or_default(), name);
         }
         for vip in &service.cidr_vips {
             let vip = CidrVip {
@@ -125,9 +125,9 @@ impl Services {
             if names.is_empty() {
                 *self.cidr_lengths.entry(length).or_default() += 1;
             }
-            add(names, name);
+            add_name(names, name);
         }
-        add(
+        add_name(
             self.by_hostname
                 .entry(service.hostname.clone())
                 .or_default(),
@@ -221,7 +221,9 @@ impl Services {
     ) -> Option<(&Arc<Service>, &Endpoints)> {
         let names = self.by_vip.get(&AddressKey { network, ip })?;
         self.visible(names, client)
-            .max_by_key(|(order, service, _)| (is_of(service, client), service.canonical, *order))
+            .max_by_key(|(order, service, _)| {
+                (is_in_namespace(service, client), service.canonical, *order)
+            })
             .map(|(_, service, endpoints)| (service, endpoints))
     }
 
@@ -239,7 +241,12 @@ impl Services {
                     .map(move |found| (length, found))
             })
             .max_by_key(|(length, (order, service, _))| {
-                (is_of(service, client), *length, service.canonical, *order)
+                (
+                    is_in_namespace(service, client),
+                    *length,
+                    service.canonical,
+                    *order,
+                )
             })
             .map(|(_, (_, service, endpoints))| (service, endpoints))
     }
@@ -268,7 +275,7 @@ impl Services {
             .max_by_key(|(order, service, _)| {
                 let is_preferred = Some(service.namespace.as_str()) == preferred;
                 (
-                    is_of(service, Some(client)),
+                    is_in_namespace(service, Some(client)),
                     service.canonical,
                     is_preferred,
                     *order,
@@ -314,7 +321,7 @@ impl Services {
 
     /// Whether no index has an entry without a service or endpoint.
     #[cfg(test)]
-    pub(crate) fn is_clean(&self) -> bool {
+    pub(crate) fn has_consistent_indices(&self) -> bool {
         self.entries.is_empty()
             && self.by_vip.is_empty()
             && self.by_cidr.is_empty()
@@ -328,11 +335,11 @@ fn is_wildcard(service: &Service) -> bool {
     service.hostname.starts_with("*.")
 }
 
-fn is_of(service: &Service, client: Option<&str>) -> bool {
+fn is_in_namespace(service: &Service, client: Option<&str>) -> bool {
     client.is_some_and(|client| service.namespace == client)
 }
 
-fn add(names: &mut Names, name: &NamespacedHostname) {
+fn add_name(names: &mut Names, name: &NamespacedHostname) {
     if !names.contains(name) {
         names.push(name.clone());
     }

@@ -6,8 +6,8 @@ use ambit_model::{ArcStr, NamespacedHostname, NetworkAddress, PodName, Service, 
 
 use crate::{
     WorkloadRef,
-    intern::{Interner, Strings},
-    record::{Location, ServiceMembership, Template},
+    intern::{Interner, StringInterner},
+    record::{ServiceMembership, WorkloadLocation, WorkloadTemplate},
     services::{Endpoints, Services},
     workloads::Workloads,
 };
@@ -32,7 +32,7 @@ pub struct WorkloadChange {
 
 impl WorkloadChange {
     /// Whether the record before the update differs from the one after it.
-    pub fn is_change(&self) -> bool {
+    pub fn has_changed(&self) -> bool {
         self.before != self.after
     }
 }
@@ -54,9 +54,9 @@ pub struct MeshTable {
     pub(crate) config: TableConfig,
     pub(crate) workloads: Workloads,
     pub(crate) services: Services,
-    strings: Strings,
-    templates: Interner<Template>,
-    locations: Interner<Location>,
+    strings: StringInterner,
+    templates: Interner<WorkloadTemplate>,
+    locations: Interner<WorkloadLocation>,
 }
 
 impl MeshTable {
@@ -75,7 +75,7 @@ impl MeshTable {
 
     /// Inserts a workload, or replaces the workload with its uid.
     pub fn insert_workload(&mut self, workload: &Workload) -> WorkloadChange {
-        let record = self.share(workload);
+        let record = self.intern_workload(workload);
         let (slot, before) = self.workloads.insert(record.clone(), &self.config.node);
         if before.as_ref() == Some(&record) {
             return WorkloadChange {
@@ -110,10 +110,10 @@ impl MeshTable {
 
     /// Inserts a service, or replaces the service of its name. Its endpoints stay, also those that arrived before it.
     pub fn insert_service(&mut self, mut service: Service) {
-        service.namespace = self.strings.share(&service.namespace);
-        service.hostname = self.strings.share(&service.hostname);
+        service.namespace = self.strings.intern(&service.namespace);
+        service.hostname = self.strings.intern(&service.hostname);
         for vip in &mut service.vips {
-            vip.network = self.strings.share(&vip.network);
+            vip.network = self.strings.intern(&vip.network);
         }
         service.vips.shrink_to_fit();
         service.subject_alt_names.shrink_to_fit();
@@ -136,33 +136,33 @@ impl MeshTable {
         change
     }
 
-    fn share(&mut self, workload: &Workload) -> WorkloadRef {
+    fn intern_workload(&mut self, workload: &Workload) -> WorkloadRef {
         let strings = &mut self.strings;
         let services = workload
             .services
             .iter()
             .map(|(name, ports)| ServiceMembership {
                 service: NamespacedHostname {
-                    namespace: strings.share(&name.namespace),
-                    hostname: strings.share(&name.hostname),
+                    namespace: strings.intern(&name.namespace),
+                    hostname: strings.intern(&name.hostname),
                 },
                 ports: ports.sorted().into_iter().collect(),
             })
             .collect();
-        let template = Template {
-            namespace: strings.share(&workload.namespace),
-            network: strings.share(&workload.network),
-            trust_domain: strings.share(&workload.trust_domain),
-            service_account: strings.share(&workload.service_account),
-            cluster_id: strings.share(&workload.cluster_id),
-            workload_name: strings.share(&workload.workload_name),
-            canonical_name: strings.share(&workload.canonical_name),
-            canonical_revision: strings.share(&workload.canonical_revision),
-            hostname: strings.share(&workload.hostname),
+        let template = WorkloadTemplate {
+            namespace: strings.intern(&workload.namespace),
+            network: strings.intern(&workload.network),
+            trust_domain: strings.intern(&workload.trust_domain),
+            service_account: strings.intern(&workload.service_account),
+            cluster_id: strings.intern(&workload.cluster_id),
+            workload_name: strings.intern(&workload.workload_name),
+            canonical_name: strings.intern(&workload.canonical_name),
+            canonical_revision: strings.intern(&workload.canonical_revision),
+            hostname: strings.intern(&workload.hostname),
             authorization_policies: workload
                 .authorization_policies
                 .iter()
-                .map(|name| strings.share(name))
+                .map(|name| strings.intern(name))
                 .collect(),
             services,
             waypoint: workload.waypoint.clone().map(Box::new),
@@ -181,16 +181,16 @@ impl MeshTable {
             &mut locality.zone,
             &mut locality.subzone,
         ] {
-            *part = strings.share(part);
+            *part = strings.intern(part);
         }
-        let location = Location {
-            node: strings.share(&workload.node),
+        let location = WorkloadLocation {
+            node: strings.intern(&workload.node),
             locality,
         };
         WorkloadRef::new(
             workload,
-            self.templates.share(template),
-            self.locations.share(location),
+            self.templates.intern(template),
+            self.locations.intern(location),
         )
     }
 
@@ -311,7 +311,7 @@ impl MeshTable {
 
     /// Whether the table has a service or workload at an address (on-demand mode requests the others). A service's
     /// prefix does not count for the addresses in it.
-    pub fn knows_address(&self, address: &NetworkAddress) -> bool {
+    pub fn has_address(&self, address: &NetworkAddress) -> bool {
         self.services
             .by_vip(&address.network, address.address, None)
             .is_some()

@@ -21,7 +21,7 @@ pub(crate) struct Workloads {
     by_ip: HashTable<IpEntry>,
     /// Workloads that list an address without owning it, by address: WorkloadEntries for pods, or for servers outside
     /// of the mesh.
-    elsewhere: HashMap<IpAddr, SmallVec<[Slot; 2]>>,
+    non_owners_by_ip: HashMap<IpAddr, SmallVec<[Slot; 2]>>,
     by_hostname: HashMap<NamespacedHostname, SmallVec<[Slot; 2]>>,
     local: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
     hasher: DefaultHashBuilder,
@@ -91,7 +91,7 @@ impl Workloads {
         if record.network_mode() == NetworkMode::HostNetwork {
             let ips = record.ips().iter().filter(|_| !record.is_pod());
             for ip in ips {
-                self.elsewhere.entry(*ip).or_default().push(slot);
+                self.non_owners_by_ip.entry(*ip).or_default().push(slot);
             }
             return;
         }
@@ -118,7 +118,7 @@ impl Workloads {
         let entry = self
             .by_uid
             .find_entry(hash, |slot| {
-                at(slots, *slot).is_some_and(|w| w.uid() == uid)
+                workload_at(slots, *slot).is_some_and(|w| w.uid() == uid)
             })
             .ok()?;
         let (slot, _) = entry.remove();
@@ -144,10 +144,10 @@ impl Workloads {
             }
         }
         for ip in record.ips() {
-            if let Some(slots) = self.elsewhere.get_mut(ip) {
+            if let Some(slots) = self.non_owners_by_ip.get_mut(ip) {
                 slots.retain(|known| *known != slot);
                 if slots.is_empty() {
-                    self.elsewhere.remove(ip);
+                    self.non_owners_by_ip.remove(ip);
                 }
             }
         }
@@ -181,7 +181,7 @@ impl Workloads {
     }
 
     pub(crate) fn get(&self, slot: Slot) -> Option<&WorkloadRef> {
-        at(&self.slots, slot)
+        workload_at(&self.slots, slot)
     }
 
     fn slot_of(&self, uid: &str) -> Option<Slot> {
@@ -225,8 +225,15 @@ impl Workloads {
     ) -> impl Iterator<Item = &'a WorkloadRef> {
         let hash = self.hasher.hash_one((network, &ip));
         let own = self.by_ip.iter_hash(hash).map(|entry| entry.slot);
-        let elsewhere = self.elsewhere.get(&ip).into_iter().flatten().copied();
-        let records = own.chain(elsewhere).filter_map(move |slot| self.get(slot));
+        let non_owners_by_ip = self
+            .non_owners_by_ip
+            .get(&ip)
+            .into_iter()
+            .flatten()
+            .copied();
+        let records = own
+            .chain(non_owners_by_ip)
+            .filter_map(move |slot| self.get(slot));
         records.filter(move |record| record.network() == network && record.ips().contains(&ip))
     }
 
@@ -243,7 +250,7 @@ impl Workloads {
         namespace: &str,
         service_account: &str,
     ) -> impl Iterator<Item = &WorkloadRef> {
-        let slots = self.local.get(&Account(namespace, service_account));
+        let slots = self.local.get(&AccountKey(namespace, service_account));
         slots
             .into_iter()
             .flatten()
@@ -268,24 +275,24 @@ impl Workloads {
 
 /// Borrowed key of the `local` index: namespace and service account.
 #[derive(Hash)]
-struct Account<'a>(&'a str, &'a str);
+struct AccountKey<'a>(&'a str, &'a str);
 
-impl hashbrown::Equivalent<(ArcStr, ArcStr)> for Account<'_> {
+impl hashbrown::Equivalent<(ArcStr, ArcStr)> for AccountKey<'_> {
     fn equivalent(&self, key: &(ArcStr, ArcStr)) -> bool {
         key.0 == self.0 && key.1 == self.1
     }
 }
 
-fn at(slots: &[Option<WorkloadRef>], slot: Slot) -> Option<&WorkloadRef> {
+fn workload_at(slots: &[Option<WorkloadRef>], slot: Slot) -> Option<&WorkloadRef> {
     slots.get(slot as usize)?.as_ref()
 }
 
 fn uid_hash(hasher: &DefaultHashBuilder, slots: &[Option<WorkloadRef>], slot: Slot) -> u64 {
-    at(slots, slot).map_or(0, |record| hasher.hash_one(record.uid().as_str()))
+    workload_at(slots, slot).map_or(0, |record| hasher.hash_one(record.uid().as_str()))
 }
 
 fn ip_hash(hasher: &DefaultHashBuilder, slots: &[Option<WorkloadRef>], entry: IpEntry) -> u64 {
-    at(slots, entry.slot)
+    workload_at(slots, entry.slot)
         .and_then(|record| Some((record.network(), record.ips().get(usize::from(entry.nth))?)))
         .map_or(0, |(network, ip)| hasher.hash_one((network.as_str(), ip)))
 }

@@ -76,7 +76,7 @@ impl AccessLog {
     }
 
     /// Logs at level debug that the connection is established.
-    pub fn opened(&self) {
+    pub fn log_opened(&self) {
         if tracing::enabled!(target: "access", Level::DEBUG) {
             tracing::event!(
                 target: "access",
@@ -103,19 +103,19 @@ impl AccessLog {
     ///
     /// Bytes are counted from the local workload's side: sent to the peer, and received from it. Outbound, sent is
     /// client to server; inbound, sent is server to client.
-    pub fn complete(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
+    pub fn log_completed(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
         match error {
             None if tracing::enabled!(target: "access", Level::INFO) => {
-                self.completed::<false>(sent, received, duration, None);
+                self.emit_completed::<false>(sent, received, duration, None);
             }
             Some(_) if tracing::enabled!(target: "access", Level::ERROR) => {
-                self.completed::<true>(sent, received, duration, error);
+                self.emit_completed::<true>(sent, received, duration, error);
             }
             _ => {}
         }
     }
 
-    fn completed<const FAILED: bool>(
+    fn emit_completed<const FAILED: bool>(
         &self,
         bytes_sent: u64,
         bytes_recv: u64,

@@ -35,7 +35,7 @@ pub enum XdsTermination {
 
 /// Reason why a plaintext connection from before the pod's capture is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum EarlierCause {
+pub enum ReplacedConnectionCause {
     /// The setting `AMBIT_CLOSE_CLEAR_CONNECTIONS` requires it.
     Setting,
     /// A changed policy denies the connection.
@@ -51,7 +51,7 @@ enum EarlierResult {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EarlierLabels {
-    cause: EarlierCause,
+    cause: ReplacedConnectionCause,
     result: EarlierResult,
 }
 
@@ -79,20 +79,20 @@ struct UrlLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DnsLabels {
     /// Record type of the query, for instance `A`.
-    pub request_query_type: ArcString,
+    pub request_query_type: ArcStrLabel,
     /// `udp` or `tcp`.
-    pub request_protocol: ArcString,
+    pub request_protocol: ArcStrLabel,
     /// Canonical service of the client workload.
-    pub source_canonical_service: ArcString,
+    pub source_canonical_service: ArcStrLabel,
     /// Canonical revision of the client workload.
-    pub source_canonical_revision: ArcString,
+    pub source_canonical_revision: ArcStrLabel,
 }
 
 /// Shared string as a label value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ArcString(pub ArcStr);
+pub struct ArcStrLabel(pub ArcStr);
 
-impl EncodeLabelValue for ArcString {
+impl EncodeLabelValue for ArcStrLabel {
     fn encode(
         &self,
         encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>,
@@ -160,12 +160,12 @@ impl Metrics {
         metrics.register_dns(registry);
         metrics.register_proxies(registry);
         metrics.flows.register(registry);
-        metrics.begin_at_zero();
+        metrics.initialize_counters();
         metrics
     }
 
     /// Initializes counters of failures to 0: Prometheus sees no increase in a series that begins with 1.
-    fn begin_at_zero(&self) {
+    fn initialize_counters(&self) {
         for reason in [
             XdsTermination::ConnectionError,
             XdsTermination::Error,
@@ -309,14 +309,14 @@ impl Metrics {
     }
 
     /// Counts a socket as open until the guard is dropped.
-    pub fn socket(&self, reporter: Reporter) -> SocketGuard {
+    pub fn open_socket(&self, reporter: Reporter) -> SocketGuard {
         let gauge = self.sockets.get_or_create_owned(&reporter);
         gauge.inc();
         SocketGuard(gauge)
     }
 
     /// Counts a host name that was resolved for a connection on demand.
-    pub fn on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
+    pub fn count_on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
         let labels = OnDemandDnsLabels {
             source: if self.principals.are_hidden() {
                 source.without_principal()
@@ -329,24 +329,24 @@ impl Metrics {
     }
 
     /// Counts a connection that was refused or closed because its peer's certificate is revoked.
-    pub fn crl_rejection(&self, reporter: Reporter) {
+    pub fn count_crl_rejection(&self, reporter: Reporter) {
         self.crl_rejections.get_or_create(&reporter).inc();
     }
 
     /// Counts a connection that could not be tracked for later revocation checks.
-    pub fn crl_untracked(&self, reporter: Reporter) {
+    pub fn count_crl_untracked(&self, reporter: Reporter) {
         self.crl_untracked.get_or_create(&reporter).inc();
     }
 
     /// Counts a connection to a pod that a limit of connections in setup refused.
-    pub fn setup_refused(&self, limit: &'static str) {
+    pub fn count_refused_setup(&self, limit: &'static str) {
         self.setups_refused
             .get_or_create(&LimitLabels { limit })
             .inc();
     }
 
     /// Counts a plaintext connection from before the pod's capture that was closed, or could not be.
-    pub fn earlier_connection(&self, cause: EarlierCause, closed: bool) {
+    pub fn count_earlier_connection(&self, cause: ReplacedConnectionCause, closed: bool) {
         let result = if closed {
             EarlierResult::Closed
         } else {
@@ -357,14 +357,14 @@ impl Metrics {
     }
 
     /// Counts the end of an xDS stream, or a failed attempt to open one.
-    pub fn xds_terminated(&self, reason: XdsTermination) {
+    pub fn count_xds_termination(&self, reason: XdsTermination) {
         self.xds_terminations
             .get_or_create(&TerminationLabels { reason })
             .inc();
     }
 
     /// Counts a received xDS message of a resource type, and its bytes.
-    pub fn xds_message(&self, type_url: &str, bytes: u64) {
+    pub fn count_xds_message(&self, type_url: &str, bytes: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),
         };
@@ -373,7 +373,7 @@ impl Metrics {
     }
 
     /// Counts a connection to a pod that a dry-run policy would have denied.
-    pub fn dry_run_denied(&self, policy: &PolicyKey) {
+    pub fn count_dry_run_denial(&self, policy: &PolicyKey) {
         let labels = PolicyLabels {
             policy: policy.to_string(),
         };
@@ -381,18 +381,18 @@ impl Metrics {
     }
 
     /// Removes the series that name a deleted policy.
-    pub fn policy_removed(&self, policy: &PolicyKey) {
+    pub fn remove_policy(&self, policy: &PolicyKey) {
         let policy = policy.to_string();
         self.dry_run_denied.remove(&PolicyLabels { policy });
     }
 
     /// Counts a connection to a pod that was redirected to the pod's waypoint.
-    pub fn forwarded_to_waypoint(&self) {
+    pub fn count_forwarded_to_waypoint(&self) {
         self.forwarded_to_waypoint.inc();
     }
 
     /// Counts unknown fields in a record of a resource type.
-    pub fn unknown_fields(&self, type_url: &str, count: u64) {
+    pub fn count_unknown_fields(&self, type_url: &str, count: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),
         };
@@ -400,12 +400,12 @@ impl Metrics {
     }
 
     /// Counts a DNS query.
-    pub fn dns_request(&self, labels: &DnsLabels) {
+    pub fn count_dns_request(&self, labels: &DnsLabels) {
         self.dns_requests.get_or_create(labels).inc();
     }
 
     /// Counts a forwarded DNS query, answered after `seconds`; `None` if it was not answered.
-    pub fn dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
+    pub fn count_dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
         self.dns_upstream_requests.get_or_create(labels).inc();
         // Zero is written too: Prometheus sees no increase in a series that begins with 1.
         let failures = u64::from(seconds.is_none());

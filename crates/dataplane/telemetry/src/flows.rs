@@ -27,7 +27,7 @@ const MAX_BATCH_EVENTS: usize = 256;
 
 /// Proxy that reports the flow events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct ProxyIdentity {
     /// Name of the proxy's pod.
     pub pod: String,
     /// Namespace of the proxy's pod.
@@ -54,7 +54,7 @@ pub struct Flows {
     reader_count: AtomicUsize,
     readers: Mutex<Vec<Arc<Reader>>>,
     connections: AtomicU64,
-    origin: OnceLock<Origin>,
+    proxy_identity: OnceLock<ProxyIdentity>,
     reading: Gauge,
     dropped: Counter,
 }
@@ -64,19 +64,19 @@ struct Reader {
     kind: ReaderKind,
     filter: Filter,
     queue: Mutex<Queue>,
-    news: Notify,
+    new_items: Notify,
     is_stalled: std::sync::atomic::AtomicBool,
 }
 
 impl Flows {
     /// Sets the proxy that the events name as reporter; only the first call has an effect.
-    pub fn set_origin(&self, origin: Origin) {
-        self.origin.get_or_init(|| origin);
+    pub fn set_proxy_identity(&self, origin: ProxyIdentity) {
+        self.proxy_identity.get_or_init(|| origin);
     }
 
     /// Returns the proxy that the events name as reporter.
-    pub fn origin(&self) -> &Origin {
-        self.origin.get_or_init(Origin::default)
+    pub fn proxy_identity(&self) -> &ProxyIdentity {
+        self.proxy_identity.get_or_init(ProxyIdentity::default)
     }
 
     /// Registers the metrics of flow event readers.
@@ -99,7 +99,7 @@ impl Flows {
     }
 
     /// Returns a number that identifies a connection in this process.
-    pub fn number(&self) -> u64 {
+    pub fn next_connection_id(&self) -> u64 {
         self.connections.fetch_add(1, Relaxed) + 1
     }
 
@@ -109,7 +109,7 @@ impl Flows {
         let now = Instant::now();
         let mut readers = self.readers.lock();
         readers.retain(|reader| {
-            if !reader.filter.wants(&flow) {
+            if !reader.filter.matches(&flow) {
                 return true;
             }
             let added = reader.queue.lock().add(flow.clone(), now);
@@ -118,19 +118,19 @@ impl Flows {
                 self.dropped.inc();
                 reader.is_stalled.store(true, Relaxed);
             }
-            reader.news.notify_one();
+            reader.new_items.notify_one();
             !is_stalled
         });
-        self.count(readers.len());
+        self.set_reader_count(readers.len());
     }
 
-    fn count(&self, readers: usize) {
+    fn set_reader_count(&self, readers: usize) {
         self.reader_count.store(readers, Relaxed);
         self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
     /// Registers a reader of events that match `filter`; `None` if there are too many readers of the kind.
-    pub fn read(self: &Arc<Self>, kind: ReaderKind, filter: Filter) -> Option<FlowReader> {
+    pub fn subscribe(self: &Arc<Self>, kind: ReaderKind, filter: Filter) -> Option<FlowReader> {
         let mut readers = self.readers.lock();
         let alike = readers.iter().filter(|reader| reader.kind == kind).count();
         if alike >= MAX_READERS {
@@ -140,11 +140,11 @@ impl Flows {
             kind,
             filter,
             queue: Mutex::new(Queue::new(Instant::now())),
-            news: Notify::new(),
+            new_items: Notify::new(),
             is_stalled: false.into(),
         });
         readers.push(reader.clone());
-        self.count(readers.len());
+        self.set_reader_count(readers.len());
         Some(FlowReader {
             flows: self.clone(),
             reader,
@@ -167,23 +167,23 @@ impl FlowReader {
                 .reader
                 .queue
                 .lock()
-                .take(MAX_BATCH_EVENTS, Instant::now());
+                .take_batch(MAX_BATCH_EVENTS, Instant::now());
             if !items.is_empty() {
-                return Some(self.confine(items));
+                return Some(self.redact_for_reader(items));
             }
             if self.reader.is_stalled.load(Relaxed) {
                 return None;
             }
-            self.reader.news.notified().await;
+            self.reader.new_items.notified().await;
         }
     }
 
-    fn confine(&self, mut items: Vec<StreamItem>) -> Vec<StreamItem> {
+    fn redact_for_reader(&self, mut items: Vec<StreamItem>) -> Vec<StreamItem> {
         let filter = &self.reader.filter;
         if filter.confined {
             for item in &mut items {
                 if let StreamItem::Flow(flow) = item {
-                    **flow = flow.confined(&filter.namespaces);
+                    **flow = flow.reduced_to_namespaces(&filter.namespaces);
                 }
             }
         }
@@ -195,7 +195,7 @@ impl Drop for FlowReader {
     fn drop(&mut self) {
         let mut readers = self.flows.readers.lock();
         readers.retain(|reader| !Arc::ptr_eq(reader, &self.reader));
-        self.flows.count(readers.len());
+        self.flows.set_reader_count(readers.len());
     }
 }
 
@@ -220,8 +220,8 @@ mod tests {
         let flows = Arc::new(Flows::default());
         assert!(!flows.has_readers());
         let (first, second) = (
-            flows.read(ReaderKind::Admin, Filter::default()),
-            flows.read(ReaderKind::Admin, Filter::default()),
+            flows.subscribe(ReaderKind::Admin, Filter::default()),
+            flows.subscribe(ReaderKind::Admin, Filter::default()),
         );
         drop(first);
         assert!(flows.has_readers());
@@ -233,24 +233,38 @@ mod tests {
     fn readers_are_bounded() {
         let flows = Arc::new(Flows::default());
         let readers: Vec<_> = (0..MAX_READERS)
-            .map(|_| flows.read(ReaderKind::Admin, Filter::default()).unwrap())
+            .map(|_| {
+                flows
+                    .subscribe(ReaderKind::Admin, Filter::default())
+                    .unwrap()
+            })
             .collect();
-        assert!(flows.read(ReaderKind::Admin, Filter::default()).is_none());
-        let other = flows.read(ReaderKind::ControlPlane, Filter::default());
+        assert!(
+            flows
+                .subscribe(ReaderKind::Admin, Filter::default())
+                .is_none()
+        );
+        let other = flows.subscribe(ReaderKind::ControlPlane, Filter::default());
         assert!(other.is_some());
         drop(readers);
-        assert!(flows.read(ReaderKind::Admin, Filter::default()).is_some());
+        assert!(
+            flows
+                .subscribe(ReaderKind::Admin, Filter::default())
+                .is_some()
+        );
     }
 
     #[tokio::test]
     async fn readers_get_events_that_match_their_filters() {
         let flows = Arc::new(Flows::default());
-        let mut all = flows.read(ReaderKind::Admin, Filter::default()).unwrap();
+        let mut all = flows
+            .subscribe(ReaderKind::Admin, Filter::default())
+            .unwrap();
         let refused = Filter {
             refused: true,
             ..Filter::default()
         };
-        let mut refused = flows.read(ReaderKind::Admin, refused).unwrap();
+        let mut refused = flows.subscribe(ReaderKind::Admin, refused).unwrap();
         flows.report(flow(Event::Opened));
         flows.report(flow(Event::Refused));
         assert_eq!(all.next().await.unwrap().len(), 2);
@@ -266,7 +280,7 @@ mod tests {
             confined: true,
             ..Filter::default()
         };
-        let mut reader = flows.read(ReaderKind::ControlPlane, filter).unwrap();
+        let mut reader = flows.subscribe(ReaderKind::ControlPlane, filter).unwrap();
         let mut call = flow(Event::Opened);
         call.source.namespace = Some("theirs".to_owned());
         flows.report(call.clone());

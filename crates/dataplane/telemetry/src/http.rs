@@ -15,6 +15,6 @@ mod report;
 pub use destinations::DestinationMetrics;
 pub use flags::{ResponseFlag, ResponseFlags};
 pub use labels::{HttpLabels, RequestProtocol, ResponseCode};
-pub use metrics::{ExportOutcome, HttpMetrics, MirrorOutcome, Signal};
-pub use relabel::{Changed, FamilyRule, Relabel};
+pub use metrics::{ExportOutcome, ExportSignal, HttpMetrics, MirrorOutcome};
+pub use relabel::{FamilyOverrides, MetricOverrides, RelabeledValues};
 pub use report::{AccessLogFormat, HttpRequestReport};

@@ -168,45 +168,45 @@ impl TrafficLabels {
 
 const UNKNOWN: &str = "unknown";
 
-fn known(text: &str) -> &str {
+fn or_unknown(text: &str) -> &str {
     if text.is_empty() { UNKNOWN } else { text }
 }
 
 /// Encodes labels one after the other for a scrape.
-pub(crate) struct Labels<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
+pub(crate) struct LabelWriter<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
 /// Encoder of metric labels.
-pub(crate) trait Put {
-    fn put(&mut self, key: &str, value: &str) -> fmt::Result;
+pub(crate) trait LabelSink {
+    fn put_label(&mut self, key: &str, value: &str) -> fmt::Result;
 }
 
-impl Put for Labels<'_, '_> {
-    fn put(&mut self, key: &str, value: &str) -> fmt::Result {
-        (key, known(value)).encode(self.0.encode_label())
+impl LabelSink for LabelWriter<'_, '_> {
+    fn put_label(&mut self, key: &str, value: &str) -> fmt::Result {
+        (key, or_unknown(value)).encode(self.0.encode_label())
     }
 }
 
-impl Put for Vec<(String, String)> {
-    fn put(&mut self, key: &str, value: &str) -> fmt::Result {
-        self.push((key.to_owned(), known(value).to_owned()));
+impl LabelSink for Vec<(String, String)> {
+    fn put_label(&mut self, key: &str, value: &str) -> fmt::Result {
+        self.push((key.to_owned(), or_unknown(value).to_owned()));
         Ok(())
     }
 }
 
 /// Encodes the labels of the source, which the families of traffic and of on-demand DNS share.
-fn encode_source(labels: &mut impl Put, source: Option<&Party>) -> fmt::Result {
+fn encode_source(labels: &mut impl LabelSink, source: Option<&Party>) -> fmt::Result {
     let part = |of: fn(&Party) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
-    labels.put("source_workload", part(|p| &p.workload))?;
-    labels.put("source_canonical_service", part(|p| &p.canonical_service))?;
-    labels.put("source_canonical_revision", part(|p| &p.canonical_revision))?;
-    labels.put("source_workload_namespace", part(|p| &p.namespace))?;
-    labels.put("source_principal", &principal(source))?;
-    labels.put("source_app", part(|p| &p.canonical_service))?;
-    labels.put("source_version", part(|p| &p.canonical_revision))?;
-    labels.put("source_cluster", part(|p| &p.cluster))
+    labels.put_label("source_workload", part(|p| &p.workload))?;
+    labels.put_label("source_canonical_service", part(|p| &p.canonical_service))?;
+    labels.put_label("source_canonical_revision", part(|p| &p.canonical_revision))?;
+    labels.put_label("source_workload_namespace", part(|p| &p.namespace))?;
+    labels.put_label("source_principal", &principal_text(source))?;
+    labels.put_label("source_app", part(|p| &p.canonical_service))?;
+    labels.put_label("source_version", part(|p| &p.canonical_revision))?;
+    labels.put_label("source_cluster", part(|p| &p.cluster))
 }
 
-fn principal(party: Option<&Party>) -> String {
+fn principal_text(party: Option<&Party>) -> String {
     party
         .and_then(|party| party.principal.as_ref())
         .map(ToString::to_string)
@@ -214,57 +214,57 @@ fn principal(party: Option<&Party>) -> String {
 }
 
 /// Encodes reporter, source, destination and service: the labels that TCP and HTTP families share.
-pub(crate) fn encode_parties(labels: &mut impl Put, traffic: &TrafficLabels) -> fmt::Result {
+pub(crate) fn encode_parties(labels: &mut impl LabelSink, traffic: &TrafficLabels) -> fmt::Result {
     let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
-    labels.put("reporter", traffic.reporter.as_str())?;
+    labels.put_label("reporter", traffic.reporter.as_str())?;
     encode_source(labels, source)?;
     let part = |of: fn(&Party) -> &ArcStr| destination.map_or(UNKNOWN, |party| of(party).as_str());
     let service = traffic.service.as_ref();
-    labels.put(
+    labels.put_label(
         "destination_service",
         service.map_or(UNKNOWN, |s| &s.hostname),
     )?;
-    labels.put(
+    labels.put_label(
         "destination_service_namespace",
         service.map_or(UNKNOWN, |s| &s.namespace),
     )?;
-    labels.put(
+    labels.put_label(
         "destination_service_name",
         service.map_or(UNKNOWN, |s| &s.name),
     )?;
-    labels.put("destination_workload", part(|p| &p.workload))?;
-    labels.put(
+    labels.put_label("destination_workload", part(|p| &p.workload))?;
+    labels.put_label(
         "destination_canonical_service",
         part(|p| &p.canonical_service),
     )?;
-    labels.put(
+    labels.put_label(
         "destination_canonical_revision",
         part(|p| &p.canonical_revision),
     )?;
-    labels.put("destination_workload_namespace", part(|p| &p.namespace))?;
-    labels.put("destination_principal", &principal(destination))?;
-    labels.put("destination_app", part(|p| &p.canonical_service))?;
-    labels.put("destination_version", part(|p| &p.canonical_revision))?;
-    labels.put("destination_cluster", part(|p| &p.cluster))
+    labels.put_label("destination_workload_namespace", part(|p| &p.namespace))?;
+    labels.put_label("destination_principal", &principal_text(destination))?;
+    labels.put_label("destination_app", part(|p| &p.canonical_service))?;
+    labels.put_label("destination_version", part(|p| &p.canonical_revision))?;
+    labels.put_label("destination_cluster", part(|p| &p.cluster))
 }
 
 /// Traffic labels with the response flag of one sample.
-pub(crate) struct Flagged<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
+pub(crate) struct LabelsWithReason<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
 
-impl EncodeLabelSet for Flagged<'_> {
+impl EncodeLabelSet for LabelsWithReason<'_> {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        self.put(&mut Labels(encoder))
+        self.put(&mut LabelWriter(encoder))
     }
 }
 
-impl Flagged<'_> {
+impl LabelsWithReason<'_> {
     /// Encodes all labels of a sample.
-    pub(crate) fn put(&self, labels: &mut impl Put) -> fmt::Result {
+    pub(crate) fn put(&self, labels: &mut impl LabelSink) -> fmt::Result {
         let Self(traffic, flag) = self;
         encode_parties(labels, traffic)?;
-        labels.put("request_protocol", "tcp")?;
-        labels.put("response_flags", flag.as_str())?;
-        labels.put("connection_security_policy", traffic.security.as_str())?;
+        labels.put_label("request_protocol", "tcp")?;
+        labels.put_label("response_flags", flag.as_str())?;
+        labels.put_label("connection_security_policy", traffic.security.as_str())?;
         let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
         let is_nobody = source.is_none() && destination.is_none();
         // Envoy, and so Istio's waypoint, reports no localities.
@@ -274,10 +274,10 @@ impl Flagged<'_> {
         let locality = |party: Option<&Party>, of: fn(&Party) -> &ArcStr| {
             party.map(|party| of(party).clone()).unwrap_or_default()
         };
-        labels.put("source_region", &locality(source, |p| &p.region))?;
-        labels.put("source_zone", &locality(source, |p| &p.zone))?;
-        labels.put("destination_region", &locality(destination, |p| &p.region))?;
-        labels.put("destination_zone", &locality(destination, |p| &p.zone))
+        labels.put_label("source_region", &locality(source, |p| &p.region))?;
+        labels.put_label("source_zone", &locality(source, |p| &p.zone))?;
+        labels.put_label("destination_region", &locality(destination, |p| &p.region))?;
+        labels.put_label("destination_zone", &locality(destination, |p| &p.zone))
     }
 }
 
@@ -290,8 +290,8 @@ pub(crate) struct OnDemandDnsLabels {
 
 impl EncodeLabelSet for OnDemandDnsLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut labels = Labels(encoder);
+        let mut labels = LabelWriter(encoder);
         encode_source(&mut labels, Some(&self.source))?;
-        labels.put("hostname", &self.hostname)
+        labels.put_label("hostname", &self.hostname)
     }
 }

@@ -14,7 +14,9 @@ mod retired;
 mod traffic;
 
 pub use access_log::{AccessLog, Direction, log_denied};
-pub use families::{ArcString, DnsLabels, EarlierCause, Metrics, SocketGuard, XdsTermination};
-pub use flows::{FlowReader, Flows, Origin, ReaderKind};
+pub use families::{
+    ArcStrLabel, DnsLabels, Metrics, ReplacedConnectionCause, SocketGuard, XdsTermination,
+};
+pub use flows::{FlowReader, Flows, ProxyIdentity, ReaderKind};
 pub use labels::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 pub use traffic::{ConnectionMetrics, Traffic, TrafficSeries};

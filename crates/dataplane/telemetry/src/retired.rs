@@ -15,39 +15,39 @@ use std::{
 use parking_lot::Mutex;
 
 /// Label names and values with which a series is written in one family.
-pub(crate) type Written = Vec<(String, String)>;
+pub(crate) type LabelPairs = Vec<(String, String)>;
 
 /// How one metric family labels series, and adds up series with the same labels.
 pub(crate) struct MergedFamily<Labels, Series> {
     /// Returns the labels with which a series is written in the family; `None` if it has no sample there.
-    pub(crate) written: fn(&Labels) -> Option<Written>,
+    pub(crate) labels: fn(&Labels) -> Option<LabelPairs>,
     /// Adds the second series' counts to the first.
-    pub(crate) add: fn(&Series, &Series),
+    pub(crate) merge: fn(&Series, &Series),
 }
 
 /// Adds one counter's value to another.
-pub(crate) fn add(to: &AtomicU64, from: &AtomicU64) {
+pub(crate) fn add_counter(to: &AtomicU64, from: &AtomicU64) {
     to.fetch_add(from.load(Relaxed), Relaxed);
 }
 
 /// Series that were dropped since the last scrape, whose counts are to be merged into remaining ones.
-pub(crate) struct Retired<Labels, Series> {
+pub(crate) struct RetiredSeries<Labels, Series> {
     series: Mutex<Vec<(Arc<Labels>, Arc<Series>)>>,
-    most: usize,
+    max_series: usize,
 }
 
-impl<Labels, Series> Retired<Labels, Series> {
+impl<Labels, Series> RetiredSeries<Labels, Series> {
     /// Creates an empty table of at most `most` series; further ones are discarded.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             series: Mutex::default(),
-            most,
+            max_series: most,
         }
     }
 
     pub(crate) fn extend(&self, dropped: impl IntoIterator<Item = (Arc<Labels>, Arc<Series>)>) {
         let mut series = self.series.lock();
-        let room = self.most.saturating_sub(series.len());
+        let room = self.max_series.saturating_sub(series.len());
         let mut dropped = dropped.into_iter();
         series.extend(dropped.by_ref().take(room));
         // The iterator may drain a table, which must lose all of these entries.
@@ -56,7 +56,7 @@ impl<Labels, Series> Retired<Labels, Series> {
 
     /// Adds each dropped series' counts to a remaining series with the same labels in the family. If none remains,
     /// the counts are discarded.
-    pub(crate) fn leave<'a>(
+    pub(crate) fn merge_into_remaining<'a>(
         &self,
         stay: impl Iterator<Item = (&'a Labels, &'a Series)> + Clone,
         families: &[MergedFamily<Labels, Series>],
@@ -65,8 +65,12 @@ impl<Labels, Series> Retired<Labels, Series> {
         Series: 'a,
     {
         let retired = mem::take(&mut *self.series.lock());
-        for MergedFamily { written, add } in families {
-            let mut left: HashMap<Written, Vec<&Series>> = HashMap::new();
+        for MergedFamily {
+            labels: written,
+            merge: add,
+        } in families
+        {
+            let mut left: HashMap<LabelPairs, Vec<&Series>> = HashMap::new();
             for (labels, series) in &retired {
                 if let Some(written) = written(labels) {
                     left.entry(written).or_default().push(series);
@@ -85,7 +89,7 @@ impl<Labels, Series> Retired<Labels, Series> {
     }
 }
 
-impl<Labels, Series> fmt::Debug for Retired<Labels, Series> {
+impl<Labels, Series> fmt::Debug for RetiredSeries<Labels, Series> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Retired").finish_non_exhaustive()
     }
@@ -98,7 +102,7 @@ mod tests {
     #[test]
     fn excess_series_are_dropped() {
         let mut table: HashMap<Arc<u8>, Arc<u8>> = (0..3).map(|n| (n.into(), n.into())).collect();
-        let retired = Retired::new(1);
+        let retired = RetiredSeries::new(1);
         retired.extend(table.extract_if(|_, _| true));
         assert!(table.is_empty(), "{table:?}");
         assert_eq!(retired.series.lock().len(), 1);

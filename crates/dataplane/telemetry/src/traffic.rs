@@ -27,9 +27,9 @@ use prometheus_client::{
 
 use crate::{
     TrafficLabels,
-    http::Changed,
-    labels::{Flagged, Principals},
-    retired::{MergedFamily, Retired, Written, add},
+    http::RelabeledValues,
+    labels::{LabelsWithReason, Principals},
+    retired::{LabelPairs, MergedFamily, RetiredSeries, add_counter},
 };
 
 /// Time after which an unused series is dropped: several scrapes see its last values first.
@@ -50,9 +50,9 @@ const REASONS: [Reason; 8] = [
 
 /// Counters by response flag.
 #[derive(Debug, Default)]
-struct ByReason([AtomicU64; REASONS.len()]);
+struct CountsByReason([AtomicU64; REASONS.len()]);
 
-impl ByReason {
+impl CountsByReason {
     fn add(&self, reason: Reason) {
         let index = REASONS.iter().position(|known| *known == reason);
         if let Some(counter) = index.and_then(|index| self.0.get(index)) {
@@ -62,7 +62,7 @@ impl ByReason {
 
     fn add_all(&self, other: &Self) {
         for (own, other) in self.0.iter().zip(&other.0) {
-            add(own, other);
+            add_counter(own, other);
         }
     }
 
@@ -81,8 +81,8 @@ pub struct TrafficSeries {
     opened: AtomicU64,
     received: AtomicU64,
     sent: AtomicU64,
-    closed: ByReason,
-    failed: ByReason,
+    closed: CountsByReason,
+    failed: CountsByReason,
     open: AtomicUsize,
     born: Instant,
     /// Seconds from `born` to the last use of the series.
@@ -95,8 +95,8 @@ impl TrafficSeries {
             opened: AtomicU64::default(),
             received: AtomicU64::default(),
             sent: AtomicU64::default(),
-            closed: ByReason::default(),
-            failed: ByReason::default(),
+            closed: CountsByReason::default(),
+            failed: CountsByReason::default(),
             open: AtomicUsize::default(),
             born: now,
             used: AtomicU64::default(),
@@ -114,15 +114,15 @@ impl TrafficSeries {
     }
 
     /// Counts a connection that ended before it was opened; with a reason other than `None`, as failed.
-    pub fn fail(&self, reason: Reason) {
+    pub fn count_failure(&self, reason: Reason) {
         self.closed.add(reason);
         if reason != Reason::None {
             self.failed.add(reason);
         }
-        self.touch(Instant::now());
+        self.mark_used(Instant::now());
     }
 
-    fn touch(&self, now: Instant) {
+    fn mark_used(&self, now: Instant) {
         self.used
             .fetch_max(now.saturating_duration_since(self.born).as_secs(), Relaxed);
     }
@@ -146,12 +146,12 @@ pub struct ConnectionMetrics {
 
 impl ConnectionMetrics {
     /// Adds bytes from client to server, whichever proxy reports.
-    pub fn received(&self, bytes: u64) {
+    pub fn add_received(&self, bytes: u64) {
         self.series.received.fetch_add(bytes, Relaxed);
     }
 
     /// Adds bytes from server to client, whichever proxy reports.
-    pub fn sent(&self, bytes: u64) {
+    pub fn add_sent(&self, bytes: u64) {
         self.series.sent.fetch_add(bytes, Relaxed);
     }
 
@@ -167,7 +167,7 @@ impl Drop for ConnectionMetrics {
         if self.reason != Reason::None {
             self.series.failed.add(self.reason);
         }
-        self.series.touch(Instant::now());
+        self.series.mark_used(Instant::now());
         self.series.open.fetch_sub(1, Relaxed);
     }
 }
@@ -179,11 +179,11 @@ pub struct Traffic {
     /// Series whose labels, or families, are overridden by configuration.
     changed: Table<ChangedLabels>,
     /// Dropped series whose counts are to be merged into others, since they may have the same labels.
-    retired: Retired<ChangedLabels, TrafficSeries>,
+    retired: RetiredSeries<ChangedLabels, TrafficSeries>,
     principals: Principals,
 }
 
-type ChangedLabels = (TrafficLabels, Changed);
+type ChangedLabels = (TrafficLabels, RelabeledValues);
 
 /// Table of series by labels. Locked for reading when a connection opens, for writing for a new set of labels, and to
 /// drop unused series.
@@ -194,7 +194,7 @@ impl Default for Traffic {
         Self {
             series: Table::default(),
             changed: Table::default(),
-            retired: Retired::new(MAX_SERIES),
+            retired: RetiredSeries::new(MAX_SERIES),
             principals: Principals::default(),
         }
     }
@@ -207,7 +207,7 @@ impl Traffic {
         self.principals.hide();
     }
 
-    fn reported<'a>(&self, labels: &'a TrafficLabels) -> Cow<'a, TrafficLabels> {
+    fn without_hidden_principals<'a>(&self, labels: &'a TrafficLabels) -> Cow<'a, TrafficLabels> {
         if self.principals.are_hidden() {
             Cow::Owned(labels.without_principals())
         } else {
@@ -218,21 +218,21 @@ impl Traffic {
     /// Returns the series of a set of labels, cheaply enough for each connection. An unused series loses its counts
     /// once it is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
-        find(&self.series, &*self.reported(labels), drop)
+        find_or_insert(&self.series, &*self.without_hidden_principals(labels), drop)
     }
 
     /// Returns the series of a set of labels with label overrides, if there are any.
-    pub fn series_as(
+    pub fn relabeled_series(
         &self,
         labels: &TrafficLabels,
-        changed: Option<Changed>,
+        changed: Option<RelabeledValues>,
     ) -> Arc<TrafficSeries> {
         match changed {
             None => self.series(labels),
             Some(changed) => {
                 let retire = |dropped| self.retired.extend(dropped);
-                let labels = self.reported(labels).into_owned();
-                find(&self.changed, &(labels, changed), retire)
+                let labels = self.without_hidden_principals(labels).into_owned();
+                find_or_insert(&self.changed, &(labels, changed), retire)
             }
         }
     }
@@ -264,17 +264,17 @@ impl Traffic {
     }
 
     /// Returns all series with their labels and overrides.
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<SeriesRow> {
         let changed = rows_of(&self.changed);
         let stay = changed.iter();
         let stay = stay.map(|(labels, series)| (&**labels, &**series));
-        self.retired.leave(stay, &FAMILIES);
-        let changed = changed.into_iter().map(|(labels, series)| Row {
+        self.retired.merge_into_remaining(stay, &FAMILIES);
+        let changed = changed.into_iter().map(|(labels, series)| SeriesRow {
             labels: SeriesLabels::Changed(labels),
             series,
         });
         let plain = rows_of(&self.series).into_iter();
-        let plain = plain.map(|(labels, series)| Row {
+        let plain = plain.map(|(labels, series)| SeriesRow {
             labels: SeriesLabels::Plain(labels),
             series,
         });
@@ -292,33 +292,33 @@ fn rows_of<K>(table: &Table<K>) -> Vec<(Arc<K>, Arc<TrafficSeries>)> {
 /// Metric families of connections, with their counters by response flag.
 const FAMILIES: [MergedFamily<ChangedLabels, TrafficSeries>; 4] = [
     MergedFamily {
-        written: |labels| of_family(labels, TelemetryFamily::OpenedConnections),
-        add: |to, from| add(&to.opened, &from.opened),
+        labels: |labels| family_labels(labels, TelemetryFamily::OpenedConnections),
+        merge: |to, from| add_counter(&to.opened, &from.opened),
     },
     MergedFamily {
-        written: |labels| of_family(labels, TelemetryFamily::ClosedConnections),
-        add: |to, from| {
+        labels: |labels| family_labels(labels, TelemetryFamily::ClosedConnections),
+        merge: |to, from| {
             to.closed.add_all(&from.closed);
             to.failed.add_all(&from.failed);
         },
     },
     MergedFamily {
-        written: |labels| of_family(labels, TelemetryFamily::ReceivedBytes),
-        add: |to, from| add(&to.received, &from.received),
+        labels: |labels| family_labels(labels, TelemetryFamily::ReceivedBytes),
+        merge: |to, from| add_counter(&to.received, &from.received),
     },
     MergedFamily {
-        written: |labels| of_family(labels, TelemetryFamily::SentBytes),
-        add: |to, from| add(&to.sent, &from.sent),
+        labels: |labels| family_labels(labels, TelemetryFamily::SentBytes),
+        merge: |to, from| add_counter(&to.sent, &from.sent),
     },
 ];
 
-fn of_family((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<Written> {
-    changed.apply(of, flagged(labels, Reason::None)?)
+fn family_labels((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<LabelPairs> {
+    changed.apply(of, labels_with_reason(labels, Reason::None)?)
 }
 
 /// Returns the series of a table for some labels, creating it if necessary; unused series may be dropped to make
 /// room.
-fn find<K: Clone + Eq + Hash>(
+fn find_or_insert<K: Clone + Eq + Hash>(
     table: &Table<K>,
     labels: &K,
     retire: impl FnOnce(Vec<(Arc<K>, Arc<TrafficSeries>)>),
@@ -332,7 +332,7 @@ fn find<K: Clone + Eq + Hash>(
         return series.clone();
     }
     if table.len() >= MAX_SERIES {
-        retire(make_room(&mut table));
+        retire(evict_unused(&mut table));
     }
     let series = Arc::new(TrafficSeries::new(Instant::now()));
     table.insert(Arc::new(labels.clone()), series.clone());
@@ -341,7 +341,7 @@ fn find<K: Clone + Eq + Hash>(
 
 /// Drops the longest unused half of the unused series. When every series is in use nothing is dropped: then the
 /// number of connections limits the number of series.
-fn make_room<K: Eq + Hash>(
+fn evict_unused<K: Eq + Hash>(
     table: &mut HashMap<K, Arc<TrafficSeries>>,
 ) -> Vec<(K, Arc<TrafficSeries>)> {
     let mut uses: Vec<_> = table
@@ -377,7 +377,7 @@ impl Collector for TrafficCollector {
                           help: &str,
                           of: TelemetryFamily,
                           samples: &dyn Fn(&TrafficSeries) -> Samples| {
-            let rows = table.iter().flat_map(|Row { labels, series }| {
+            let rows = table.iter().flat_map(|SeriesRow { labels, series }| {
                 let samples = samples(series).into_iter();
                 samples.map(move |(reason, count)| (labels, reason, count))
             });
@@ -385,7 +385,7 @@ impl Collector for TrafficCollector {
             if is_changed {
                 let mut sums: BTreeMap<_, u64> = BTreeMap::new();
                 for (labels, reason, count) in rows {
-                    if let Some(labels) = labels.of_family(of, reason) {
+                    if let Some(labels) = labels.family_labels(of, reason) {
                         *sums.entry(labels).or_default() += count;
                     }
                 }
@@ -405,7 +405,7 @@ impl Collector for TrafficCollector {
             }
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;
             for (labels, reason, count) in rows {
-                let labels = Flagged(labels.traffic(), reason);
+                let labels = LabelsWithReason(labels.traffic(), reason);
                 ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
             }
             Ok(())
@@ -448,15 +448,15 @@ impl Collector for TrafficCollector {
 
 type Samples = Vec<(Reason, u64)>;
 
-fn flagged(labels: &TrafficLabels, reason: Reason) -> Option<Written> {
+fn labels_with_reason(labels: &TrafficLabels, reason: Reason) -> Option<LabelPairs> {
     let mut written = Vec::with_capacity(32);
     // Writing to a list cannot fail.
-    Flagged(labels, reason).put(&mut written).ok()?;
+    LabelsWithReason(labels, reason).put(&mut written).ok()?;
     Some(written)
 }
 
 /// Series with its labels, as it is written at a scrape.
-struct Row {
+struct SeriesRow {
     labels: SeriesLabels,
     series: Arc<TrafficSeries>,
 }
@@ -464,7 +464,7 @@ struct Row {
 /// Labels of a series, with or without configured overrides.
 enum SeriesLabels {
     Plain(Arc<TrafficLabels>),
-    Changed(Arc<(TrafficLabels, Changed)>),
+    Changed(Arc<(TrafficLabels, RelabeledValues)>),
 }
 
 impl SeriesLabels {
@@ -476,8 +476,8 @@ impl SeriesLabels {
     }
 
     /// Returns the labels with which the series is written in a family; `None` if it has no sample there.
-    fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Written> {
-        let labels = flagged(self.traffic(), reason)?;
+    fn family_labels(&self, of: TelemetryFamily, reason: Reason) -> Option<LabelPairs> {
+        let labels = labels_with_reason(self.traffic(), reason)?;
         match self {
             Self::Plain(_) => Some(labels),
             Self::Changed(both) => both.1.apply(of, labels),

@@ -15,12 +15,12 @@ use x509_parser::{
 
 use crate::{
     chain_error::{ChainError, MAX_CERTIFICATES},
-    pem::certificates,
-    verify::identity_of,
+    pem::parse_certificates,
+    verify::leaf_identity,
 };
 
 /// Splits a concatenation of DER certificates.
-pub fn concatenated(der: &[u8]) -> Result<Vec<CertificateDer<'static>>, ChainError> {
+pub fn split_concatenated_der(der: &[u8]) -> Result<Vec<CertificateDer<'static>>, ChainError> {
     let mut certificates = Vec::new();
     let mut rest = der;
     while !rest.is_empty() {
@@ -41,7 +41,7 @@ pub fn concatenated(der: &[u8]) -> Result<Vec<CertificateDer<'static>>, ChainErr
 }
 
 /// Counts the URI SANs of a leaf.
-pub fn uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
+pub fn count_uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
     let (_, leaf) = X509Certificate::from_der(leaf).map_err(ChainError::MalformedLeaf)?;
     let names = leaf.subject_alternative_name();
     let names = names.ok().flatten().map(|names| &names.value.general_names);
@@ -52,18 +52,18 @@ pub fn uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
 }
 
 /// Parsed fields of a leaf certificate.
-pub(crate) struct Leaf {
+pub(crate) struct LeafCertificate {
     pub(crate) identity: Identity,
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
 }
 
-impl Leaf {
-    pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, ChainError> {
+impl LeafCertificate {
+    pub(crate) fn parse(der: &CertificateDer<'_>) -> Result<Self, ChainError> {
         let (_, leaf) = X509Certificate::from_der(der).map_err(ChainError::MalformedLeaf)?;
         let validity = validity(&leaf);
         Ok(Self {
-            identity: identity_of(der).ok_or(ChainError::NoIdentity)?,
+            identity: leaf_identity(der).ok_or(ChainError::NoIdentity)?,
             not_before: validity.start,
             not_after: validity.end,
         })
@@ -88,15 +88,15 @@ pub(crate) fn split_response(
     let (roots, intermediates) = rest
         .split_last()
         .ok_or(ChainError::NoRoot(response.len()))?;
-    let mut chain = certificates(0, leaf)?;
+    let mut chain = parse_certificates(0, leaf)?;
     if chain.len() > 1 {
-        return Err(ChainError::SeveralLeaves(chain.len()));
+        return Err(ChainError::MultipleLeaves(chain.len()));
     }
     for (index, entry) in intermediates.iter().enumerate() {
-        chain.extend(certificates(index + 1, entry)?);
+        chain.extend(parse_certificates(index + 1, entry)?);
         if chain.len() > MAX_CERTIFICATES {
             return Err(ChainError::TooLong);
         }
     }
-    Ok((chain, certificates(response.len() - 1, roots)?))
+    Ok((chain, parse_certificates(response.len() - 1, roots)?))
 }

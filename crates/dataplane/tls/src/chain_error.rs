@@ -35,7 +35,7 @@ pub enum ChainError {
     },
     /// The response's first entry contains this many certificates instead of the leaf alone.
     #[error("entry 0 of the certificate chain holds {0} certificates, expected the leaf alone")]
-    SeveralLeaves(usize),
+    MultipleLeaves(usize),
     /// The response has more certificates than [`MAX_CERTIFICATES`].
     #[error("the certificate chain holds more than {MAX_CERTIFICATES} certificates")]
     TooLong,
@@ -47,7 +47,7 @@ pub enum ChainError {
     NoIdentity,
     /// The leaf certifies another identity than the requested one.
     #[error("the certificate is for {got}, requested was {expected}")]
-    OtherIdentity {
+    IdentityMismatch {
         /// Identity in the certificate.
         got: Box<Identity>,
         /// Identity that was requested.
@@ -55,11 +55,11 @@ pub enum ChainError {
     },
     /// A root certificate is malformed.
     #[error("a root certificate is malformed")]
-    Root(#[source] rustls::Error),
+    InvalidRoot(#[source] rustls::Error),
     /// The chain does not lead to the roots, or is not currently valid.
     #[error("the certificate chain does not verify against its own roots")]
     Unverified(#[source] rustls::Error),
     /// The private key does not match the leaf.
     #[error("the private key does not fit the certificate")]
-    Key(#[source] rustls::Error),
+    InvalidKey(#[source] rustls::Error),
 }

@@ -1,12 +1,12 @@
 //! Parses the ClientHello of a TLS connection that is passed through, for its server name (SNI). Reads at most
-//! [`MAX_CLIENT_HELLO`] bytes, each once.
+//! [`MAX_CLIENT_HELLO_BYTES`] bytes, each once.
 
 use std::{fmt, io};
 
 use rustls::server::Acceptor;
 
 /// Maximum size of a ClientHello with its record headers, in bytes.
-pub const MAX_CLIENT_HELLO: usize = 16 << 10;
+pub const MAX_CLIENT_HELLO_BYTES: usize = 16 << 10;
 
 /// Content type of TLS handshake records, the first byte of a ClientHello.
 const HANDSHAKE_RECORD: u8 = 0x16;
@@ -17,21 +17,21 @@ pub enum FirstMessage {
     /// ClientHello with its server name in lower case, if it has one; IP addresses are not server names.
     ClientHello(Option<String>),
     /// The connection does not begin with a TLS handshake.
-    Other,
+    NotTls,
 }
 
 /// Reason why a ClientHello cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    /// The ClientHello is longer than [`MAX_CLIENT_HELLO`].
-    #[error("the client hello is longer than {MAX_CLIENT_HELLO} bytes")]
+    /// The ClientHello is longer than [`MAX_CLIENT_HELLO_BYTES`].
+    #[error("the client hello is longer than {MAX_CLIENT_HELLO_BYTES} bytes")]
     TooLong,
     /// The ClientHello is malformed, or older than TLS 1.2.
     #[error("the client hello cannot be read")]
     Malformed(#[source] rustls::Error),
     /// The TLS records are malformed.
     #[error("the records of the client hello cannot be read")]
-    Records(#[source] io::Error),
+    InvalidRecords(#[source] io::Error),
     /// The connection ended before a complete ClientHello.
     #[error("the connection ended before its client hello was complete")]
     Truncated,
@@ -41,13 +41,15 @@ pub enum HelloError {
 #[derive(Default)]
 pub struct HelloReader {
     acceptor: Acceptor,
-    taken: usize,
+    buffered_bytes: usize,
 }
 
 impl fmt::Debug for HelloReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("HelloReader");
-        shown.field("taken", &self.taken).finish_non_exhaustive()
+        shown
+            .field("taken", &self.buffered_bytes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -58,27 +60,27 @@ impl HelloReader {
     /// # Errors
     ///
     /// When the bytes are not a valid ClientHello.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
-        if self.taken == 0
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
+        if self.buffered_bytes == 0
             && bytes
                 .first()
                 .is_some_and(|first| *first != HANDSHAKE_RECORD)
         {
-            return Ok(Some(FirstMessage::Other));
+            return Ok(Some(FirstMessage::NotTls));
         }
         let mut rest = bytes;
         while !rest.is_empty() {
             let before = rest.len();
             let read = self.acceptor.read_tls(&mut rest);
-            read.map_err(HelloError::Records)?;
-            self.taken += before - rest.len();
+            read.map_err(HelloError::InvalidRecords)?;
+            self.buffered_bytes += before - rest.len();
             let accepted = self.acceptor.accept();
             let accepted = accepted.map_err(|(error, _)| HelloError::Malformed(error))?;
             if let Some(accepted) = accepted {
                 let name = accepted.client_hello().server_name().map(str::to_owned);
                 return Ok(Some(FirstMessage::ClientHello(name)));
             }
-            if self.taken > MAX_CLIENT_HELLO {
+            if self.buffered_bytes > MAX_CLIENT_HELLO_BYTES {
                 return Err(HelloError::TooLong);
             }
         }
@@ -117,7 +119,7 @@ mod tests {
     fn read(bytes: &[u8], step: usize) -> Result<Option<FirstMessage>, HelloError> {
         let mut reader = HelloReader::default();
         for part in bytes.chunks(step) {
-            if let Some(message) = reader.take(part)? {
+            if let Some(message) = reader.push(part)? {
                 return Ok(Some(message));
             }
         }
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn other_protocols_are_not_a_client_hello() {
         for bytes in [&b"GET / HTTP/1.1"[..], b"\x17\x03\x03", b"\x00"] {
-            assert_eq!(read(bytes, 1).unwrap(), Some(FirstMessage::Other));
+            assert_eq!(read(bytes, 1).unwrap(), Some(FirstMessage::NotTls));
         }
         assert!(read(b"", 1).unwrap().is_none());
     }

@@ -51,12 +51,12 @@ type Lists = Arc<[CertRevocationList<'static>]>;
 
 /// Revocation lists that are in force. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Crls {
+pub struct RevocationLists {
     lists: Arc<RwLock<Lists>>,
     changes: Arc<watch::Sender<u64>>,
 }
 
-impl Default for Crls {
+impl Default for RevocationLists {
     fn default() -> Self {
         Self {
             lists: Arc::new(RwLock::new(Arc::from([]))),
@@ -65,7 +65,7 @@ impl Default for Crls {
     }
 }
 
-impl Crls {
+impl RevocationLists {
     /// Creates an empty set of revocation lists.
     pub fn new() -> Self {
         Self::default()
@@ -101,7 +101,7 @@ impl Crls {
 
     /// Watches a file: loads it now and after each change. A missing or broken file is logged once and leaves the
     /// lists in force unchanged; it does not block traffic.
-    pub async fn follow(self, path: PathBuf) {
+    pub async fn reload_on_change(self, path: PathBuf) {
         let load = || match self.load(&path) {
             Ok(lists) => {
                 tracing::info!(path = %path.display(), lists, "revocation lists loaded");
@@ -111,7 +111,7 @@ impl Crls {
                 tracing::warn!(error, "revocation lists unchanged");
             }
         };
-        followed_file::follow(&path, load).await;
+        followed_file::watch_file(&path, load).await;
     }
 
     /// Returns a receiver that is notified when the lists change, so that open connections can be checked again.

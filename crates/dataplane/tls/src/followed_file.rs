@@ -7,10 +7,10 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration, time::Syste
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Calls `load` now and after each change of a file, including its creation and removal. Never returns.
-pub(crate) async fn follow(path: &Path, mut load: impl FnMut()) {
+pub(crate) async fn watch_file(path: &Path, mut load: impl FnMut()) {
     let mut last = None;
     loop {
-        let seen = Some(Signature::of(path));
+        let seen = Some(FileSignature::of(path));
         if seen != last {
             last = seen;
             load();
@@ -21,9 +21,9 @@ pub(crate) async fn follow(path: &Path, mut load: impl FnMut()) {
 
 /// Device, inode, size and modification time of a file, by which changes are detected; `None` without the file.
 #[derive(Debug, PartialEq, Eq)]
-struct Signature(Option<(u64, u64, u64, Option<SystemTime>)>);
+struct FileSignature(Option<(u64, u64, u64, Option<SystemTime>)>);
 
-impl Signature {
+impl FileSignature {
     fn of(path: &Path) -> Self {
         Self(
             fs::metadata(path)

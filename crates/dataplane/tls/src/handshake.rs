@@ -8,7 +8,7 @@ use rustls_pki_types::{CertificateDer, IpAddr, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::{settings::ALPN_H2, verify::identity_of};
+use crate::{settings::ALPN_H2, verify::leaf_identity};
 
 /// Established TLS connection on the client side.
 pub type ClientStream<S> = tokio_rustls::client::TlsStream<S>;
@@ -26,15 +26,15 @@ pub enum HandshakeError {
     Io(#[source] io::Error),
     /// The peer does not support HTTP/2 by ALPN.
     #[error("the peer did not agree on ALPN h2")]
-    Alpn,
+    NoCommonAlpn,
 }
 
 impl HandshakeError {
     /// Returns the response flag for metrics and the access log.
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Tls(error) => reason_of_tls(error),
-            Self::Alpn => Reason::TlsFailure,
+            Self::Tls(error) => tls_failure_reason(error),
+            Self::NoCommonAlpn => Reason::TlsFailure,
             Self::Io(_) => Reason::Connect,
         }
     }
@@ -64,7 +64,7 @@ where
     let stream = TlsConnector::from(config).connect(nobody, stream).await?;
     match stream.get_ref().1.alpn_protocol() {
         Some(ALPN_H2) => Ok(stream),
-        _ => Err(HandshakeError::Alpn),
+        _ => Err(HandshakeError::NoCommonAlpn),
     }
 }
 
@@ -82,7 +82,7 @@ where
     let stream = TlsAcceptor::from(config).accept(stream).await?;
     let connection = stream.get_ref().1;
     if connection.alpn_protocol() != Some(ALPN_H2) {
-        return Err(HandshakeError::Alpn);
+        return Err(HandshakeError::NoCommonAlpn);
     }
     let identity = connection.peer_certificates().and_then(peer_identity);
     Ok((stream, identity))
@@ -91,15 +91,15 @@ where
 /// Returns the identity in a peer's verified chain (leaf first): the first SPIFFE ID of the form `spiffe://<trust
 /// domain>/ns/<namespace>/sa/<service account>`.
 pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
-    chain.first().and_then(identity_of)
+    chain.first().and_then(leaf_identity)
 }
 
 /// Returns the response flag of an error that has a TLS error anywhere in its chain of causes.
-pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
+pub fn failure_reason(error: &(dyn Error + 'static)) -> Reason {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-            return reason_of_tls(tls);
+            return tls_failure_reason(tls);
         }
         // An io::Error does not return its inner error as `source`.
         next = match error
@@ -113,7 +113,7 @@ pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
     Reason::Connect
 }
 
-fn reason_of_tls(error: &rustls::Error) -> Reason {
+fn tls_failure_reason(error: &rustls::Error) -> Reason {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::Revoked) => Reason::CertRevoked,
         _ => Reason::TlsFailure,

@@ -18,15 +18,17 @@ mod trust_domains;
 mod verify;
 mod workload_cert;
 
-pub use chain::{concatenated, uri_names, validity};
+pub use chain::{count_uri_names, split_concatenated_der, validity};
 pub use chain_error::ChainError;
-pub use client_hello::{FirstMessage, HelloError, HelloReader, MAX_CLIENT_HELLO};
-pub use crl::{CrlError, Crls};
+pub use client_hello::{FirstMessage, HelloError, HelloReader, MAX_CLIENT_HELLO_BYTES};
+pub use crl::{CrlError, RevocationLists};
 pub use handshake::{
-    ClientStream, HandshakeError, ServerStream, accept, connect, peer_identity, reason_of,
+    ClientStream, HandshakeError, ServerStream, accept, connect, failure_reason, peer_identity,
 };
-pub use outward::{Authorities, ClientKeyPair, Outward, OutwardConnectError, OutwardError};
+pub use outward::{
+    ClientKeyPair, OriginatedTls, OriginatedTlsConnectError, OriginatedTlsError, TrustedAuthorities,
+};
 pub use settings::{ALPN_H2, TlsSettings};
 pub use trust_domains::{TrustDomains, TrustDomainsError};
-pub use verify::{Peer, PeerIdentityError};
-pub use workload_cert::{Withdrawal, WorkloadCert};
+pub use verify::{PeerIdentityError, PeerRole};
+pub use workload_cert::{WithdrawalReason, WorkloadCert};

@@ -23,7 +23,7 @@ use crate::{ChainError, ClientStream, HandshakeError, TlsSettings, pem};
 
 /// Error of building a TLS client configuration.
 #[derive(Debug, thiserror::Error)]
-pub enum OutwardError {
+pub enum OriginatedTlsError {
     /// The text contains no usable certificates.
     #[error("the certificates cannot be read")]
     Certificates(#[from] ChainError),
@@ -43,17 +43,17 @@ pub enum OutwardError {
 
 /// Trust store: CA certificates by which servers are verified.
 #[derive(Clone, Debug)]
-pub struct Authorities(Arc<RootCertStore>);
+pub struct TrustedAuthorities(Arc<RootCertStore>);
 
-impl Authorities {
+impl TrustedAuthorities {
     /// Parses CA certificates in PEM, all of which must be usable as roots.
     ///
     /// # Errors
     ///
     /// When one is not usable, or there is none.
-    pub fn of_pem(text: &str) -> Result<Self, OutwardError> {
+    pub fn from_pem(text: &str) -> Result<Self, OriginatedTlsError> {
         let mut roots = RootCertStore::empty();
-        for certificate in pem::certificates(0, text)? {
+        for certificate in pem::parse_certificates(0, text)? {
             roots.add(certificate)?;
         }
         Ok(Self(Arc::new(roots)))
@@ -64,11 +64,13 @@ impl Authorities {
     /// # Errors
     ///
     /// When no certificate is usable.
-    pub fn of_system(certificates: Vec<CertificateDer<'static>>) -> Result<Self, OutwardError> {
+    pub fn from_system_roots(
+        certificates: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, OriginatedTlsError> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates);
         if roots.is_empty() {
-            return Err(OutwardError::NoAuthority);
+            return Err(OriginatedTlsError::NoAuthority);
         }
         Ok(Self(Arc::new(roots)))
     }
@@ -85,16 +87,16 @@ pub struct ClientKeyPair<'a> {
 
 /// Expected SAN of a server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Name {
+enum SubjectAltName {
     Host(ServerName<'static>),
     Uri(String),
 }
 
 /// TLS client configuration for servers of one destination. Sessions are resumed only among them.
 #[derive(Clone, Debug)]
-pub struct Outward(Arc<ClientConfig>);
+pub struct OriginatedTls(Arc<ClientConfig>);
 
-impl Outward {
+impl OriginatedTls {
     /// Creates a configuration that accepts servers whose certificate has one of `names` as SAN; without `names`, the
     /// server name that is sent.
     ///
@@ -103,10 +105,10 @@ impl Outward {
     /// When the configuration is invalid.
     pub fn new(
         settings: &TlsSettings,
-        authorities: Authorities,
+        authorities: TrustedAuthorities,
         names: &[impl AsRef<str>],
         shown: Option<ClientKeyPair<'_>>,
-    ) -> Result<Self, OutwardError> {
+    ) -> Result<Self, OriginatedTlsError> {
         Self::build(settings, Some(authorities), names, shown)
     }
 
@@ -118,23 +120,23 @@ impl Outward {
     pub fn unverified(
         settings: &TlsSettings,
         shown: Option<ClientKeyPair<'_>>,
-    ) -> Result<Self, OutwardError> {
+    ) -> Result<Self, OriginatedTlsError> {
         Self::build(settings, None, &[""; 0], shown)
     }
 
     fn build(
         settings: &TlsSettings,
-        authorities: Option<Authorities>,
+        authorities: Option<TrustedAuthorities>,
         names: &[impl AsRef<str>],
         shown: Option<ClientKeyPair<'_>>,
-    ) -> Result<Self, OutwardError> {
+    ) -> Result<Self, OriginatedTlsError> {
         let provider = Arc::new(CryptoProvider {
             // External servers need not support the mesh's own few cipher suites.
             cipher_suites: aws_lc_rs::default_provider().cipher_suites,
             ..CryptoProvider::clone(&settings.provider)
         });
-        let names = names.iter().map(|name| read_name(name.as_ref()));
-        let verifier = Verifier {
+        let names = names.iter().map(|name| parse_name(name.as_ref()));
+        let verifier = OriginatedTlsVerifier {
             provider: provider.clone(),
             authorities,
             names: names.collect::<Result<_, _>>()?,
@@ -147,8 +149,8 @@ impl Outward {
         let config = match shown {
             None => builder.with_no_client_auth(),
             Some(ClientKeyPair { certificates, key }) => {
-                let chain = pem::certificates(0, certificates)?;
-                let key = PrivateKeyDer::from_pem_slice(key).map_err(OutwardError::Key)?;
+                let chain = pem::parse_certificates(0, certificates)?;
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(OriginatedTlsError::Key)?;
                 builder.with_client_auth_cert(chain, key)?
             }
         };
@@ -166,7 +168,7 @@ impl Outward {
         stream: S,
         name: &str,
         protocol: Option<&[u8]>,
-    ) -> Result<ClientStream<S>, OutwardConnectError>
+    ) -> Result<ClientStream<S>, OriginatedTlsConnectError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -175,8 +177,8 @@ impl Outward {
             Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
         }
         let server = ServerName::try_from(name.to_owned());
-        let server = server.map_err(|_| OutwardConnectError::Name(name.to_owned()))?;
-        let failed = |error: io::Error| OutwardConnectError::Handshake {
+        let server = server.map_err(|_| OriginatedTlsConnectError::Name(name.to_owned()))?;
+        let failed = |error: io::Error| OriginatedTlsConnectError::Handshake {
             name: name.to_owned(),
             source: error.into(),
         };
@@ -185,7 +187,7 @@ impl Outward {
         let agreed = stream.get_ref().1.alpn_protocol();
         // Servers without ALPN use HTTP/1.
         if protocol == Some(b"h2") && agreed != protocol {
-            return Err(OutwardConnectError::NotHttp2(name.to_owned()));
+            return Err(OriginatedTlsConnectError::NotHttp2(name.to_owned()));
         }
         Ok(stream)
     }
@@ -193,7 +195,7 @@ impl Outward {
 
 /// Error of a TLS handshake with a server outside of the mesh.
 #[derive(Debug, thiserror::Error)]
-pub enum OutwardConnectError {
+pub enum OriginatedTlsConnectError {
     /// The server name for SNI is invalid.
     #[error("{0:?} is no name of a server")]
     Name(String),
@@ -211,29 +213,29 @@ pub enum OutwardConnectError {
     NotHttp2(String),
 }
 
-fn read_name(text: &str) -> Result<Name, OutwardError> {
+fn parse_name(text: &str) -> Result<SubjectAltName, OriginatedTlsError> {
     if text.contains("://") {
-        return Ok(Name::Uri(text.to_owned()));
+        return Ok(SubjectAltName::Uri(text.to_owned()));
     }
     let name = ServerName::try_from(text.to_owned());
-    name.map(Name::Host)
-        .map_err(|_| OutwardError::Name(text.to_owned()))
+    name.map(SubjectAltName::Host)
+        .map_err(|_| OriginatedTlsError::Name(text.to_owned()))
 }
 
 /// Error of a server certificate whose SANs include no expected one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate is for none of {0}")]
-struct OtherNames(String);
+struct SubjectAltNameMismatch(String);
 
 #[derive(Debug)]
-struct Verifier {
+struct OriginatedTlsVerifier {
     provider: Arc<CryptoProvider>,
     /// Trust store; `None` accepts every certificate.
-    authorities: Option<Authorities>,
-    names: Vec<Name>,
+    authorities: Option<TrustedAuthorities>,
+    names: Vec<SubjectAltName>,
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for OriginatedTlsVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -242,7 +244,7 @@ impl ServerCertVerifier for Verifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let Some(Authorities(roots)) = &self.authorities else {
+        let Some(TrustedAuthorities(roots)) = &self.authorities else {
             return Ok(ServerCertVerified::assertion());
         };
         let certificate = ParsedCertificate::try_from(end_entity)?;
@@ -260,19 +262,19 @@ impl ServerCertVerifier for Verifier {
         }
         let of_uris = EndEntityCert::try_from(end_entity)
             .map_err(|_| rustls::Error::from(CertificateError::BadEncoding))?;
-        let is_for = |name: &Name| match name {
-            Name::Host(name) => verify_server_name(&certificate, name).is_ok(),
-            Name::Uri(uri) => of_uris.valid_uri_names().any(|name| name == uri),
+        let is_for = |name: &SubjectAltName| match name {
+            SubjectAltName::Host(name) => verify_server_name(&certificate, name).is_ok(),
+            SubjectAltName::Uri(uri) => of_uris.valid_uri_names().any(|name| name == uri),
         };
         if self.names.iter().any(is_for) {
             return Ok(ServerCertVerified::assertion());
         }
-        let text = |name: &Name| match name {
-            Name::Host(name) => name.to_str().into_owned(),
-            Name::Uri(uri) => uri.clone(),
+        let text = |name: &SubjectAltName| match name {
+            SubjectAltName::Host(name) => name.to_str().into_owned(),
+            SubjectAltName::Uri(uri) => uri.clone(),
         };
         let expected: Vec<_> = self.names.iter().take(8).map(text).collect();
-        let error = OtherNames(expected.join(", "));
+        let error = SubjectAltNameMismatch(expected.join(", "));
         Err(CertificateError::Other(OtherError(Arc::new(error))).into())
     }
 

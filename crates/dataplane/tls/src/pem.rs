@@ -8,7 +8,10 @@ use rustls_pki_types::{CertificateDer, pem::PemObject};
 use crate::chain_error::{ChainError, MAX_CERTIFICATES};
 
 /// Parses all certificates of a PEM text, at least one. Errors name the text by its `index`.
-pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'static>>, ChainError> {
+pub fn parse_certificates(
+    index: usize,
+    text: &str,
+) -> Result<Vec<CertificateDer<'static>>, ChainError> {
     let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
         .take(MAX_CERTIFICATES + 1)
         .collect::<Result<Vec<_>, _>>()
@@ -27,7 +30,7 @@ pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'stat
 }
 
 /// Encodes one DER object as PEM with this label.
-pub fn text(label: &str, der: &[u8]) -> String {
+pub fn encode_pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     let encoded = STANDARD.encode(der);
     let mut rest = encoded.as_str();

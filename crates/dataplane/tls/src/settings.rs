@@ -9,10 +9,10 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::{Crls, TrustDomains};
+use crate::{RevocationLists, TrustDomains};
 
-static BOTH: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
-static ONLY_TLS13: &[&SupportedProtocolVersion] = &[&TLS13];
+static TLS12_AND_TLS13: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
+static TLS13_ONLY: &[&SupportedProtocolVersion] = &[&TLS13];
 
 /// ALPN protocol of every connection in the mesh, and to its control plane.
 pub const ALPN_H2: &[u8] = b"h2";
@@ -22,7 +22,7 @@ pub const ALPN_H2: &[u8] = b"h2";
 pub struct TlsSettings {
     pub(crate) provider: Arc<CryptoProvider>,
     pub(crate) tls12: bool,
-    pub(crate) crls: Option<Crls>,
+    pub(crate) crls: Option<RevocationLists>,
     pub(crate) trust_domains: TrustDomains,
 }
 
@@ -89,7 +89,7 @@ impl TlsSettings {
     }
 
     /// Checks peers in the mesh against these revocation lists, too.
-    pub fn with_crls(mut self, crls: Crls) -> Self {
+    pub fn with_crls(mut self, crls: RevocationLists) -> Self {
         self.crls = Some(crls);
         self
     }
@@ -106,7 +106,7 @@ impl TlsSettings {
     }
 
     /// Returns the revocation lists, if any.
-    pub fn crls(&self) -> Option<&Crls> {
+    pub fn crls(&self) -> Option<&RevocationLists> {
         self.crls.as_ref()
     }
 
@@ -116,8 +116,12 @@ impl TlsSettings {
     }
 
     /// Returns the protocol versions, for TLS configurations that are built elsewhere.
-    pub fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
-        if self.tls12 { BOTH } else { ONLY_TLS13 }
+    pub fn protocol_versions(&self) -> &'static [&'static SupportedProtocolVersion] {
+        if self.tls12 {
+            TLS12_AND_TLS13
+        } else {
+            TLS13_ONLY
+        }
     }
 }
 
@@ -132,10 +136,13 @@ mod tests {
     #[test]
     fn tls_1_3_alone_is_the_default() {
         let settings = from(&[]).unwrap();
-        assert_eq!(settings.versions().len(), 1);
+        assert_eq!(settings.protocol_versions().len(), 1);
         assert_eq!(settings.provider.cipher_suites.len(), 2);
         assert_eq!(
-            from(&[("TLS12_ENABLED", "true")]).unwrap().versions().len(),
+            from(&[("TLS12_ENABLED", "true")])
+                .unwrap()
+                .protocol_versions()
+                .len(),
             2
         );
     }

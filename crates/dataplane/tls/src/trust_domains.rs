@@ -32,7 +32,7 @@ pub enum TrustDomainsError {
     },
     /// The file is malformed.
     #[error("{} does not have the form of trust domains", path.display())]
-    Form {
+    InvalidFile {
         /// Path of the file.
         path: PathBuf,
         /// Cause of the error.
@@ -41,7 +41,7 @@ pub enum TrustDomainsError {
     },
     /// The root certificates of a trust domain cannot be parsed.
     #[error("the roots of trust domain {trust_domain} cannot be used")]
-    Roots {
+    InvalidRoots {
         /// Trust domain that the roots belong to.
         trust_domain: String,
         /// Cause of the error.
@@ -53,8 +53,8 @@ pub enum TrustDomainsError {
 /// Trust domains that are accepted in addition to the mesh's own. Clones share them.
 #[derive(Clone, Debug)]
 pub struct TrustDomains {
-    configured: Arc<RwLock<Arc<Domains>>>,
-    federated: Arc<RwLock<Arc<Domains>>>,
+    configured: Arc<RwLock<Arc<TrustDomainSet>>>,
+    federated: Arc<RwLock<Arc<TrustDomainSet>>>,
     changes: Arc<watch::Sender<u64>>,
 }
 
@@ -79,7 +79,7 @@ impl TrustDomains {
     pub fn load(&self, path: &Path) -> Result<usize, TrustDomainsError> {
         let contents = match fs::read(path) {
             Ok(text) => {
-                serde_json::from_slice(&text).map_err(|source| TrustDomainsError::Form {
+                serde_json::from_slice(&text).map_err(|source| TrustDomainsError::InvalidFile {
                     path: path.to_owned(),
                     source,
                 })?
@@ -100,23 +100,24 @@ impl TrustDomains {
     pub fn replace(&self, contents: &Contents) -> Result<usize, TrustDomainsError> {
         let mut anchors = BTreeMap::new();
         for (domain, text) in &contents.roots {
-            let roots = pem::certificates(0, text).map_err(|source| unusable(domain, source))?;
-            anchors.insert(domain.clone(), anchors_of(domain, roots)?);
+            let roots =
+                pem::parse_certificates(0, text).map_err(|source| invalid_roots(domain, source))?;
+            anchors.insert(domain.clone(), trust_anchors(domain, roots)?);
         }
-        let domains = Domains {
+        let domains = TrustDomainSet {
             aliases: contents.aliases.clone(),
             anchors,
-            ..Domains::default()
+            ..TrustDomainSet::default()
         };
         let count = domains.count();
-        self.put_in_force(&self.configured, domains);
+        self.activate(&self.configured, domains);
         Ok(count)
     }
 
     /// Returns a set for one workload, which shares the configured trust domains and has no federated trust domains
     /// yet.
     #[must_use]
-    pub fn of_workload(&self) -> Self {
+    pub fn for_workload(&self) -> Self {
         Self {
             federated: Arc::default(),
             ..self.clone()
@@ -131,18 +132,18 @@ impl TrustDomains {
     ) -> Result<(), TrustDomainsError> {
         let mut anchors = BTreeMap::new();
         for (domain, roots) in bundles {
-            let of_domain = anchors_of(&domain, roots)?;
+            let of_domain = trust_anchors(&domain, roots)?;
             anchors.insert(domain, of_domain);
         }
-        let domains = Domains {
+        let domains = TrustDomainSet {
             anchors,
-            ..Domains::default()
+            ..TrustDomainSet::default()
         };
-        self.put_in_force(&self.federated, domains);
+        self.activate(&self.federated, domains);
         Ok(())
     }
 
-    fn put_in_force(&self, current: &RwLock<Arc<Domains>>, mut domains: Domains) {
+    fn activate(&self, current: &RwLock<Arc<TrustDomainSet>>, mut domains: TrustDomainSet) {
         let mut current = current.write();
         domains.with_roots.clone_from(&current.with_roots);
         domains.with_roots.extend(domains.anchors.keys().cloned());
@@ -152,7 +153,7 @@ impl TrustDomains {
     }
 
     /// Watches a file of trust domains: loads it now and after each change.
-    pub async fn follow(self, path: PathBuf) {
+    pub async fn reload_on_change(self, path: PathBuf) {
         let load = || match self.load(&path) {
             Ok(domains) => {
                 tracing::info!(path = %path.display(), domains, "trust domains loaded");
@@ -162,7 +163,7 @@ impl TrustDomains {
                 tracing::warn!(error, "trust domains unchanged");
             }
         };
-        followed_file::follow(&path, load).await;
+        followed_file::watch_file(&path, load).await;
     }
 
     /// Returns a receiver that is notified when the trust domains change, so that open connections can be checked
@@ -171,28 +172,28 @@ impl TrustDomains {
         self.changes.subscribe()
     }
 
-    pub(crate) fn current(&self) -> Accepted {
-        Accepted {
+    pub(crate) fn current(&self) -> TrustDomainSnapshot {
+        TrustDomainSnapshot {
             configured: self.configured.read().clone(),
             federated: self.federated.read().clone(),
         }
     }
 }
 
-fn anchors_of(
+fn trust_anchors(
     domain: &str,
     roots: Vec<CertificateDer<'static>>,
 ) -> Result<Vec<TrustAnchor<'static>>, TrustDomainsError> {
     let mut store = rustls::RootCertStore::empty();
     for root in roots {
         let added = store.add(root);
-        added.map_err(|source| unusable(domain, ChainError::Root(source)))?;
+        added.map_err(|source| invalid_roots(domain, ChainError::InvalidRoot(source)))?;
     }
     Ok(store.roots)
 }
 
-fn unusable(domain: &str, source: ChainError) -> TrustDomainsError {
-    TrustDomainsError::Roots {
+fn invalid_roots(domain: &str, source: ChainError) -> TrustDomainsError {
+    TrustDomainsError::InvalidRoots {
         trust_domain: domain.to_owned(),
         source,
     }
@@ -200,14 +201,14 @@ fn unusable(domain: &str, source: ChainError) -> TrustDomainsError {
 
 /// Trust domains of one source: the file, or the bundles of a SPIFFE agent.
 #[derive(Debug, Default)]
-struct Domains {
+struct TrustDomainSet {
     aliases: BTreeSet<String>,
     anchors: BTreeMap<String, Vec<TrustAnchor<'static>>>,
     /// Trust domains that have root certificates of their own, or had them before.
     with_roots: BTreeSet<String>,
 }
 
-impl Domains {
+impl TrustDomainSet {
     fn count(&self) -> usize {
         let mut all: BTreeSet<_> = self.anchors.keys().collect();
         all.extend(&self.aliases);
@@ -217,12 +218,12 @@ impl Domains {
 
 /// Trust domains that are accepted now.
 #[derive(Debug)]
-pub(crate) struct Accepted {
-    configured: Arc<Domains>,
-    federated: Arc<Domains>,
+pub(crate) struct TrustDomainSnapshot {
+    configured: Arc<TrustDomainSet>,
+    federated: Arc<TrustDomainSet>,
 }
 
-impl Accepted {
+impl TrustDomainSnapshot {
     /// Whether peers of the trust domain `domain` are accepted by workloads of the trust domain `own`.
     pub(crate) fn accepts(&self, own: &str, domain: &str) -> bool {
         self.is_own(own, domain) || self.anchors(domain).is_some()
@@ -234,13 +235,13 @@ impl Accepted {
     }
 
     /// Whether two names denote the same trust domain, since one is an alias of the other.
-    pub(crate) fn is_same(&self, own: &str, one: &str, other: &str) -> bool {
+    pub(crate) fn is_same_domain(&self, own: &str, one: &str, other: &str) -> bool {
         one == other || self.is_own(own, one) && self.is_own(own, other)
     }
 
     /// Returns the trust domain whose roots verify certificates of `domain`: `own` for aliases without their own
     /// roots.
-    pub(crate) fn rooted<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
+    pub(crate) fn domain_of_roots<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
         match self.anchors(domain) {
             None if self.is_own(own, domain) => own,
             _ => domain,

@@ -14,14 +14,18 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-use crate::{TlsSettings, trust_domains::Accepted};
+use crate::{TlsSettings, trust_domains::TrustDomainSnapshot};
 
 /// Reason why a peer with a valid certificate is refused: its identity is not accepted.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerIdentityError {
     /// The server's certificate has none of the expected identities.
-    #[error("the server is {}, expected {}", List(presented), List(expected))]
-    Unexpected {
+    #[error(
+        "the server is {}, expected {}",
+        CommaSeparated(presented),
+        CommaSeparated(expected)
+    )]
+    IdentityMismatch {
         /// URI SANs of the certificate (at most 8).
         presented: Vec<String>,
         /// Identities that are accepted (at most 8).
@@ -30,7 +34,7 @@ pub enum PeerIdentityError {
     /// The client's trust domain is not accepted.
     #[error(
         "the client is {}, not of trust domain {trust_domain}",
-        List(presented)
+        CommaSeparated(presented)
     )]
     ForeignTrustDomain {
         /// URI SANs of the certificate (at most 8).
@@ -41,7 +45,7 @@ pub enum PeerIdentityError {
     /// The peer has SPIFFE IDs of several trust domains, whose roots differ.
     #[error(
         "the peer is {}: all its SPIFFE ids must be of one trust domain",
-        List(presented)
+        CommaSeparated(presented)
     )]
     SeveralTrustDomains {
         /// URI SANs of the certificate (at most 8).
@@ -56,9 +60,9 @@ impl fmt::Debug for PeerIdentityError {
     }
 }
 
-struct List<'a>(&'a [String]);
+struct CommaSeparated<'a>(&'a [String]);
 
-impl fmt::Display for List<'_> {
+impl fmt::Display for CommaSeparated<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => f.write_str("no SPIFFE id"),
@@ -69,7 +73,7 @@ impl fmt::Display for List<'_> {
 
 /// Role of a peer in the handshake, with the identities that are accepted in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer<'a> {
+pub enum PeerRole<'a> {
     /// Client, which may have any identity in an accepted trust domain.
     Client,
     /// Server, which must have one of these identities.
@@ -90,18 +94,25 @@ impl PeerVerifier {
     /// Verifies a peer's chain with the roots of its trust domain, and its identity.
     pub(crate) fn verify(
         &self,
-        peer: Peer<'_>,
+        peer: PeerRole<'_>,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(), rustls::Error> {
         let leaf = EndEntityCert::try_from(leaf).map_err(pki_error)?;
         let accepted = self.settings.trust_domains.current();
-        let domain = trust_domain_of(&leaf)?;
-        self.verify_peer_chain(&accepted, domain, &leaf, intermediates, now, usage_of(peer))?;
+        let domain = certificate_trust_domain(&leaf)?;
+        self.verify_peer_chain(
+            &accepted,
+            domain,
+            &leaf,
+            intermediates,
+            now,
+            required_key_usage(peer),
+        )?;
         match peer {
-            Peer::Client => self.verify_client(&accepted, domain, &leaf),
-            Peer::Server(expected) => self.verify_server(&accepted, &leaf, expected),
+            PeerRole::Client => self.verify_client(&accepted, domain, &leaf),
+            PeerRole::Server(expected) => self.verify_server(&accepted, &leaf, expected),
         }
     }
 
@@ -122,14 +133,14 @@ impl PeerVerifier {
         let accepted = self.settings.trust_domains.current();
         let own = self.trust_domain.as_str();
         let leaf = EndEntityCert::try_from(leaf);
-        let domain = leaf.as_ref().ok().map(trust_domain_of);
+        let domain = leaf.as_ref().ok().map(certificate_trust_domain);
         domain != Some(Ok(Some(own))) || accepted.has_had_roots(own)
     }
 
     /// Verifies a peer's chain with the roots of a trust domain only.
     fn verify_peer_chain(
         &self,
-        accepted: &Accepted,
+        accepted: &TrustDomainSnapshot,
         domain: Option<&str>,
         leaf: &EndEntityCert<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -138,7 +149,7 @@ impl PeerVerifier {
     ) -> Result<(), rustls::Error> {
         let own = self.trust_domain.as_str();
         // A peer without a SPIFFE ID is refused in any case.
-        let rooted = accepted.rooted(own, domain.unwrap_or(own));
+        let rooted = accepted.domain_of_roots(own, domain.unwrap_or(own));
         let further = accepted.anchors(rooted);
         if let Some(further) = further
             && rooted != own
@@ -163,7 +174,11 @@ impl PeerVerifier {
         now: UnixTime,
         usage: KeyUsage,
     ) -> Result<(), rustls::Error> {
-        let crls = self.settings.crls.as_ref().map(crate::Crls::current);
+        let crls = self
+            .settings
+            .crls
+            .as_ref()
+            .map(crate::RevocationLists::current);
         let borrowed: Vec<&webpki::CertRevocationList<'_>> =
             crls.iter().flat_map(|crls| crls.iter()).collect();
         // Without any list, revocation is not checked, nor for issuers that no list covers (the
@@ -192,19 +207,19 @@ impl PeerVerifier {
 
     fn verify_client(
         &self,
-        accepted: &Accepted,
+        accepted: &TrustDomainSnapshot,
         domain: Option<&str>,
         leaf: &EndEntityCert<'_>,
     ) -> Result<(), rustls::Error> {
         let own = self.trust_domain.as_str();
         let is_accepted = domain.is_some_and(|domain| accepted.accepts(own, domain));
         // Calls of waypoints are authorized by name alone, which another authority could sign.
-        let may_be = |id: &Identity| id.trust_domain == own || !id.is_of_waypoint_calls();
-        if is_accepted && identity_in(leaf).is_some_and(|id| may_be(&id)) {
+        let may_be = |id: &Identity| id.trust_domain == own || !id.is_for_waypoint_calls();
+        if is_accepted && certificate_identity(leaf).is_some_and(|id| may_be(&id)) {
             return Ok(());
         }
         Err(identity_error(PeerIdentityError::ForeignTrustDomain {
-            presented: presented(leaf),
+            presented: presented_names(leaf),
             trust_domain: own.to_owned(),
         }))
     }
@@ -213,7 +228,7 @@ impl PeerVerifier {
     /// accepts no server; it must never mean all.
     fn verify_server(
         &self,
-        accepted: &Accepted,
+        accepted: &TrustDomainSnapshot,
         leaf: &EndEntityCert<'_>,
         expected: &[Identity],
     ) -> Result<(), rustls::Error> {
@@ -221,15 +236,19 @@ impl PeerVerifier {
             expected.iter().any(|one| {
                 one.namespace == id.namespace
                     && one.service_account == id.service_account
-                    && accepted.is_same(&self.trust_domain, &one.trust_domain, &id.trust_domain)
+                    && accepted.is_same_domain(
+                        &self.trust_domain,
+                        &one.trust_domain,
+                        &id.trust_domain,
+                    )
             })
         };
         let mut identities = leaf.valid_uri_names().filter_map(|name| name.parse().ok());
         if identities.any(is_expected) {
             return Ok(());
         }
-        Err(identity_error(PeerIdentityError::Unexpected {
-            presented: presented(leaf),
+        Err(identity_error(PeerIdentityError::IdentityMismatch {
+            presented: presented_names(leaf),
             expected: expected.iter().take(8).map(ToString::to_string).collect(),
         }))
     }
@@ -255,7 +274,7 @@ impl ServerCertVerifier for ServerVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let expected = Peer::Server(&self.expected);
+        let expected = PeerRole::Server(&self.expected);
         self.peers
             .verify(expected, end_entity, intermediates, now)?;
         Ok(ServerCertVerified::assertion())
@@ -308,7 +327,7 @@ impl ClientCertVerifier for ClientVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         self.peers
-            .verify(Peer::Client, end_entity, intermediates, now)?;
+            .verify(PeerRole::Client, end_entity, intermediates, now)?;
         Ok(ClientCertVerified::assertion())
     }
 
@@ -342,31 +361,33 @@ impl ClientCertVerifier for ClientVerifier {
 
 /// Returns the identity of a leaf: its first SPIFFE ID of the form `spiffe://<trust
 /// domain>/ns/<namespace>/sa/<service account>`.
-pub(crate) fn identity_of(leaf: &CertificateDer<'_>) -> Option<Identity> {
-    identity_in(&EndEntityCert::try_from(leaf).ok()?)
+pub(crate) fn leaf_identity(leaf: &CertificateDer<'_>) -> Option<Identity> {
+    certificate_identity(&EndEntityCert::try_from(leaf).ok()?)
 }
 
-fn identity_in(leaf: &EndEntityCert<'_>) -> Option<Identity> {
+fn certificate_identity(leaf: &EndEntityCert<'_>) -> Option<Identity> {
     leaf.valid_uri_names().find_map(|name| name.parse().ok())
 }
 
 /// Returns the trust domain of all SPIFFE IDs of a leaf; `None` if it has no SPIFFE ID.
-fn trust_domain_of<'a>(leaf: &'a EndEntityCert<'_>) -> Result<Option<&'a str>, rustls::Error> {
+fn certificate_trust_domain<'a>(
+    leaf: &'a EndEntityCert<'_>,
+) -> Result<Option<&'a str>, rustls::Error> {
     let ids = leaf.valid_uri_names();
     let mut domains = ids.filter_map(|name| name.strip_prefix("spiffe://")?.split('/').next());
     let first = domains.next();
     match first.is_some_and(|first| domains.any(|other| other != first)) {
         true => Err(identity_error(PeerIdentityError::SeveralTrustDomains {
-            presented: presented(leaf),
+            presented: presented_names(leaf),
         })),
         false => Ok(first),
     }
 }
 
-fn usage_of(peer: Peer<'_>) -> KeyUsage {
+fn required_key_usage(peer: PeerRole<'_>) -> KeyUsage {
     match peer {
-        Peer::Client => KeyUsage::client_auth(),
-        Peer::Server(_) => KeyUsage::server_auth(),
+        PeerRole::Client => KeyUsage::client_auth(),
+        PeerRole::Server(_) => KeyUsage::server_auth(),
     }
 }
 
@@ -374,7 +395,7 @@ fn unknown_issuer() -> rustls::Error {
     CertificateError::UnknownIssuer.into()
 }
 
-fn presented(leaf: &EndEntityCert<'_>) -> Vec<String> {
+fn presented_names(leaf: &EndEntityCert<'_>) -> Vec<String> {
     leaf.valid_uri_names()
         .take(8)
         .map(|name| name.chars().take(256).collect())

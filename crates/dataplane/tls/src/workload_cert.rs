@@ -24,9 +24,9 @@ use zeroize::Zeroizing;
 
 use crate::{
     ChainError, TlsSettings,
-    chain::{self, Leaf},
+    chain::{self, LeafCertificate},
     settings::ALPN_H2,
-    verify::{ClientVerifier, Peer, PeerVerifier, ServerVerifier},
+    verify::{ClientVerifier, PeerRole, PeerVerifier, ServerVerifier},
 };
 
 /// Maximum cached client configurations of a certificate, one for each set of expected identities. Beyond it, all are
@@ -35,7 +35,7 @@ const MAX_CLIENT_CONFIGS: usize = 4096;
 
 /// Reason why the peer of an established connection is no longer accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Withdrawal {
+pub enum WithdrawalReason {
     /// The peer's certificate was revoked.
     Revoked,
     /// The peer's trust domain is no longer accepted, or has other roots now.
@@ -81,10 +81,10 @@ impl WorkloadCert {
         let Some((leaf_der, intermediates)) = chain.split_first() else {
             return Err(ChainError::Empty);
         };
-        let leaf = Leaf::read(leaf_der)?;
+        let leaf = LeafCertificate::parse(leaf_der)?;
         let mut store = RootCertStore::empty();
         for root in &roots {
-            store.add(root.clone()).map_err(ChainError::Root)?;
+            store.add(root.clone()).map_err(ChainError::InvalidRoot)?;
         }
         // Revocation lists apply to peers only.
         let own = TlsSettings {
@@ -113,9 +113,9 @@ impl WorkloadCert {
             settings: settings.clone(),
             ..verifier
         };
-        let key = any_supported_type(&key).map_err(ChainError::Key)?;
+        let key = any_supported_type(&key).map_err(ChainError::InvalidKey)?;
         let key = CertifiedKey::new(chain, key);
-        key.keys_match().map_err(ChainError::Key)?;
+        key.keys_match().map_err(ChainError::InvalidKey)?;
         Ok(Self {
             identity: leaf.identity,
             key: Arc::new(key),
@@ -139,7 +139,7 @@ impl WorkloadCert {
         let (chain, roots) = chain::split_response(response)?;
         let cert = Self::new(settings, chain, key, roots)?;
         if cert.identity != *identity {
-            return Err(ChainError::OtherIdentity {
+            return Err(ChainError::IdentityMismatch {
                 got: Box::new(cert.identity),
                 expected: Box::new(identity.clone()),
             });
@@ -168,7 +168,7 @@ impl WorkloadCert {
     }
 
     /// Returns the time of renewal: half of the certificate's lifetime.
-    pub fn renew_at(&self) -> SystemTime {
+    pub fn renewal_time(&self) -> SystemTime {
         let life = self
             .not_after
             .duration_since(self.not_before)
@@ -211,12 +211,12 @@ impl WorkloadCert {
     /// expiry of its certificate since then is none.
     ///
     /// Evaluated again for established connections whenever revocation lists or trust domains change.
-    pub fn withdrawal(
+    pub fn withdrawal_reason(
         &self,
-        peer: Peer<'_>,
+        peer: PeerRole<'_>,
         chain: &[CertificateDer<'_>],
         accepted: SystemTime,
-    ) -> Option<Withdrawal> {
+    ) -> Option<WithdrawalReason> {
         let (leaf, intermediates) = chain.split_first()?;
         let accepted = accepted
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -224,23 +224,25 @@ impl WorkloadCert {
         let then = UnixTime::since_unix_epoch(accepted);
         match self.verifier.verify(peer, leaf, intermediates, then) {
             Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)) => {
-                Some(Withdrawal::Revoked)
+                Some(WithdrawalReason::Revoked)
             }
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::Other(_),
-            )) if self.verifier.depends_on_trust_domains(leaf) => Some(Withdrawal::TrustDomain),
+            )) if self.verifier.depends_on_trust_domains(leaf) => {
+                Some(WithdrawalReason::TrustDomain)
+            }
             Ok(()) | Err(_) => None,
         }
     }
 
     /// Returns a future that completes once a peer that is accepted now is no longer accepted; `None` if the decision
     /// depends neither on revocation lists nor on configured trust domains.
-    pub fn withdrawn(
+    pub fn wait_for_withdrawal(
         self: &Arc<Self>,
-        peer: Peer<'_>,
+        peer: PeerRole<'_>,
         chain: &[CertificateDer<'static>],
-    ) -> Option<impl Future<Output = Withdrawal> + Send + use<>> {
-        let mut lists = self.settings.crls().map(crate::Crls::changes);
+    ) -> Option<impl Future<Output = WithdrawalReason> + Send + use<>> {
+        let mut lists = self.settings.crls().map(crate::RevocationLists::changes);
         let leaf = chain.first();
         let mut domains = leaf
             .is_some_and(|leaf| self.verifier.depends_on_trust_domains(leaf))
@@ -249,20 +251,22 @@ impl WorkloadCert {
             return None;
         }
         let expected: Option<Box<[Identity]>> = match peer {
-            Peer::Client => None,
-            Peer::Server(expected) => Some(expected.into()),
+            PeerRole::Client => None,
+            PeerRole::Server(expected) => Some(expected.into()),
         };
         let (certificate, chain) = (self.clone(), chain.to_vec());
         let accepted = SystemTime::now();
         Some(async move {
             loop {
-                let peer = expected.as_deref().map_or(Peer::Client, Peer::Server);
-                if let Some(why) = certificate.withdrawal(peer, &chain, accepted) {
+                let peer = expected
+                    .as_deref()
+                    .map_or(PeerRole::Client, PeerRole::Server);
+                if let Some(why) = certificate.withdrawal_reason(peer, &chain, accepted) {
                     return why;
                 }
                 tokio::select! {
-                    () = changed(&mut lists) => {}
-                    () = changed(&mut domains) => {}
+                    () = wait_for_change(&mut lists) => {}
+                    () = wait_for_change(&mut domains) => {}
                 }
             }
         })
@@ -274,10 +278,10 @@ impl WorkloadCert {
             expected: expected.into(),
         };
         let mut config = ClientConfig::builder_with_provider(self.settings.provider())
-            .with_protocol_versions(self.settings.versions())?
+            .with_protocol_versions(self.settings.protocol_versions())?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_client_cert_resolver(Arc::new(OwnCert(self.key.clone())));
+            .with_client_cert_resolver(Arc::new(OwnCertResolver(self.key.clone())));
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
         config.enable_sni = false;
         // A resumed session would skip the checks that a renewal or a revocation changes, and the
@@ -291,7 +295,7 @@ impl WorkloadCert {
             peers: self.verifier.clone(),
         };
         let mut config = ServerConfig::builder_with_provider(self.settings.provider())
-            .with_protocol_versions(self.settings.versions())?
+            .with_protocol_versions(self.settings.protocol_versions())?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(self.key.clone())));
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
@@ -302,7 +306,7 @@ impl WorkloadCert {
 }
 
 /// Waits for the next notification; forever if there is no receiver, or its sender is gone.
-async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
+async fn wait_for_change(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()
     {
@@ -321,9 +325,9 @@ impl fmt::Debug for WorkloadCert {
 }
 
 #[derive(Debug)]
-struct OwnCert(Arc<CertifiedKey>);
+struct OwnCertResolver(Arc<CertifiedKey>);
 
-impl ResolvesClientCert for OwnCert {
+impl ResolvesClientCert for OwnCertResolver {
     fn resolve(
         &self,
         _root_hint_subjects: &[&[u8]],

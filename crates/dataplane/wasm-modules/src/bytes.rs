@@ -26,7 +26,7 @@ pub enum FileError {
 }
 
 /// Returns the SHA-256 digest in hexadecimal.
-pub(crate) fn digest(bytes: &[u8]) -> String {
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }
 

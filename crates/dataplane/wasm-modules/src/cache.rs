@@ -7,19 +7,19 @@ use std::{
     time::SystemTime,
 };
 
-use crate::bytes::{digest, read_file};
+use crate::bytes::{read_file, sha256_hex};
 
 /// Maximum size of all cached modules together, in bytes.
-const MAX_BYTES: u64 = 256 << 20;
+const MAX_CACHE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct ModuleCache {
     directory: PathBuf,
 }
 
 /// Key of a cached module.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key<'a> {
+pub(super) struct CacheKey<'a> {
     pub(super) url: &'a str,
     /// Digest that the plugin's configuration requires; empty if it requires none.
     pub(super) expected: &'a str,
@@ -27,23 +27,23 @@ pub(super) struct Key<'a> {
     pub(super) whose: &'a str,
 }
 
-impl Cache {
+impl ModuleCache {
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// Returns the file-name prefix for a key. The rest of a file name is the digest of its contents.
     fn prefix(
-        Key {
+        CacheKey {
             url,
             expected,
             whose,
-        }: Key<'_>,
+        }: CacheKey<'_>,
     ) -> String {
-        digest(format!("{url}\n{expected}\n{whose}").as_bytes())
+        sha256_hex(format!("{url}\n{expected}\n{whose}").as_bytes())
     }
 
-    pub(super) async fn take(&self, key: Key<'_>) -> Option<Vec<u8>> {
+    pub(super) async fn load(&self, key: CacheKey<'_>) -> Option<Vec<u8>> {
         let prefix = Self::prefix(key);
         let mut files = tokio::fs::read_dir(&self.directory).await.ok()?;
         while let Ok(Some(file)) = files.next_entry().await {
@@ -56,14 +56,14 @@ impl Cache {
                 continue;
             };
             let bytes = read_file(file.path().to_str()?).await.ok()?;
-            return (digest(&bytes) == content).then_some(bytes);
+            return (sha256_hex(&bytes) == content).then_some(bytes);
         }
         None
     }
 
-    pub(super) async fn put(&self, key: Key<'_>, bytes: &[u8]) {
+    pub(super) async fn store(&self, key: CacheKey<'_>, bytes: &[u8]) {
         let prefix = Self::prefix(key);
-        let name = format!("{prefix}-{}.wasm", digest(bytes));
+        let name = format!("{prefix}-{}.wasm", sha256_hex(bytes));
         if let Err(error) = self.write(&prefix, &name, bytes).await {
             let directory = self.directory.display();
             tracing::debug!(%directory, %error, "a module is not kept on disk");
@@ -97,7 +97,7 @@ impl Cache {
         all.sort();
         let mut bytes: u64 = all.iter().map(|(_, bytes, _)| bytes).sum();
         for (_, size, path) in all {
-            if bytes <= MAX_BYTES {
+            if bytes <= MAX_CACHE_BYTES {
                 break;
             }
             remove(&path).await;
@@ -120,25 +120,25 @@ mod tests {
     #[tokio::test]
     async fn cached_modules_are_used_unless_they_were_changed() {
         let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::new(directory.path().join("modules"));
-        let of = |expected, whose| Key {
+        let cache = ModuleCache::new(directory.path().join("modules"));
+        let of = |expected, whose| CacheKey {
             url: "oci://a",
             expected,
             whose,
         };
         let key = of("", "");
-        assert_eq!(cache.take(key).await, None);
-        cache.put(key, b"one").await;
-        assert_eq!(cache.take(key).await.unwrap(), b"one");
-        assert_eq!(cache.take(of("ab", "")).await, None);
+        assert_eq!(cache.load(key).await, None);
+        cache.store(key, b"one").await;
+        assert_eq!(cache.load(key).await.unwrap(), b"one");
+        assert_eq!(cache.load(of("ab", "")).await, None);
         // Modules fetched with one namespace's credentials are for that namespace only.
-        assert_eq!(cache.take(of("", "shop")).await, None);
-        cache.put(key, b"two").await;
-        assert_eq!(cache.take(key).await.unwrap(), b"two");
+        assert_eq!(cache.load(of("", "shop")).await, None);
+        cache.store(key, b"two").await;
+        assert_eq!(cache.load(key).await.unwrap(), b"two");
         let mut files = std::fs::read_dir(&cache.directory).unwrap();
         let file = files.next().unwrap().unwrap();
         assert!(files.next().is_none());
         std::fs::write(file.path(), b"three").unwrap();
-        assert_eq!(cache.take(key).await, None);
+        assert_eq!(cache.load(key).await, None);
     }
 }

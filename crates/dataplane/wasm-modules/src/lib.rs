@@ -17,13 +17,13 @@ use ambit_model::WaypointExtension;
 pub use bytes::FileError;
 pub use oci::OciError;
 
-use bytes::{MAX_MODULE_BYTES, digest, read_file};
-use cache::Cache;
+use bytes::{MAX_MODULE_BYTES, read_file, sha256_hex};
+use cache::ModuleCache;
 
 /// Fetches plugins' modules, and caches them on disk.
 #[derive(Debug)]
-pub struct Fetcher {
-    cache: Cache,
+pub struct ModuleFetcher {
+    cache: ModuleCache,
     client: Client,
     /// Registries that are called without TLS; `*` matches all.
     insecure: Vec<String>,
@@ -59,12 +59,12 @@ pub enum FetchError {
     Image(#[from] OciError),
 }
 
-impl Fetcher {
+impl ModuleFetcher {
     /// Creates a fetcher with a cache directory. Registries in `insecure` are called without TLS (`*` matches all).
     #[must_use]
     pub fn new(cache: PathBuf, client: Client, insecure: Vec<String>, timeout: Duration) -> Self {
         Self {
-            cache: Cache::new(cache),
+            cache: ModuleCache::new(cache),
             client,
             insecure,
             timeout,
@@ -94,7 +94,7 @@ impl Fetcher {
         let (url, expected) = (config.url.as_str(), config.sha256.as_str());
         if let Some(path) = url.strip_prefix("file://") {
             let bytes = read_file(path).await?;
-            return Ok(verified(bytes, expected, None)?.into());
+            return Ok(verify_digest(bytes, expected, None)?.into());
         }
         // A digest pins the content.
         let is_cacheable = !config.always_pull || !expected.is_empty();
@@ -103,49 +103,53 @@ impl Fetcher {
             true => "",
             false => config.namespace.as_str(),
         };
-        let cache_key = cache::Key {
+        let cache_key = cache::CacheKey {
             url,
             expected,
             whose,
         };
-        if is_cacheable && let Some(cached) = self.cache.take(cache_key).await {
+        if is_cacheable && let Some(cached) = self.cache.load(cache_key).await {
             return Ok(cached.into());
         }
         let bytes = if let Some(image) = url.strip_prefix("oci://") {
-            let image = oci::Image::parse(image)?;
+            let image = oci::ImageReference::parse(image)?;
             let is_insecure = self
                 .insecure
                 .iter()
                 .any(|one| one == "*" || *one == image.registry);
-            let server = oci::Server {
+            let server = oci::RegistryAccess {
                 client: &self.client,
                 admission,
                 is_insecure,
             };
             let pulled = oci::pull(server, &image, &config.pull_secret).await?;
-            verified(pulled.module, expected, Some(&pulled.digest))?
+            verify_digest(pulled.module, expected, Some(&pulled.digest))?
         } else if url.starts_with("http://") || url.starts_with("https://") {
             let get = Get {
                 url,
                 headers: &[],
                 limit: MAX_MODULE_BYTES,
             };
-            let response = self.client.get(get, admission).await?.successful()?;
-            verified(response.body, expected, None)?
+            let response = self.client.get(get, admission).await?.error_for_status()?;
+            verify_digest(response.body, expected, None)?
         } else {
             return Err(FetchError::Scheme(url.to_owned()));
         };
-        self.cache.put(cache_key, &bytes).await;
+        self.cache.store(cache_key, &bytes).await;
         Ok(bytes.into())
     }
 }
 
 /// Returns the module if it, or the image that contains it, has the expected digest.
-fn verified(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
+fn verify_digest(
+    bytes: Vec<u8>,
+    expected: &str,
+    image: Option<&str>,
+) -> Result<Vec<u8>, FetchError> {
     if expected.is_empty() || image == Some(expected) {
         return Ok(bytes);
     }
-    let is = digest(&bytes);
+    let is = sha256_hex(&bytes);
     if is == expected {
         return Ok(bytes);
     }
@@ -162,7 +166,7 @@ mod tests {
     #[test]
     fn digest_of_the_module_or_its_image_is_accepted() {
         let module = b"module".to_vec();
-        let right = digest(&module);
+        let right = sha256_hex(&module);
         for (expected, image, fits) in [
             ("", None, true),
             (right.as_str(), None, true),
@@ -170,7 +174,7 @@ mod tests {
             ("ab", Some("cd"), false),
             ("ab", None, false),
         ] {
-            let verified = verified(module.clone(), expected, image);
+            let verified = verify_digest(module.clone(), expected, image);
             assert_eq!(verified.is_ok(), fits, "{expected:?} {image:?}");
         }
     }

@@ -16,25 +16,25 @@ use http::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::bytes::{MAX_MODULE_BYTES, digest};
+use crate::bytes::{MAX_MODULE_BYTES, sha256_hex};
 use challenge::Challenge;
-use credentials::credentials;
+use credentials::find_credentials;
 pub use error::OciError;
 
 /// Maximum size of a manifest, an image index or a token response, in bytes.
 const MAX_MANIFEST_BYTES: usize = 4 << 20;
 /// Media types of layers that are a module.
-const MODULES: [&str; 4] = [
+const MODULE_MEDIA_TYPES: [&str; 4] = [
     "application/vnd.wasm.content.layer.v1+wasm",
     "application/vnd.module.wasm.content.layer.v1+wasm",
     "application/wasm",
     "application/vnd.wasm.content.layer.v1",
 ];
-const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
+const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
 /// Reference of an image: registry, repository, and tag or digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Image {
+pub(super) struct ImageReference {
     pub(super) registry: String,
     repository: String,
     /// Tag, or `sha256:` and the digest of a manifest.
@@ -42,13 +42,13 @@ pub(super) struct Image {
 }
 
 /// Module from an image.
-pub(super) struct Pulled {
+pub(super) struct PulledModule {
     pub(super) module: Vec<u8>,
     /// Digest of the image's manifest, in hexadecimal.
     pub(super) digest: String,
 }
 
-impl Image {
+impl ImageReference {
     pub(super) fn parse(text: &str) -> Result<Self, OciError> {
         let wrong = || OciError::Name(text.to_owned());
         let (name, digest) = match text.split_once('@') {
@@ -124,7 +124,7 @@ struct Descriptor {
 
 /// Client for the registry of one image, with its authentication.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Server<'a, A> {
+pub(super) struct RegistryAccess<'a, A> {
     pub(super) client: &'a Client,
     pub(super) admission: &'a A,
     /// Whether the registry is called without TLS.
@@ -133,39 +133,39 @@ pub(super) struct Server<'a, A> {
 
 /// Pulls an image, and returns the module in it.
 pub(super) async fn pull<A: Admission>(
-    server: Server<'_, A>,
-    image: &Image,
+    server: RegistryAccess<'_, A>,
+    image: &ImageReference,
     secret: &[u8],
-) -> Result<Pulled, OciError> {
+) -> Result<PulledModule, OciError> {
     let mut registry = Registry {
         server,
         image,
-        basic: credentials(secret, &image.registry, &image.repository)?,
+        basic: find_credentials(secret, &image.registry, &image.repository)?,
         authorization: None,
     };
-    let (manifest, digest) = registry.manifest(&image.reference).await?;
+    let (manifest, digest) = registry.fetch_manifest(&image.reference).await?;
     let manifest = match manifest.manifests.first() {
         Some(first) if manifest.layers.is_empty() => {
             let reference = first.digest.clone();
-            registry.manifest(&reference).await?.0
+            registry.fetch_manifest(&reference).await?.0
         }
         _ => manifest,
     };
-    let is_module = |layer: &&Descriptor| MODULES.contains(&layer.media_type.as_str());
+    let is_module = |layer: &&Descriptor| MODULE_MEDIA_TYPES.contains(&layer.media_type.as_str());
     if let Some(layer) = manifest.layers.iter().find(is_module) {
-        let module = registry.blob(&layer.digest).await?;
-        return Ok(Pulled { module, digest });
+        let module = registry.fetch_blob(&layer.digest).await?;
+        return Ok(PulledModule { module, digest });
     }
     let layer = manifest.layers.last().ok_or(OciError::NoModule)?;
-    let bytes = registry.blob(&layer.digest).await?;
+    let bytes = registry.fetch_blob(&layer.digest).await?;
     let unpacked = ambit_rt::spawn_blocking("module layer", move || unpack(&bytes)).await;
     let module = unpacked.map_err(|_| OciError::Layer)??;
-    Ok(Pulled { module, digest })
+    Ok(PulledModule { module, digest })
 }
 
 struct Registry<'a, A> {
-    server: Server<'a, A>,
-    image: &'a Image,
+    server: RegistryAccess<'a, A>,
+    image: &'a ImageReference,
     /// `Authorization` header for basic authentication, from the pull secret.
     basic: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
@@ -173,22 +173,22 @@ struct Registry<'a, A> {
 
 impl<A: Admission> Registry<'_, A> {
     /// Fetches a manifest and returns it with its digest, which is verified if `reference` is a digest.
-    async fn manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
+    async fn fetch_manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
         let url = self
             .image
             .url(self.server.is_insecure, "manifests", reference);
         let body = self.get(&url, MAX_MANIFEST_BYTES).await?.body;
-        let digest = digest(&body);
+        let digest = sha256_hex(&body);
         if let Some(expected) = reference.strip_prefix("sha256:")
             && expected != digest
         {
-            return Err(OciError::OtherManifest(reference.to_owned()));
+            return Err(OciError::UnsupportedManifest(reference.to_owned()));
         }
         let manifest = serde_json::from_slice(&body).map_err(OciError::Manifest)?;
         Ok((manifest, digest))
     }
 
-    async fn blob(&mut self, of: &str) -> Result<Vec<u8>, OciError> {
+    async fn fetch_blob(&mut self, of: &str) -> Result<Vec<u8>, OciError> {
         let Some(expected) = of
             .strip_prefix("sha256:")
             .filter(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -197,33 +197,33 @@ impl<A: Admission> Registry<'_, A> {
         };
         let url = self.image.url(self.server.is_insecure, "blobs", of);
         let body = self.get(&url, MAX_MODULE_BYTES).await?.body;
-        if digest(&body) != expected {
-            return Err(OciError::OtherLayer(of.to_owned()));
+        if sha256_hex(&body) != expected {
+            return Err(OciError::UnsupportedLayer(of.to_owned()));
         }
         Ok(body)
     }
 
     async fn get(&mut self, url: &str, limit: usize) -> Result<Response, OciError> {
-        let answer = self.ask(url, limit).await?;
+        let answer = self.send_request(url, limit).await?;
         if answer.status != StatusCode::UNAUTHORIZED || self.authorization.is_some() {
-            return Ok(answer.successful()?);
+            return Ok(answer.error_for_status()?);
         }
         // A server that the registry redirects to cannot request the registry's credentials.
-        if !answer.is_of_first {
-            return Ok(answer.successful()?);
+        if !answer.is_from_first_host {
+            return Ok(answer.error_for_status()?);
         }
         let challenges = answer.headers.get_all(WWW_AUTHENTICATE).iter();
         let texts: Vec<&str> = challenges.filter_map(|one| one.to_str().ok()).collect();
-        let challenge = Challenge::of(&texts).ok_or_else(|| {
+        let challenge = Challenge::select(&texts).ok_or_else(|| {
             let text = texts.join(", ");
             OciError::Challenge(text.chars().take(200).collect())
         })?;
         self.authorization = Some(self.authorize(&challenge).await?);
-        Ok(self.ask(url, limit).await?.successful()?)
+        Ok(self.send_request(url, limit).await?.error_for_status()?)
     }
 
-    async fn ask(&self, url: &str, limit: usize) -> Result<Response, FetchError> {
-        let mut headers = vec![(ACCEPT, HeaderValue::from_static(MANIFESTS))];
+    async fn send_request(&self, url: &str, limit: usize) -> Result<Response, FetchError> {
+        let mut headers = vec![(ACCEPT, HeaderValue::from_static(MANIFEST_MEDIA_TYPES))];
         headers.extend(
             self.authorization
                 .clone()
@@ -238,7 +238,7 @@ impl<A: Admission> Registry<'_, A> {
         headers: &[(HeaderName, HeaderValue)],
         limit: usize,
     ) -> Result<Response, FetchError> {
-        let Server {
+        let RegistryAccess {
             client, admission, ..
         } = self.server;
         let get = Get {
@@ -256,13 +256,13 @@ impl<A: Admission> Registry<'_, A> {
             Challenge::Basic => return self.basic.clone().ok_or(OciError::NoCredentials),
             Challenge::Bearer { realm, service } => (realm, service),
         };
-        self.allow(realm)?;
+        self.allow_realm(realm)?;
         let scope = format!("repository:{}:pull", self.image.repository);
         let joint = if realm.contains('?') { '&' } else { '?' };
         let url = format!(
             "{realm}{joint}service={}&scope={}",
-            encoded(service),
-            encoded(&scope)
+            percent_encode(service),
+            percent_encode(&scope)
         );
         let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
@@ -270,7 +270,7 @@ impl<A: Admission> Registry<'_, A> {
         if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
             return Err(OciError::NoCredentials);
         }
-        let answer = answer.successful()?;
+        let answer = answer.error_for_status()?;
         let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::Token)?;
         let token = ["token", "access_token"].into_iter();
         let token = token.filter_map(|name| answer.get(name)?.as_str()).next();
@@ -284,7 +284,7 @@ impl<A: Admission> Registry<'_, A> {
     /// Checks that the password may be sent to the token server (realm) that the registry names. The registry chooses
     /// the server, since it could receive the password itself; but over plaintext, only the registry itself may
     /// receive it, and only if the registry is called in plaintext.
-    fn allow(&self, realm: &str) -> Result<(), OciError> {
+    fn allow_realm(&self, realm: &str) -> Result<(), OciError> {
         let uri: Option<http::Uri> = realm.parse().ok();
         let authority = uri.as_ref().and_then(http::Uri::authority);
         let (scheme, authority) = match (uri.as_ref().and_then(http::Uri::scheme_str), authority) {
@@ -295,12 +295,14 @@ impl<A: Admission> Registry<'_, A> {
         if scheme == "https" || scheme == "http" && is_own {
             return Ok(());
         }
-        Err(OciError::Realm(authority.chars().take(200).collect()))
+        Err(OciError::ForbiddenRealm(
+            authority.chars().take(200).collect(),
+        ))
     }
 }
 
 /// Percent-encodes a value for a query string.
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~:/".contains(&byte) {

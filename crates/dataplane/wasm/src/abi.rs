@@ -1,7 +1,7 @@
 //! Constants and encodings of the proxy-wasm ABI: statuses, kinds of maps and buffers, and serialized lists of pairs.
 
 /// Wasm import module that contains the ABI's host functions.
-pub(crate) const ENV: &str = "env";
+pub(crate) const ENV_MODULE: &str = "env";
 
 /// Status that a host function returns to the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) enum MapKind {
 }
 
 impl MapKind {
-    pub(crate) fn of(number: u32) -> Result<Self, Status> {
+    pub(crate) fn from_number(number: u32) -> Result<Self, Status> {
         Ok(match number {
             0 => Self::RequestHeaders,
             1 => Self::RequestTrailers,
@@ -58,7 +58,7 @@ pub(crate) enum BufferKind {
 }
 
 impl BufferKind {
-    pub(crate) fn of(number: u32) -> Result<Self, Status> {
+    pub(crate) fn from_number(number: u32) -> Result<Self, Status> {
         Ok(match number {
             0 => Self::RequestBody,
             1 => Self::ResponseBody,
@@ -73,7 +73,7 @@ impl BufferKind {
 }
 
 /// Maximum pairs in one serialized list.
-const MAX_PAIRS: usize = 1024;
+const MAX_HEADER_PAIRS: usize = 1024;
 
 /// Serializes a list of pairs: their number, the lengths of all names and values, then names and values, each with a
 /// terminating zero.
@@ -104,30 +104,30 @@ pub fn read_pairs(bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
     if bytes.is_empty() {
         return Some(Vec::new());
     }
-    let (count, rest) = number(bytes)?;
-    if count > MAX_PAIRS || count > rest.len() / 8 {
+    let (count, rest) = read_u32(bytes)?;
+    if count > MAX_HEADER_PAIRS || count > rest.len() / 8 {
         return None;
     }
     let (mut lengths, mut texts) = rest.split_at_checked(count * 8)?;
     let mut pairs = Vec::with_capacity(count);
     for _ in 0..count {
-        let (name, after) = number(lengths)?;
-        let (value, after) = number(after)?;
+        let (name, after) = read_u32(lengths)?;
+        let (value, after) = read_u32(after)?;
         lengths = after;
-        let (name, after) = text(texts, name)?;
-        let (value, after) = text(after, value)?;
+        let (name, after) = read_terminated(texts, name)?;
+        let (value, after) = read_terminated(after, value)?;
         texts = after;
         pairs.push((name, value));
     }
     Some(pairs)
 }
 
-fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
+fn read_u32(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let (number, rest) = bytes.split_first_chunk::<4>()?;
     Some((u32::from_le_bytes(*number) as usize, rest))
 }
 
-fn text(bytes: &[u8], length: usize) -> Option<(&[u8], &[u8])> {
+fn read_terminated(bytes: &[u8], length: usize) -> Option<(&[u8], &[u8])> {
     let (text, rest) = bytes.split_at_checked(length)?;
     let (zero, rest) = rest.split_first()?;
     (*zero == 0).then_some((text, rest))

@@ -13,12 +13,12 @@ use http::HeaderMap;
 
 use crate::{
     limits::MAX_CALL_BYTES,
-    stream::{ContextId, Head},
+    stream::{ContextId, HeaderSection},
 };
 
 /// Number by which a module identifies one of its calls or streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Token(pub(crate) u32);
+pub struct CallId(pub(crate) u32);
 
 /// Protocol of a module's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Call {
     /// Upstream as the module names it.
     pub upstream: String,
     /// Request headers; `:authority` is absent for gRPC.
-    pub head: Head,
+    pub head: HeaderSection,
     /// Request body; for gRPC, the message without its framing.
     pub body: Bytes,
     /// Trailers of the request.
@@ -46,35 +46,37 @@ pub struct Call {
     pub timeout: Duration,
     /// Kind of the call.
     pub kind: CallKind,
-    pub(crate) outstanding: Outstanding,
+    pub(crate) permit: CallPermit,
 }
 
 /// Counts an instance's outstanding calls and streams, and their bytes. A cancelled call counts until its permit is
 /// dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
+pub(crate) struct OutstandingCalls {
     count: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-impl Calls {
+impl OutstandingCalls {
     /// Takes a permit for a call; `None` if the calls or their bytes exceed the limits.
-    pub(crate) fn begin(self: &Arc<Self>, bytes: usize, most: usize) -> Option<Outstanding> {
+    pub(crate) fn try_acquire(self: &Arc<Self>, bytes: usize, most: usize) -> Option<CallPermit> {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let outstanding = Outstanding(Arc::new(Share(self.clone(), bytes)));
+        let outstanding = CallPermit(Arc::new(CallPermitInner(self.clone(), bytes)));
         (count <= most && all <= MAX_CALL_BYTES).then_some(outstanding)
     }
 }
 
 /// Permit of one outstanding call. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Outstanding(#[expect(dead_code, reason = "what it does is to be held")] Arc<Share>);
+pub struct CallPermit(
+    #[expect(dead_code, reason = "what it does is to be held")] Arc<CallPermitInner>,
+);
 
 #[derive(Debug)]
-struct Share(Arc<Calls>, usize);
+struct CallPermitInner(Arc<OutstandingCalls>, usize);
 
-impl Drop for Share {
+impl Drop for CallPermitInner {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::Relaxed);
         self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
@@ -83,8 +85,8 @@ impl Drop for Share {
 
 impl Call {
     /// Returns the permit that counts the call as outstanding until it is dropped.
-    pub fn outstanding(&self) -> Outstanding {
-        self.outstanding.clone()
+    pub fn permit(&self) -> CallPermit {
+        self.permit.clone()
     }
 }
 
@@ -92,7 +94,7 @@ impl Call {
 #[derive(Clone, Debug, Default)]
 pub struct CallResponse {
     /// Response headers; empty without a response.
-    pub head: Head,
+    pub head: HeaderSection,
     /// Response body; for gRPC, the message without its framing.
     pub body: Bytes,
     /// Trailers of the response.
@@ -104,87 +106,87 @@ pub struct CallResponse {
 /// Effect that a module requests from the waypoint.
 #[derive(Debug)]
 pub enum Effect {
-    /// Signals that [`crate::Vm::outcome`] of a request's context may have changed.
-    Changed(ContextId),
+    /// Signals that [`crate::Vm::stream_decision`] of a request's context may have changed.
+    OutcomeChanged(ContextId),
     /// Starts a call.
-    Call(Token, Box<Call>),
+    StartCall(CallId, Box<Call>),
     /// Opens a gRPC stream; the call has no body.
-    Open(Token, Box<Call>),
+    OpenStream(CallId, Box<Call>),
     /// Sends a message on a stream.
-    Send(Token, Message),
+    SendMessage(CallId, GrpcStreamMessage),
     /// Cancels a call or stream whose context has ended.
-    Cancelled(Token),
+    CancelCall(CallId),
     /// Subscribes the plugin to messages in a shared queue.
-    Listens(u32),
+    SubscribeQueue(u32),
     /// Signals that a message was added to a shared queue.
-    Enqueued(u32),
+    MessageEnqueued(u32),
 }
 
 /// Maximum unsent messages of an instance, since even empty ones use memory.
-const MAX_WAITING: usize = 1024;
+const MAX_UNSENT_MESSAGES: usize = 1024;
 
 /// Message that a module sends on a gRPC stream. It counts as unsent until the value is dropped.
 #[derive(Debug)]
-pub struct Message {
+pub struct GrpcStreamMessage {
     /// Message without its framing; `None` if there is only the end of the stream.
     pub bytes: Option<Bytes>,
     /// Whether the module closes its side of the stream after this message.
-    pub is_end: bool,
-    _counted: Counted,
+    pub end_of_stream: bool,
+    _counted: UnsentGuard,
 }
 
 impl Effect {
     /// Whether the effect would have no effect of its own after `other`, since both signal the same.
-    fn repeats(&self, other: &Self) -> bool {
+    fn is_duplicate_of(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Changed(one), Self::Changed(other)) => one == other,
-            (Self::Listens(one), Self::Listens(other))
-            | (Self::Enqueued(one), Self::Enqueued(other)) => one == other,
+            (Self::OutcomeChanged(one), Self::OutcomeChanged(other)) => one == other,
+            (Self::SubscribeQueue(one), Self::SubscribeQueue(other))
+            | (Self::MessageEnqueued(one), Self::MessageEnqueued(other)) => one == other,
             _ => false,
         }
     }
 
     /// Appends the effect to `others`, unless it repeats one of them.
-    pub(crate) fn add_to(self, others: &mut Vec<Self>) {
-        if !others.iter().any(|other| self.repeats(other)) {
+    pub(crate) fn push_unless_duplicate(self, others: &mut Vec<Self>) {
+        if !others.iter().any(|other| self.is_duplicate_of(other)) {
             others.push(self);
         }
     }
 }
 
-impl Message {
-    pub(crate) fn new(bytes: Option<Bytes>, is_end: bool, unsent: &Arc<Unsent>) -> Self {
+impl GrpcStreamMessage {
+    pub(crate) fn new(bytes: Option<Bytes>, is_end: bool, unsent: &Arc<UnsentMessages>) -> Self {
         let length = bytes.as_ref().map_or(0, Bytes::len);
         unsent.bytes.fetch_add(length, Ordering::Relaxed);
         unsent.messages.fetch_add(1, Ordering::Relaxed);
         Self {
             bytes,
-            is_end,
-            _counted: Counted(unsent.clone(), length),
+            end_of_stream: is_end,
+            _counted: UnsentGuard(unsent.clone(), length),
         }
     }
 }
 
 /// Counts bytes and messages that an instance has sent on its streams and the network has not accepted yet.
 #[derive(Debug, Default)]
-pub(crate) struct Unsent {
+pub(crate) struct UnsentMessages {
     bytes: AtomicUsize,
     messages: AtomicUsize,
 }
 
-impl Unsent {
+impl UnsentMessages {
     /// Whether the unsent bytes or messages exceed their limits.
-    pub(crate) fn is_too_much(&self, most_bytes: usize) -> bool {
+    pub(crate) fn exceeds_limits(&self, most_bytes: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) > most_bytes
-            || self.messages.load(Ordering::Relaxed) > MAX_WAITING
+            || self.messages.load(Ordering::Relaxed) > MAX_UNSENT_MESSAGES
     }
 }
 
 /// Guard that counts one message as unsent.
 #[derive(Debug)]
-struct Counted(Arc<Unsent>, usize);
+struct UnsentGuard(Arc<UnsentMessages>, usize);
 
-impl Drop for Counted {
+impl Drop for UnsentGuard {
     fn drop(&mut self) {
         self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
         self.0.messages.fetch_sub(1, Ordering::Relaxed);
@@ -193,9 +195,9 @@ impl Drop for Counted {
 
 /// Event on a module's gRPC stream.
 #[derive(Clone, Debug)]
-pub enum StreamEvent {
+pub enum GrpcStreamEvent {
     /// Response headers of the server.
-    Began(HeaderMap),
+    Headers(HeaderMap),
     /// Message of the server, without its framing.
     Message(Bytes),
     /// Trailers, which end the server's side of the stream.

@@ -6,12 +6,12 @@ use wasmtime::{Config, Linker};
 
 use crate::{
     host::{self, Host},
-    limits::{MAX_MODULE, TICK},
+    limits::{EPOCH_TICK, MAX_MODULE_BYTES},
     memory_limit::ProcessMemory,
 };
 
 /// Supported ABI versions; a module exports a function of this name.
-const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0"];
+const ABI_VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0"];
 
 /// Compiler of Wasm modules. Clones share its state.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl fmt::Debug for Module {
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The module has this size, which exceeds the limit.
-    #[error("the module has {0} bytes, at most {MAX_MODULE} are taken")]
+    #[error("the module has {0} bytes, at most {MAX_MODULE_BYTES} are taken")]
     TooLarge(usize),
     /// The bytes are not a valid Wasm module.
     #[error("this is no WebAssembly module that can be compiled: {0}")]
@@ -54,7 +54,7 @@ pub enum ModuleError {
     #[error(
         "the module exports neither proxy_abi_version_0_2_1 nor proxy_abi_version_0_2_0: it is no proxy-wasm plugin"
     )]
-    OtherAbi,
+    UnsupportedAbi,
     /// The module imports functions that the host does not provide.
     #[error("the module imports what this host does not have: {0}")]
     Imports(String),
@@ -65,7 +65,7 @@ pub enum ModuleError {
 
 impl Engine {
     /// Interval at which [`Self::tick`] must be called while there are instances of modules.
-    pub const TICK: Duration = TICK;
+    pub const TICK: Duration = EPOCH_TICK;
 
     /// Creates an engine.
     ///
@@ -101,16 +101,16 @@ impl Engine {
     ///
     /// When the bytes are not a Wasm module, or not one for this ABI.
     pub fn compile(&self, bytes: &[u8]) -> Result<Module, ModuleError> {
-        if bytes.len() > MAX_MODULE {
+        if bytes.len() > MAX_MODULE_BYTES {
             return Err(ModuleError::TooLarge(bytes.len()));
         }
         let module = wasmtime::Module::from_binary(&self.engine, bytes);
         let module = module.map_err(|error| ModuleError::Invalid(format!("{error:#}")))?;
-        let is_plugin = VERSIONS
+        let is_plugin = ABI_VERSIONS
             .iter()
             .any(|name| module.get_export(name).is_some());
         if !is_plugin {
-            return Err(ModuleError::OtherAbi);
+            return Err(ModuleError::UnsupportedAbi);
         }
         let mut linker = Linker::clone(&self.linker);
         let linked = host::link_unsupported(&mut linker, &module);

@@ -14,7 +14,7 @@ mod wasi;
 
 use wasmtime::Linker;
 
-pub(crate) use state::{Host, Received};
+pub(crate) use state::{CallbackData, Host};
 pub(crate) use wasi::link_unsupported;
 
 /// Adds all host functions to a linker.

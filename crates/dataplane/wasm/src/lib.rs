@@ -23,11 +23,16 @@ mod stream;
 mod vm;
 
 pub use abi::{read_pairs, write_pairs};
-pub use effect::{Call, CallKind, CallResponse, Effect, Message, Outstanding, StreamEvent, Token};
+pub use effect::{
+    Call, CallId, CallKind, CallPermit, CallResponse, Effect, GrpcStreamEvent, GrpcStreamMessage,
+};
 pub use engine::{Engine, Module, ModuleError};
 pub use limits::Limits;
 pub use metrics::{MetricKind, MetricValue, Metrics};
 pub use settings::Settings;
-pub use shared::Shared;
-pub use stream::{ContextId, Direction, Facts, Head, LocalResponse, Outcome, Value};
-pub use vm::{Failure, Vm};
+pub use shared::SharedState;
+pub use stream::{
+    ContextId, Direction, HeaderSection, LocalResponse, PropertySource, PropertyValue,
+    StreamDecision,
+};
+pub use vm::{Vm, VmError};

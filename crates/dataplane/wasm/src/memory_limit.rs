@@ -7,17 +7,17 @@ use std::sync::{
 
 use wasmtime::ResourceLimiter;
 
-use crate::limits::{MAX_PROCESS_MEMORY, MAX_TABLE};
+use crate::limits::{MAX_PROCESS_MEMORY_BYTES, MAX_TABLE_ELEMENTS};
 
 /// Linear memory of all instances of the process, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessMemory(AtomicUsize);
 
 impl ProcessMemory {
-    fn take(&self, bytes: usize) -> bool {
+    fn try_reserve(&self, bytes: usize) -> bool {
         let add = |all: usize| {
             all.checked_add(bytes)
-                .filter(|all| *all <= MAX_PROCESS_MEMORY)
+                .filter(|all| *all <= MAX_PROCESS_MEMORY_BYTES)
         };
         let taken = self
             .0
@@ -25,20 +25,20 @@ impl ProcessMemory {
         taken.is_ok()
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.0.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 /// Limits the linear memory and tables that one instance allocates.
 #[derive(Debug)]
-pub(crate) struct Limiter {
+pub(crate) struct InstanceMemoryLimiter {
     most: usize,
     taken: usize,
     process: Arc<ProcessMemory>,
 }
 
-impl Limiter {
+impl InstanceMemoryLimiter {
     pub(crate) fn new(most: usize, process: Arc<ProcessMemory>) -> Self {
         Self {
             most,
@@ -48,13 +48,13 @@ impl Limiter {
     }
 }
 
-impl Drop for Limiter {
+impl Drop for InstanceMemoryLimiter {
     fn drop(&mut self) {
-        self.process.give_back(self.taken);
+        self.process.release(self.taken);
     }
 }
 
-impl ResourceLimiter for Limiter {
+impl ResourceLimiter for InstanceMemoryLimiter {
     fn memory_growing(
         &mut self,
         current: usize,
@@ -62,7 +62,7 @@ impl ResourceLimiter for Limiter {
         _: Option<usize>,
     ) -> wasmtime::Result<bool> {
         let more = desired.saturating_sub(current);
-        if desired > self.most || !self.process.take(more) {
+        if desired > self.most || !self.process.try_reserve(more) {
             return Ok(false);
         }
         self.taken += more;
@@ -75,7 +75,7 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        Ok(desired <= MAX_TABLE)
+        Ok(desired <= MAX_TABLE_ELEMENTS)
     }
 
     fn instances(&self) -> usize {
@@ -98,12 +98,13 @@ mod tests {
     #[test]
     fn instances_share_the_process_limit() {
         let process = Arc::<ProcessMemory>::default();
-        let grow =
-            |limiter: &mut Limiter, from, to| limiter.memory_growing(from, to, None).unwrap();
-        let half = MAX_PROCESS_MEMORY / 2;
-        let mut one = Limiter::new(half, process.clone());
-        let mut other = Limiter::new(half, process.clone());
-        let mut last = Limiter::new(half, process.clone());
+        let grow = |limiter: &mut InstanceMemoryLimiter, from, to| {
+            limiter.memory_growing(from, to, None).unwrap()
+        };
+        let half = MAX_PROCESS_MEMORY_BYTES / 2;
+        let mut one = InstanceMemoryLimiter::new(half, process.clone());
+        let mut other = InstanceMemoryLimiter::new(half, process.clone());
+        let mut last = InstanceMemoryLimiter::new(half, process.clone());
         assert!(!grow(&mut one, 0, half + 1));
         assert!(grow(&mut one, 0, half / 2) && grow(&mut one, half / 2, half));
         assert!(grow(&mut other, 0, half));

@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 /// Maximum metrics that one plugin defines.
 const MAX_SERIES: usize = 1024;
 /// Maximum length of a metric's name.
-const MAX_NAME: usize = 512;
+const MAX_METRIC_NAME_BYTES: usize = 512;
 /// Upper bounds of the histograms' buckets.
-pub(crate) const BUCKETS: [u64; 19] = [
+pub(crate) const HISTOGRAM_BUCKETS: [u64; 19] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
     600_000, 1_800_000, 3_600_000,
 ];
@@ -44,10 +44,10 @@ pub enum MetricValue {
 
 /// Metrics of one plugin. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Metrics(Arc<Mutex<Defined>>);
+pub struct Metrics(Arc<Mutex<MetricRegistry>>);
 
 #[derive(Debug, Default)]
-struct Defined {
+struct MetricRegistry {
     ids: HashMap<String, u32>,
     series: Vec<Arc<Series>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Series {
     pub(crate) kind: MetricKind,
     value: AtomicU64,
     sum: AtomicU64,
-    buckets: [AtomicU64; BUCKETS.len()],
+    buckets: [AtomicU64; HISTOGRAM_BUCKETS.len()],
 }
 
 impl Metrics {
@@ -70,7 +70,10 @@ impl Metrics {
             let known = defined.series.get(*id as usize)?;
             return (known.kind == kind).then_some(*id);
         }
-        if name.is_empty() || name.len() > MAX_NAME || defined.series.len() >= MAX_SERIES {
+        if name.is_empty()
+            || name.len() > MAX_METRIC_NAME_BYTES
+            || defined.series.len() >= MAX_SERIES
+        {
             return None;
         }
         let id = u32::try_from(defined.series.len()).ok()?;
@@ -80,7 +83,7 @@ impl Metrics {
             kind,
             value: AtomicU64::new(0),
             sum: AtomicU64::new(0),
-            buckets: [const { AtomicU64::new(0) }; BUCKETS.len()],
+            buckets: [const { AtomicU64::new(0) }; HISTOGRAM_BUCKETS.len()],
         }));
         Some(id)
     }
@@ -94,7 +97,7 @@ impl Metrics {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series
             .iter()
-            .map(|one| (one.name.clone(), one.read()))
+            .map(|one| (one.name.clone(), one.snapshot()))
             .collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
@@ -125,7 +128,7 @@ impl Series {
             MetricKind::Histogram => {
                 self.add(1);
                 self.sum.fetch_add(value, Ordering::Relaxed);
-                let index = BUCKETS.partition_point(|end| *end < value);
+                let index = HISTOGRAM_BUCKETS.partition_point(|end| *end < value);
                 if let Some(bucket) = self.buckets.get(index) {
                     bucket.fetch_add(1, Ordering::Relaxed);
                 }
@@ -133,16 +136,19 @@ impl Series {
         }
     }
 
-    fn read(&self) -> MetricValue {
+    fn snapshot(&self) -> MetricValue {
         match self.kind {
             MetricKind::Counter => MetricValue::Counter(self.get()),
             MetricKind::Gauge => MetricValue::Gauge(self.get()),
             MetricKind::Histogram => {
                 let mut below = 0;
-                let buckets = BUCKETS.iter().zip(&self.buckets).map(|(end, count)| {
-                    below += count.load(Ordering::Relaxed);
-                    (*end, below)
-                });
+                let buckets = HISTOGRAM_BUCKETS
+                    .iter()
+                    .zip(&self.buckets)
+                    .map(|(end, count)| {
+                        below += count.load(Ordering::Relaxed);
+                        (*end, below)
+                    });
                 let buckets = buckets.collect();
                 MetricValue::Histogram(buckets, self.get(), self.sum.load(Ordering::Relaxed))
             }
@@ -183,6 +189,6 @@ mod tests {
         };
         assert_eq!(*sum, u64::MAX / 4 + 6);
         assert_eq!(buckets[..3], [(1, 1), (2, 2), (5, 3)]);
-        assert_eq!(buckets[BUCKETS.len() - 1].1, 3);
+        assert_eq!(buckets[HISTOGRAM_BUCKETS.len() - 1].1, 3);
     }
 }

@@ -12,21 +12,21 @@ use parking_lot::Mutex;
 use crate::abi::Status;
 
 /// Maximum bytes of the data and queued messages of one `vm_id`.
-const MAX_BYTES: usize = 16 << 20;
+const MAX_VM_BYTES: usize = 16 << 20;
 /// Maximum bytes of the data and queued messages of all `vm_id`s together.
-const MAX_ALL_BYTES: usize = 64 << 20;
+const MAX_TOTAL_BYTES: usize = 64 << 20;
 /// Maximum keys of one `vm_id`, and maximum messages of one queue.
-const MAX_ENTRIES: usize = 16 << 10;
+const MAX_VM_ENTRIES: usize = 16 << 10;
 /// Maximum queues of one `vm_id`.
 const MAX_QUEUES: usize = 32;
 
 /// Data and queues that all plugins of a waypoint share. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Shared(Arc<Mutex<Inner>>);
+pub struct SharedState(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    data: HashMap<String, Data>,
+    data: HashMap<String, VmData>,
     /// Queues by number; numbers are not reused.
     queues: BTreeMap<u32, Queue>,
     last: u32,
@@ -37,10 +37,10 @@ impl Inner {
     fn has_room(&self, more: usize) -> bool {
         let data = self.data.values().map(|data| data.bytes);
         let queues = self.queues.values().map(|queue| queue.bytes);
-        data.chain(queues).sum::<usize>() + more <= MAX_ALL_BYTES
+        data.chain(queues).sum::<usize>() + more <= MAX_TOTAL_BYTES
     }
 
-    fn queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
+    fn find_queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
         let mut queues = self.queues.iter();
         let found = queues.find(|(_, queue)| queue.vm_id == vm_id && queue.name == name);
         found.map(|(number, _)| *number)
@@ -48,7 +48,7 @@ impl Inner {
 }
 
 #[derive(Debug, Default)]
-struct Data {
+struct VmData {
     values: HashMap<Vec<u8>, (Bytes, u32)>,
     bytes: usize,
     last: u32,
@@ -62,7 +62,7 @@ struct Queue {
     bytes: usize,
 }
 
-impl Shared {
+impl SharedState {
     pub(crate) fn get(&self, vm_id: &str, key: &[u8]) -> Option<(Bytes, u32)> {
         self.0.lock().data.get(vm_id)?.values.get(key).cloned()
     }
@@ -78,7 +78,10 @@ impl Shared {
         }
         let before = present.map_or(0, |(value, _)| key.len() + value.len());
         let after = data.bytes - before + key.len() + value.len();
-        if !has_room || after > MAX_BYTES || present.is_none() && data.values.len() >= MAX_ENTRIES {
+        if !has_room
+            || after > MAX_VM_BYTES
+            || present.is_none() && data.values.len() >= MAX_VM_ENTRIES
+        {
             return Status::InternalFailure;
         }
         // Zero means any version.
@@ -89,13 +92,13 @@ impl Shared {
         Status::Ok
     }
 
-    pub(crate) fn queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
-        self.0.lock().queue(vm_id, name)
+    pub(crate) fn queue_id(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
+        self.0.lock().find_queue(vm_id, name)
     }
 
-    pub(crate) fn register(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
+    pub(crate) fn register_queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
         let mut inner = self.0.lock();
-        if let Some(known) = inner.queue(vm_id, name) {
+        if let Some(known) = inner.find_queue(vm_id, name) {
             return Some(known);
         }
         let own = inner.queues.values().filter(|queue| queue.vm_id == vm_id);
@@ -115,7 +118,7 @@ impl Shared {
     }
 
     /// Removes the data and queues of a `vm_id` that no plugin uses any more.
-    pub fn forget(&self, vm_id: &str) {
+    pub fn remove_vm(&self, vm_id: &str) {
         let mut inner = self.0.lock();
         inner.data.remove(vm_id);
         inner.queues.retain(|_, queue| queue.vm_id != vm_id);
@@ -132,8 +135,9 @@ impl Shared {
         let Some(queue) = inner.queues.get_mut(&queue) else {
             return Status::NotFound;
         };
-        let is_full =
-            !has_room || queue.messages.len() >= MAX_ENTRIES || waiting + message.len() > MAX_BYTES;
+        let is_full = !has_room
+            || queue.messages.len() >= MAX_VM_ENTRIES
+            || waiting + message.len() > MAX_VM_BYTES;
         if is_full {
             return Status::InternalFailure;
         }
@@ -143,7 +147,7 @@ impl Shared {
     }
 
     /// Returns the number of messages in a shared queue.
-    pub fn waiting(&self, queue: u32) -> usize {
+    pub fn queued_messages(&self, queue: u32) -> usize {
         let inner = self.0.lock();
         inner
             .queues
@@ -166,7 +170,7 @@ mod tests {
 
     #[test]
     fn shared_data_requires_the_current_version() {
-        let shared = Shared::default();
+        let shared = SharedState::default();
         assert_eq!(shared.set("vm", b"k", b"1", 0), Status::Ok);
         let (value, version) = shared.get("vm", b"k").unwrap();
         assert_eq!((&value[..], version != 0), (&b"1"[..], true));
@@ -179,46 +183,46 @@ mod tests {
 
     #[test]
     fn shared_data_is_bounded() {
-        let shared = Shared::default();
-        let large = vec![0; MAX_BYTES / 2];
+        let shared = SharedState::default();
+        let large = vec![0; MAX_VM_BYTES / 2];
         assert_eq!(shared.set("vm", b"a", &large, 0), Status::Ok);
         assert_eq!(shared.set("vm", b"b", &large, 0), Status::InternalFailure);
         assert_eq!(shared.set("vm", b"a", &large, 0), Status::Ok);
-        let queue = shared.register("vm", b"q").unwrap();
+        let queue = shared.register_queue("vm", b"q").unwrap();
         assert_eq!(shared.enqueue(queue, &large), Status::Ok);
         assert_eq!(shared.enqueue(queue, &large), Status::Ok);
         assert_eq!(shared.enqueue(queue, b"1"), Status::InternalFailure);
         assert_eq!(shared.dequeue(queue).unwrap().len(), large.len());
         assert_eq!(shared.enqueue(queue, b"1"), Status::Ok);
         // Messages of all queues of a `vm_id` count together.
-        let second = shared.register("vm", b"r").unwrap();
+        let second = shared.register_queue("vm", b"r").unwrap();
         assert_eq!(shared.enqueue(second, &large), Status::InternalFailure);
-        let many =
-            (0..2 * MAX_QUEUES).filter_map(|n| shared.register("vm", n.to_string().as_bytes()));
+        let many = (0..2 * MAX_QUEUES)
+            .filter_map(|n| shared.register_queue("vm", n.to_string().as_bytes()));
         assert_eq!(many.count(), MAX_QUEUES - 2);
         // Each `vm_id` has queues of its own, and the total is bounded.
-        assert!(shared.register("other", b"q").is_some());
+        assert!(shared.register_queue("other", b"q").is_some());
         let all = (0..16)
             .filter(|number| shared.set(&format!("vm{number}"), b"k", &large, 0) == Status::Ok);
         assert!(all.count() < 8);
-        shared.forget("vm");
+        shared.remove_vm("vm");
         assert_eq!(shared.set("last", b"k", &large, 0), Status::Ok);
     }
 
     #[test]
     fn queue_messages_keep_their_order() {
-        let shared = Shared::default();
-        let queue = shared.register("vm", b"q").unwrap();
-        assert_eq!(shared.register("vm", b"q"), Some(queue));
-        assert_eq!(shared.queue("vm", b"q"), Some(queue));
-        assert_eq!(shared.queue("other", b"q"), None);
+        let shared = SharedState::default();
+        let queue = shared.register_queue("vm", b"q").unwrap();
+        assert_eq!(shared.register_queue("vm", b"q"), Some(queue));
+        assert_eq!(shared.queue_id("vm", b"q"), Some(queue));
+        assert_eq!(shared.queue_id("other", b"q"), None);
         assert_eq!(shared.dequeue(queue), Err(Status::Empty));
         assert_eq!(shared.enqueue(queue, b"1"), Status::Ok);
         assert_eq!(shared.enqueue(queue, b"2"), Status::Ok);
         assert_eq!(shared.dequeue(queue).unwrap(), "1");
         assert_eq!(shared.dequeue(7), Err(Status::NotFound));
-        shared.forget("vm");
+        shared.remove_vm("vm");
         assert_eq!(shared.dequeue(queue), Err(Status::NotFound));
-        assert_ne!(shared.register("other", b"q"), Some(queue));
+        assert_ne!(shared.register_queue("other", b"q"), Some(queue));
     }
 }

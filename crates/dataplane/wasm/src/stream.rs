@@ -10,7 +10,7 @@ use http::HeaderMap;
 pub struct ContextId(pub(crate) u32);
 
 /// Context of the plugin itself, in which it starts and receives timers and calls.
-pub(crate) const ROOT: ContextId = ContextId(1);
+pub(crate) const ROOT_CONTEXT: ContextId = ContextId(1);
 
 /// Direction of an HTTP exchange: request or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Direction {
 
 /// Headers of a request or response.
 #[derive(Clone, Debug, Default)]
-pub struct Head {
+pub struct HeaderSection {
     /// Pseudo-headers such as `:method`, in any order.
     pub pseudo: Vec<(&'static str, String)>,
     /// Regular headers, without pseudo-headers.
@@ -31,9 +31,9 @@ pub struct Head {
 }
 
 /// Names of pseudo-headers.
-const PSEUDO: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
+const PSEUDO_HEADERS: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
 
-impl Head {
+impl HeaderSection {
     /// Returns the value of a pseudo-header.
     pub fn pseudo(&self, name: &str) -> Option<&str> {
         let mut all = self.pseudo.iter();
@@ -48,7 +48,7 @@ impl Head {
     }
 
     pub(crate) fn set_pseudo(&mut self, name: &str, value: String) {
-        let Some(name) = PSEUDO.into_iter().find(|known| *known == name) else {
+        let Some(name) = PSEUDO_HEADERS.into_iter().find(|known| *known == name) else {
             return;
         };
         match self.pseudo.iter_mut().find(|(of, _)| *of == name) {
@@ -75,22 +75,22 @@ pub struct LocalResponse {
 
 /// Decision of a plugin on a request or response, after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StreamDecision {
     /// The request or response continues.
-    Go,
+    Continue,
     /// The request is paused until the plugin resumes it.
     Paused,
     /// The plugin answers the request with its own response.
-    Answered(LocalResponse),
+    LocalResponse(LocalResponse),
     /// The plugin resets the request.
-    Closed,
+    Reset,
     /// The plugin buffers more of a body than its limit.
-    TooLarge,
+    BodyTooLarge,
 }
 
 /// Value of a proxy-wasm property.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum PropertyValue {
     /// String, which is passed without a terminator.
     Text(String),
     /// Integer, which is passed as eight bytes.
@@ -102,79 +102,79 @@ pub enum Value {
 }
 
 /// Properties of a request that the proxy resolves for its plugins.
-pub trait Facts: Send + Sync {
+pub trait PropertySource: Send + Sync {
     /// Returns the property at a path, such as `["source", "address"]`.
-    fn property(&self, path: &[&str]) -> Option<Value>;
+    fn property(&self, path: &[&str]) -> Option<PropertyValue>;
 }
 
 /// Context of one request in an instance.
-pub(crate) struct Stream {
-    pub(crate) facts: Arc<dyn Facts>,
-    pub(crate) request: Head,
-    pub(crate) response: Head,
+pub(crate) struct StreamContext {
+    pub(crate) property_source: Arc<dyn PropertySource>,
+    pub(crate) request_head: HeaderSection,
+    pub(crate) response_head: HeaderSection,
     pub(crate) request_trailers: HeaderMap,
     pub(crate) response_trailers: HeaderMap,
     pub(crate) request_body: BytesMut,
     pub(crate) response_body: BytesMut,
     pub(crate) request_paused: bool,
     pub(crate) response_paused: bool,
-    pub(crate) answer: Option<LocalResponse>,
-    pub(crate) closed: bool,
+    pub(crate) local_response: Option<LocalResponse>,
+    pub(crate) is_reset: bool,
     /// Properties that the module has set.
     pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
     /// Whether the request has ended; the module may delay the deletion of its context.
     pub(crate) is_done: bool,
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for StreamContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
-            .field("request", &self.request)
+            .field("request", &self.request_head)
             .finish_non_exhaustive()
     }
 }
 
-impl Stream {
-    pub(crate) fn new(facts: Arc<dyn Facts>) -> Self {
+impl StreamContext {
+    pub(crate) fn new(facts: Arc<dyn PropertySource>) -> Self {
         Self {
-            facts,
-            request: Head::default(),
-            response: Head::default(),
+            property_source: facts,
+            request_head: HeaderSection::default(),
+            response_head: HeaderSection::default(),
             request_trailers: HeaderMap::new(),
             response_trailers: HeaderMap::new(),
             request_body: BytesMut::new(),
             response_body: BytesMut::new(),
             request_paused: false,
             response_paused: false,
-            answer: None,
-            closed: false,
+            local_response: None,
+            is_reset: false,
             properties: BTreeMap::new(),
             is_done: false,
         }
     }
 
-    pub(crate) fn head(&mut self, of: Direction) -> &mut Head {
+    pub(crate) fn head_mut(&mut self, of: Direction) -> &mut HeaderSection {
         match of {
-            Direction::Request => &mut self.request,
-            Direction::Response => &mut self.response,
+            Direction::Request => &mut self.request_head,
+            Direction::Response => &mut self.response_head,
         }
     }
 
-    pub(crate) fn trailers(&mut self, of: Direction) -> &mut HeaderMap {
+    pub(crate) fn trailers_mut(&mut self, of: Direction) -> &mut HeaderMap {
         match of {
             Direction::Request => &mut self.request_trailers,
             Direction::Response => &mut self.response_trailers,
         }
     }
 
-    pub(crate) fn body(&mut self, of: Direction) -> &mut BytesMut {
+    pub(crate) fn body_mut(&mut self, of: Direction) -> &mut BytesMut {
         match of {
             Direction::Request => &mut self.request_body,
             Direction::Response => &mut self.response_body,
         }
     }
 
-    pub(crate) fn paused(&mut self, of: Direction) -> &mut bool {
+    pub(crate) fn paused_mut(&mut self, of: Direction) -> &mut bool {
         match of {
             Direction::Request => &mut self.request_paused,
             Direction::Response => &mut self.response_paused,

@@ -11,26 +11,29 @@ use http::HeaderMap;
 use wasmtime::{Store, Trap, TypedFunc, WasmParams, WasmResults};
 
 use crate::{
-    effect::{Effect, Token},
+    effect::{CallId, Effect},
     engine::Module,
     host::Host,
-    limits::ticks,
+    limits::epoch_ticks,
     metrics::Metrics,
     settings::Settings,
-    shared::Shared,
-    stream::{ContextId, Direction, Facts, Head, Outcome, ROOT, Stream, Value},
+    shared::SharedState,
+    stream::{
+        ContextId, Direction, HeaderSection, PropertySource, PropertyValue, ROOT_CONTEXT,
+        StreamContext, StreamDecision,
+    },
 };
 use callbacks::Callbacks;
-pub use failure::Failure;
+pub use failure::VmError;
 
 /// Maximum ended requests whose contexts a module may keep.
-const MAX_LINGERING: usize = 1024;
+const MAX_UNDELETED_CONTEXTS: usize = 1024;
 
 /// Instance of a module for one plugin and worker.
 pub struct Vm {
     store: Store<Host>,
     callbacks: Callbacks,
-    last: u32,
+    last_context_id: u32,
     is_dead: bool,
 }
 
@@ -52,10 +55,10 @@ impl Vm {
     pub fn start(
         module: &Module,
         settings: Arc<Settings>,
-        shared: Shared,
+        shared: SharedState,
         metrics: Metrics,
-    ) -> Result<Self, Failure> {
-        let limit = settings.limits.start;
+    ) -> Result<Self, VmError> {
+        let limit = settings.limits.start_timeout;
         let lengths = (
             settings.vm_configuration.len(),
             settings.configuration.len(),
@@ -63,14 +66,14 @@ impl Vm {
         let host = Host::new(settings, shared, metrics, &module.memory);
         let mut store = Store::new(&module.engine, host);
         store.limiter(|host| &mut host.limits);
-        store.set_epoch_deadline(ticks(limit));
+        store.set_epoch_deadline(epoch_ticks(limit));
         let instance = module.instance.instantiate(&mut store);
-        let instance = instance.map_err(|error| Failure::Start(failure_text(&error)))?;
-        let callbacks = Callbacks::of(&instance, &mut store)?;
+        let instance = instance.map_err(|error| VmError::Start(failure_text(&error)))?;
+        let callbacks = Callbacks::resolve(&instance, &mut store)?;
         let mut vm = Self {
             store,
             callbacks,
-            last: ROOT.0,
+            last_context_id: ROOT_CONTEXT.0,
             is_dead: false,
         };
         let size = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
@@ -80,37 +83,37 @@ impl Vm {
             vm.callbacks.start.clone(),
         );
         if initialize.is_some() {
-            vm.call("_initialize", limit, initialize.as_ref(), ())?;
-            vm.call("main", limit, main.as_ref(), (0, 0))?;
+            vm.call_export("_initialize", limit, initialize.as_ref(), ())?;
+            vm.call_export("main", limit, main.as_ref(), (0, 0))?;
         } else {
-            vm.call("_start", limit, start.as_ref(), ())?;
+            vm.call_export("_start", limit, start.as_ref(), ())?;
         }
         let callbacks = vm.callbacks.clone();
-        vm.call(
+        vm.call_export(
             "proxy_on_context_create",
             limit,
             callbacks.create.as_ref(),
-            (ROOT.0, 0),
+            (ROOT_CONTEXT.0, 0),
         )?;
-        let arguments = (ROOT.0, size(lengths.0));
-        let started = vm.call(
+        let arguments = (ROOT_CONTEXT.0, size(lengths.0));
+        let started = vm.call_export(
             "proxy_on_vm_start",
             limit,
             callbacks.vm_start.as_ref(),
             arguments,
         )?;
         if started == Some(0) {
-            return Err(Failure::Configuration("proxy_on_vm_start"));
+            return Err(VmError::Configuration("proxy_on_vm_start"));
         }
-        let arguments = (ROOT.0, size(lengths.1));
-        let configured = vm.call(
+        let arguments = (ROOT_CONTEXT.0, size(lengths.1));
+        let configured = vm.call_export(
             "proxy_on_configure",
             limit,
             callbacks.configure.as_ref(),
             arguments,
         )?;
         if configured == Some(0) {
-            return Err(Failure::Configuration("proxy_on_configure"));
+            return Err(VmError::Configuration("proxy_on_configure"));
         }
         Ok(vm)
     }
@@ -121,7 +124,7 @@ impl Vm {
     }
 
     /// Whether the module exports the body or trailer callbacks for this direction.
-    pub fn wants_body(&self, of: Direction) -> bool {
+    pub fn has_body_callback(&self, of: Direction) -> bool {
         match of {
             Direction::Request => {
                 self.callbacks.request_body.is_some() || self.callbacks.request_trailers.is_some()
@@ -132,7 +135,7 @@ impl Vm {
         }
     }
 
-    /// Returns the interval of [`Self::tick`] that the module requested; `None` if it set none.
+    /// Returns the interval of [`Self::on_tick`] that the module requested; `None` if it set none.
     pub fn tick_period(&self) -> Option<Duration> {
         let period = self.store.data().tick_period;
         // A minimum interval bounds the load of timers.
@@ -149,20 +152,26 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn open(&mut self, facts: Arc<dyn Facts>) -> Result<ContextId, Failure> {
-        let mut number = self.last.wrapping_add(1).max(ROOT.0 + 1);
+    pub fn create_stream_context(
+        &mut self,
+        facts: Arc<dyn PropertySource>,
+    ) -> Result<ContextId, VmError> {
+        let mut number = self.last_context_id.wrapping_add(1).max(ROOT_CONTEXT.0 + 1);
         while self.store.data().streams.contains_key(&ContextId(number)) {
-            number = number.wrapping_add(1).max(ROOT.0 + 1);
+            number = number.wrapping_add(1).max(ROOT_CONTEXT.0 + 1);
         }
-        self.last = number;
+        self.last_context_id = number;
         let id = ContextId(number);
-        self.store.data_mut().streams.insert(id, Stream::new(facts));
+        self.store
+            .data_mut()
+            .streams
+            .insert(id, StreamContext::new(facts));
         let create = self.callbacks.create.clone();
-        self.callback(
+        self.call_in_context(
             "proxy_on_context_create",
             id,
             create.as_ref(),
-            (number, ROOT.0),
+            (number, ROOT_CONTEXT.0),
         )?;
         Ok(id)
     }
@@ -172,19 +181,19 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn headers(
+    pub fn on_headers(
         &mut self,
         of: Direction,
         id: ContextId,
-        head: Head,
+        head: HeaderSection,
         is_end: bool,
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<StreamDecision, VmError> {
         let count = head.pseudo.len() + head.headers.len();
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let Some(stream) = self.stream(id) else {
-            return Err(Failure::Dead);
+            return Err(VmError::InstanceFailed);
         };
-        *stream.head(of) = head;
+        *stream.head_mut(of) = head;
         let (name, callback) = match of {
             Direction::Request => ("proxy_on_request_headers", &self.callbacks.request_headers),
             Direction::Response => (
@@ -194,14 +203,14 @@ impl Vm {
         };
         let callback = callback.clone();
         let arguments = (id.0, count, u32::from(is_end));
-        let action = self.callback(name, id, callback.as_ref(), arguments)?;
-        Ok(self.acted(of, id, action))
+        let action = self.call_in_context(name, id, callback.as_ref(), arguments)?;
+        Ok(self.apply_action(of, id, action))
     }
 
     /// Removes and returns the headers, as the module has modified them.
-    pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<Head> {
+    pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<HeaderSection> {
         // A copy, since the module may still read it.
-        Some(self.stream(id)?.head(of).clone())
+        Some(self.stream(id)?.head_mut(of).clone())
     }
 
     /// Passes a part of a body to the module; [`Self::take_body`] returns the bytes that it releases.
@@ -209,17 +218,17 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn body(
+    pub fn on_body(
         &mut self,
         of: Direction,
         id: ContextId,
         part: &[u8],
         is_end: bool,
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<StreamDecision, VmError> {
         let Some(stream) = self.stream(id) else {
-            return Err(Failure::Dead);
+            return Err(VmError::InstanceFailed);
         };
-        let body = stream.body(of);
+        let body = stream.body_mut(of);
         body.extend_from_slice(part);
         let length = body.len();
         let (name, callback) = match of {
@@ -232,12 +241,14 @@ impl Vm {
             u32::try_from(length).unwrap_or(u32::MAX),
             u32::from(is_end),
         );
-        let action = self.callback(name, id, callback.as_ref(), arguments)?;
-        let outcome = self.acted(of, id, action);
-        let most = self.store.data().settings.limits.body;
-        let held = self.stream(id).map_or(0, |stream| stream.body(of).len());
-        if outcome == Outcome::Paused && held > most {
-            return Ok(Outcome::TooLarge);
+        let action = self.call_in_context(name, id, callback.as_ref(), arguments)?;
+        let outcome = self.apply_action(of, id, action);
+        let most = self.store.data().settings.limits.body_bytes;
+        let held = self
+            .stream(id)
+            .map_or(0, |stream| stream.body_mut(of).len());
+        if outcome == StreamDecision::Paused && held > most {
+            return Ok(StreamDecision::BodyTooLarge);
         }
         Ok(outcome)
     }
@@ -246,7 +257,7 @@ impl Vm {
     pub fn take_body(&mut self, of: Direction, id: ContextId) -> Bytes {
         let body = self
             .stream(id)
-            .map(|stream| stream.body(of).split().freeze());
+            .map(|stream| stream.body_mut(of).split().freeze());
         body.unwrap_or_default()
     }
 
@@ -255,17 +266,17 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn trailers(
+    pub fn on_trailers(
         &mut self,
         of: Direction,
         id: ContextId,
         trailers: HeaderMap,
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<StreamDecision, VmError> {
         let count = u32::try_from(trailers.len()).unwrap_or(u32::MAX);
         let Some(stream) = self.stream(id) else {
-            return Err(Failure::Dead);
+            return Err(VmError::InstanceFailed);
         };
-        *stream.trailers(of) = trailers;
+        *stream.trailers_mut(of) = trailers;
         let (name, callback) = match of {
             Direction::Request => (
                 "proxy_on_request_trailers",
@@ -277,15 +288,15 @@ impl Vm {
             ),
         };
         let callback = callback.clone();
-        let action = self.callback(name, id, callback.as_ref(), (id.0, count))?;
-        Ok(self.acted(of, id, action))
+        let action = self.call_in_context(name, id, callback.as_ref(), (id.0, count))?;
+        Ok(self.apply_action(of, id, action))
     }
 
     /// Removes and returns the trailers, as the module has modified them.
     pub fn take_trailers(&mut self, of: Direction, id: ContextId) -> HeaderMap {
         let trailers = self
             .stream(id)
-            .map(|stream| std::mem::take(stream.trailers(of)));
+            .map(|stream| std::mem::take(stream.trailers_mut(of)));
         trailers.unwrap_or_default()
     }
 
@@ -294,18 +305,22 @@ impl Vm {
     /// # Errors
     ///
     /// When the instance has failed.
-    pub fn outcome(&mut self, of: Direction, id: ContextId) -> Result<Outcome, Failure> {
+    pub fn stream_decision(
+        &mut self,
+        of: Direction,
+        id: ContextId,
+    ) -> Result<StreamDecision, VmError> {
         if self.is_dead {
-            return Err(Failure::Dead);
+            return Err(VmError::InstanceFailed);
         }
         let Some(stream) = self.stream(id) else {
-            return Err(Failure::Dead);
+            return Err(VmError::InstanceFailed);
         };
-        Ok(match stream.answer.take() {
-            Some(answer) => Outcome::Answered(answer),
-            None if stream.closed => Outcome::Closed,
-            None if *stream.paused(of) => Outcome::Paused,
-            None => Outcome::Go,
+        Ok(match stream.local_response.take() {
+            Some(answer) => StreamDecision::LocalResponse(answer),
+            None if stream.is_reset => StreamDecision::Reset,
+            None if *stream.paused_mut(of) => StreamDecision::Paused,
+            None => StreamDecision::Continue,
         })
     }
 
@@ -314,7 +329,7 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn close(&mut self, id: ContextId) -> Result<(), Failure> {
+    pub fn end_stream(&mut self, id: ContextId) -> Result<(), VmError> {
         let Some(stream) = self.stream(id) else {
             return Ok(());
         };
@@ -323,15 +338,15 @@ impl Vm {
         }
         stream.is_done = true;
         let done = self.callbacks.done.clone();
-        let done = self.callback("proxy_on_done", id, done.as_ref(), id.0)?;
+        let done = self.call_in_context("proxy_on_done", id, done.as_ref(), id.0)?;
         if done == Some(0)
             && let Some(stream) = self.stream(id)
         {
             // Attributes of the request are released, even if the module keeps the context.
-            stream.facts = Arc::new(EndedRequest);
+            stream.property_source = Arc::new(NoProperties);
             stream.request_body = bytes::BytesMut::new();
             stream.response_body = bytes::BytesMut::new();
-            stream.answer = None;
+            stream.local_response = None;
         }
         let lingering = self
             .store
@@ -340,8 +355,8 @@ impl Vm {
             .values()
             .filter(|stream| stream.is_done)
             .count();
-        if done != Some(0) || lingering > MAX_LINGERING {
-            self.forget(id)?;
+        if done != Some(0) || lingering > MAX_UNDELETED_CONTEXTS {
+            self.delete_context(id)?;
         }
         Ok(())
     }
@@ -351,9 +366,9 @@ impl Vm {
     /// # Errors
     ///
     /// When the callback fails.
-    pub fn tick(&mut self) -> Result<(), Failure> {
+    pub fn on_tick(&mut self) -> Result<(), VmError> {
         let tick = self.callbacks.tick.clone();
-        self.callback("proxy_on_tick", ROOT, tick.as_ref(), ROOT.0)?;
+        self.call_in_context("proxy_on_tick", ROOT_CONTEXT, tick.as_ref(), ROOT_CONTEXT.0)?;
         Ok(())
     }
 
@@ -362,92 +377,98 @@ impl Vm {
     /// # Errors
     ///
     /// When the callback fails.
-    pub fn queue_ready(&mut self, queue: u32) -> Result<(), Failure> {
+    pub fn on_queue_ready(&mut self, queue: u32) -> Result<(), VmError> {
         let ready = self.callbacks.queue_ready.clone();
-        self.callback(
+        self.call_in_context(
             "proxy_on_queue_ready",
-            ROOT,
+            ROOT_CONTEXT,
             ready.as_ref(),
-            (ROOT.0, queue),
+            (ROOT_CONTEXT.0, queue),
         )?;
         Ok(())
     }
 
-    fn stream(&mut self, id: ContextId) -> Option<&mut Stream> {
+    fn stream(&mut self, id: ContextId) -> Option<&mut StreamContext> {
         self.store.data_mut().streams.get_mut(&id)
     }
 
     /// Records the action that a callback returned, and returns the decision on the request or response.
-    fn acted(&mut self, of: Direction, id: ContextId, action: Option<u32>) -> Outcome {
+    fn apply_action(
+        &mut self,
+        of: Direction,
+        id: ContextId,
+        action: Option<u32>,
+    ) -> StreamDecision {
         if let Some(stream) = self.stream(id) {
-            *stream.paused(of) = action.unwrap_or(0) != 0;
+            *stream.paused_mut(of) = action.unwrap_or(0) != 0;
         }
-        self.outcome(of, id).unwrap_or(Outcome::Closed)
+        self.stream_decision(of, id)
+            .unwrap_or(StreamDecision::Reset)
     }
 
     /// Calls a callback in a context, and then deletes the contexts that the module has marked as done.
-    fn callback<P: WasmParams, R: WasmResults>(
+    fn call_in_context<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
         id: ContextId,
         callback: Option<&TypedFunc<P, R>>,
         arguments: P,
-    ) -> Result<Option<R>, Failure> {
-        let limit = self.store.data().settings.limits.callback;
-        self.store.data_mut().effective = id;
-        let result = self.call(name, limit, callback, arguments)?;
-        while let Some(done) = self.store.data_mut().done.pop() {
-            self.forget(done)?;
+    ) -> Result<Option<R>, VmError> {
+        let limit = self.store.data().settings.limits.callback_timeout;
+        self.store.data_mut().effective_context = id;
+        let result = self.call_export(name, limit, callback, arguments)?;
+        while let Some(done) = self.store.data_mut().done_contexts.pop() {
+            self.delete_context(done)?;
         }
         Ok(result)
     }
 
-    fn forget(&mut self, id: ContextId) -> Result<(), Failure> {
+    fn delete_context(&mut self, id: ContextId) -> Result<(), VmError> {
         if self.stream(id).is_none() {
             return Ok(());
         }
-        let limit = self.store.data().settings.limits.callback;
+        let limit = self.store.data().settings.limits.callback_timeout;
         let (log, delete) = (self.callbacks.log.clone(), self.callbacks.delete.clone());
-        self.store.data_mut().effective = id;
-        self.call("proxy_on_log", limit, log.as_ref(), id.0)?;
-        self.call("proxy_on_delete", limit, delete.as_ref(), id.0)?;
+        self.store.data_mut().effective_context = id;
+        self.call_export("proxy_on_log", limit, log.as_ref(), id.0)?;
+        self.call_export("proxy_on_delete", limit, delete.as_ref(), id.0)?;
         let host = self.store.data_mut();
         host.streams.remove(&id);
-        host.effective = ROOT;
+        host.effective_context = ROOT_CONTEXT;
         let calls = host.calls.iter().filter(|(_, of)| of.context == id);
         let calls: Vec<u32> = calls.map(|(token, _)| *token).collect();
         for token in calls {
             host.calls.remove(&token);
-            host.effects.push(Effect::Cancelled(Token(token)));
+            host.effects.push(Effect::CancelCall(CallId(token)));
         }
         Ok(())
     }
 
-    fn call<P: WasmParams, R: WasmResults>(
+    fn call_export<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
         limit: Duration,
         callback: Option<&TypedFunc<P, R>>,
         arguments: P,
-    ) -> Result<Option<R>, Failure> {
+    ) -> Result<Option<R>, VmError> {
         if self.is_dead {
-            return Err(Failure::Dead);
+            return Err(VmError::InstanceFailed);
         }
         let Some(callback) = callback else {
             return Ok(None);
         };
-        self.store.set_epoch_deadline(ticks(limit));
+        self.store.set_epoch_deadline(epoch_ticks(limit));
         match callback.call(&mut self.store, arguments) {
             Ok(result) => Ok(Some(result)),
             Err(error) => {
                 // The module's memory may be inconsistent.
                 self.is_dead = true;
                 Err(match error.downcast_ref::<Trap>() {
-                    Some(Trap::Interrupt) => Failure::TooLong {
+                    Some(Trap::Interrupt) => VmError::TimedOut {
                         callback: name,
                         limit,
                     },
-                    _ => Failure::Trapped {
+                    _ => VmError::Trapped {
                         callback: name,
                         why: failure_text(&error),
                     },
@@ -458,10 +479,10 @@ impl Vm {
 }
 
 /// Properties of a request that has ended: there are none.
-struct EndedRequest;
+struct NoProperties;
 
-impl Facts for EndedRequest {
-    fn property(&self, _: &[&str]) -> Option<Value> {
+impl PropertySource for NoProperties {
+    fn property(&self, _: &[&str]) -> Option<PropertyValue> {
         None
     }
 }

@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ambit_wasm::{
-    ContextId, Direction, Effect, Engine, Facts, Failure, Head, Limits, Metrics, Outcome, Settings,
-    Shared, Value, Vm,
+    ContextId, Direction, Effect, Engine, HeaderSection, Limits, Metrics, PropertySource,
+    PropertyValue, Settings, SharedState, StreamDecision, Vm, VmError,
 };
 use bytes::Bytes;
 use http::HeaderMap;
@@ -14,8 +14,8 @@ const MEMORY: usize = 64 << 20;
 
 struct NoFacts;
 
-impl Facts for NoFacts {
-    fn property(&self, _: &[&str]) -> Option<Value> {
+impl PropertySource for NoFacts {
+    fn property(&self, _: &[&str]) -> Option<PropertyValue> {
         None
     }
 }
@@ -29,11 +29,11 @@ fn settings() -> Arc<Settings> {
         vm_configuration: Bytes::new(),
         environment: BTreeMap::new(),
         limits: Limits {
-            memory: MEMORY,
-            callback: Duration::from_millis(500),
-            start: Duration::from_secs(5),
-            body: 1 << 20,
-            calls: 8,
+            memory_bytes: MEMORY,
+            callback_timeout: Duration::from_millis(500),
+            start_timeout: Duration::from_secs(5),
+            body_bytes: 1 << 20,
+            outstanding_calls: 8,
         },
     })
 }
@@ -68,19 +68,26 @@ fn engine() -> Engine {
     Engine::new().expect("an engine")
 }
 
-fn start(engine: &Engine, wat: &str) -> Result<Vm, Failure> {
+fn start(engine: &Engine, wat: &str) -> Result<Vm, VmError> {
     let bytes = wat::parse_str(wat).expect("WAT");
     let module = engine.compile(&bytes).expect("a module");
-    Vm::start(&module, settings(), Shared::default(), Metrics::default())
+    Vm::start(
+        &module,
+        settings(),
+        SharedState::default(),
+        Metrics::default(),
+    )
 }
 
-fn ask(vm: &mut Vm) -> (ContextId, Result<Outcome, Failure>) {
-    let id = vm.open(Arc::new(NoFacts)).expect("a request");
-    let head = Head {
+fn ask(vm: &mut Vm) -> (ContextId, Result<StreamDecision, VmError>) {
+    let id = vm
+        .create_stream_context(Arc::new(NoFacts))
+        .expect("a request");
+    let head = HeaderSection {
         pseudo: vec![(":method", "GET".to_owned()), (":path", "/".to_owned())],
         headers: HeaderMap::new(),
     };
-    let outcome = vm.headers(Direction::Request, id, head, true);
+    let outcome = vm.on_headers(Direction::Request, id, head, true);
     (id, outcome)
 }
 
@@ -90,7 +97,7 @@ fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
     let wat = module(import, data, &on_request(statement));
     let mut vm = start(&engine, &wat).expect("an instance");
     let (id, outcome) = ask(&mut vm);
-    assert_eq!(outcome, Ok(Outcome::Paused));
+    assert_eq!(outcome, Ok(StreamDecision::Paused));
     (vm, id)
 }
 
@@ -167,16 +174,16 @@ fn cancelled_calls_count_until_they_end() {
     let calls = |effects: &[Effect]| {
         let calls = effects.iter();
         calls
-            .filter(|effect| matches!(effect, Effect::Call(..)))
+            .filter(|effect| matches!(effect, Effect::StartCall(..)))
             .count()
     };
     assert_eq!(calls(&effects), 8);
     assert!(effects.len() <= 16, "{}", effects.len());
     // Rejected while the first calls are outstanding, and accepted afterwards.
-    assert_eq!(ask(&mut vm).1, Ok(Outcome::Paused));
+    assert_eq!(ask(&mut vm).1, Ok(StreamDecision::Paused));
     assert_eq!(calls(&vm.take_effects()), 0);
     drop(effects);
-    assert_eq!(ask(&mut vm).1, Ok(Outcome::Paused));
+    assert_eq!(ask(&mut vm).1, Ok(StreamDecision::Paused));
     assert_eq!(calls(&vm.take_effects()), 8);
 }
 
@@ -188,7 +195,7 @@ fn bytes_of_calls_are_bounded() {
     let bytes: usize = effects
         .iter()
         .map(|effect| match effect {
-            Effect::Call(_, call) => call.body.len(),
+            Effect::StartCall(_, call) => call.body.len(),
             _ => 0,
         })
         .sum();
@@ -274,7 +281,7 @@ fn instances_share_the_memory_of_the_process() {
         assert!(running.len() <= 4, "256 MiB are four times 64");
     };
     assert!(
-        matches!(refused, Failure::Configuration(_) | Failure::Start(_)),
+        matches!(refused, VmError::Configuration(_) | VmError::Start(_)),
         "{refused:?}"
     );
     assert_eq!(running.len(), 4);
@@ -296,5 +303,5 @@ fn recursion_through_the_host_traps() {
             (drop (call $again (i32.const 1))) (i32.const 1)))";
     let engine = engine();
     let mut vm = start(&engine, wat).expect("an instance");
-    assert!(matches!(ask(&mut vm).1, Err(Failure::Trapped { .. })));
+    assert!(matches!(ask(&mut vm).1, Err(VmError::Trapped { .. })));
 }

@@ -4,8 +4,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ambit_wasm::{
-    CallKind, CallResponse, ContextId, Direction, Effect, Engine, Facts, Failure, Head, Limits,
-    Metrics, Module, ModuleError, Outcome, Settings, Shared, StreamEvent, Value, Vm,
+    CallKind, CallResponse, ContextId, Direction, Effect, Engine, GrpcStreamEvent, HeaderSection,
+    Limits, Metrics, Module, ModuleError, PropertySource, PropertyValue, Settings, SharedState,
+    StreamDecision, Vm, VmError,
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -14,10 +15,10 @@ const HEADERS: &str = include_str!("modules/headers.wat");
 
 struct NoFacts;
 
-impl Facts for NoFacts {
-    fn property(&self, path: &[&str]) -> Option<Value> {
+impl PropertySource for NoFacts {
+    fn property(&self, path: &[&str]) -> Option<PropertyValue> {
         match path {
-            ["source", "address"] => Some(Value::Text("10.0.0.1:1".to_owned())),
+            ["source", "address"] => Some(PropertyValue::Text("10.0.0.1:1".to_owned())),
             _ => None,
         }
     }
@@ -32,11 +33,11 @@ fn settings(configuration: &str) -> Arc<Settings> {
         vm_configuration: Bytes::new(),
         environment: BTreeMap::new(),
         limits: Limits {
-            memory: 4 << 20,
-            callback: Duration::from_millis(50),
-            start: Duration::from_millis(50),
-            body: 64,
-            calls: 2,
+            memory_bytes: 4 << 20,
+            callback_timeout: Duration::from_millis(50),
+            start_timeout: Duration::from_millis(50),
+            body_bytes: 64,
+            outstanding_calls: 2,
         },
     })
 }
@@ -48,12 +49,12 @@ fn compile(wat: &str) -> Result<(Engine, Module), ModuleError> {
     Ok((engine, module))
 }
 
-fn start(wat: &str, configuration: &str) -> Result<(Engine, Vm), Failure> {
+fn start(wat: &str, configuration: &str) -> Result<(Engine, Vm), VmError> {
     let (engine, module) = compile(wat).expect("a module");
     let vm = Vm::start(
         &module,
         settings(configuration),
-        Shared::default(),
+        SharedState::default(),
         Metrics::default(),
     )?;
     Ok((engine, vm))
@@ -76,27 +77,28 @@ fn on_request(body: &str) -> String {
     format!("(func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32) {body})")
 }
 
-fn head(headers: &[(&'static str, &'static str)]) -> Head {
+fn head(headers: &[(&'static str, &'static str)]) -> HeaderSection {
     let mut all = HeaderMap::new();
     for (name, value) in headers {
         all.append(*name, HeaderValue::from_static(value));
     }
-    Head {
+    HeaderSection {
         pseudo: vec![(":method", "GET".to_owned()), (":path", "/a?b".to_owned())],
         headers: all,
     }
 }
 
 fn open(vm: &mut Vm) -> ContextId {
-    vm.open(Arc::new(NoFacts)).expect("a request")
+    vm.create_stream_context(Arc::new(NoFacts))
+        .expect("a request")
 }
 
 fn ask(
     vm: &mut Vm,
     headers: &[(&'static str, &'static str)],
-) -> (ContextId, Result<Outcome, Failure>) {
+) -> (ContextId, Result<StreamDecision, VmError>) {
     let id = open(vm);
-    let outcome = vm.headers(Direction::Request, id, head(headers), true);
+    let outcome = vm.on_headers(Direction::Request, id, head(headers), true);
     (id, outcome)
 }
 
@@ -104,17 +106,17 @@ fn ask(
 fn plugin_changes_headers_and_responds() {
     let (_engine, mut vm) = start(HEADERS, "{\"a\":1}").unwrap();
     let (id, outcome) = ask(&mut vm, &[("x-plugin", "forged")]);
-    assert_eq!(outcome, Ok(Outcome::Go));
+    assert_eq!(outcome, Ok(StreamDecision::Continue));
     let changed = vm.take_head(Direction::Request, id).unwrap();
     assert_eq!(changed.headers["x-plugin"], "{\"a\":1}");
     assert_eq!(changed.pseudo(":path"), Some("/a?b"));
-    let answer = vm.headers(Direction::Response, id, head(&[]), false);
-    assert_eq!(answer, Ok(Outcome::Go));
+    let answer = vm.on_headers(Direction::Response, id, head(&[]), false);
+    assert_eq!(answer, Ok(StreamDecision::Continue));
     let changed = vm.take_head(Direction::Response, id).unwrap();
     assert_eq!(changed.headers["x-plugin"], "{\"a\":1}");
-    vm.close(id).unwrap();
+    vm.end_stream(id).unwrap();
     let (_, outcome) = ask(&mut vm, &[("x-forbidden", "1")]);
-    let Ok(Outcome::Answered(answer)) = outcome else {
+    let Ok(StreamDecision::LocalResponse(answer)) = outcome else {
         panic!("{outcome:?}");
     };
     assert_eq!(
@@ -125,8 +127,8 @@ fn plugin_changes_headers_and_responds() {
     // Any number of times, without growing.
     for _ in 0..5000 {
         let (id, outcome) = ask(&mut vm, &[]);
-        assert_eq!(outcome, Ok(Outcome::Go));
-        vm.close(id).unwrap();
+        assert_eq!(outcome, Ok(StreamDecision::Continue));
+        vm.end_stream(id).unwrap();
     }
 }
 
@@ -137,7 +139,10 @@ fn invalid_modules_are_rejected() {
         engine.compile(b"MZ"),
         Err(ModuleError::Invalid(_))
     ));
-    assert!(matches!(compile("(module)"), Err(ModuleError::OtherAbi)));
+    assert!(matches!(
+        compile("(module)"),
+        Err(ModuleError::UnsupportedAbi)
+    ));
     let strange = module("(import \"env\" \"proxy_fly\" (func))", "");
     let Err(ModuleError::Imports(why)) = compile(&strange) else {
         panic!("it was taken");
@@ -147,14 +152,14 @@ fn invalid_modules_are_rejected() {
         "",
         "(func (export \"proxy_on_tick\") (result i64) (i64.const 0))",
     );
-    assert!(matches!(start(&other_type, ""), Err(Failure::Start(_))));
+    assert!(matches!(start(&other_type, ""), Err(VmError::Start(_))));
     let refuses = module(
         "",
         "(func (export \"proxy_on_configure\") (param i32 i32) (result i32) (i32.const 0))",
     );
     assert_eq!(
         start(&refuses, "").err(),
-        Some(Failure::Configuration("proxy_on_configure"))
+        Some(VmError::Configuration("proxy_on_configure"))
     );
     // Unimplemented system functions fail when they are called.
     let system = module(
@@ -165,7 +170,7 @@ fn invalid_modules_are_rejected() {
         ),
     );
     let (_engine, mut vm) = start(&system, "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
 }
 
 #[test]
@@ -176,7 +181,7 @@ fn instance_is_unusable_after_a_trap() {
     assert!(
         matches!(
             outcome,
-            Err(Failure::Trapped {
+            Err(VmError::Trapped {
                 callback: "proxy_on_request_headers",
                 ..
             })
@@ -184,8 +189,14 @@ fn instance_is_unusable_after_a_trap() {
         "{outcome:?}"
     );
     assert!(vm.is_dead());
-    assert_eq!(vm.outcome(Direction::Request, id), Err(Failure::Dead));
-    assert_eq!(vm.open(Arc::new(NoFacts)), Err(Failure::Dead));
+    assert_eq!(
+        vm.stream_decision(Direction::Request, id),
+        Err(VmError::InstanceFailed)
+    );
+    assert_eq!(
+        vm.create_stream_context(Arc::new(NoFacts)),
+        Err(VmError::InstanceFailed)
+    );
 }
 
 /// Runs a function while a thread advances the engine's clock.
@@ -212,13 +223,18 @@ fn spinning_module_is_interrupted() {
     let (_, outcome) = ticking(&engine, || ask(&mut vm, &[]));
     let callback = "proxy_on_request_headers";
     let limit = Duration::from_millis(50);
-    assert_eq!(outcome, Err(Failure::TooLong { callback, limit }));
+    assert_eq!(outcome, Err(VmError::TimedOut { callback, limit }));
     let wat = module("", "(func $spin (loop (br 0))) (start $spin)");
     let (engine, module) = compile(&wat).unwrap();
     let started = ticking(&engine, || {
-        Vm::start(&module, settings(""), Shared::default(), Metrics::default())
+        Vm::start(
+            &module,
+            settings(""),
+            SharedState::default(),
+            Metrics::default(),
+        )
     });
-    assert!(matches!(started, Err(Failure::Start(_))), "{started:?}");
+    assert!(matches!(started, Err(VmError::Start(_))), "{started:?}");
 }
 
 #[test]
@@ -232,12 +248,12 @@ fn memory_growth_is_limited() {
         )
     };
     let (_engine, mut vm) = start(&grows(32), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
     assert!(ask(&mut vm, &[]).1.is_err(), "more than its limit");
     // Also for the initial memory.
     let large =
         "(module (memory (export \"memory\") 100) (func (export \"proxy_abi_version_0_2_1\")))";
-    assert!(matches!(start(large, ""), Err(Failure::Start(_))));
+    assert!(matches!(start(large, ""), Err(VmError::Start(_))));
     let recursion = module(
         "",
         &format!(
@@ -246,7 +262,7 @@ fn memory_growth_is_limited() {
         ),
     );
     let (_engine, mut vm) = start(&recursion, "").unwrap();
-    assert!(matches!(ask(&mut vm, &[]).1, Err(Failure::Trapped { .. })));
+    assert!(matches!(ask(&mut vm, &[]).1, Err(VmError::Trapped { .. })));
 }
 
 #[test]
@@ -271,7 +287,7 @@ fn out_of_bounds_pointers_are_rejected() {
         );
         let (_engine, mut vm) = start(&module(add, &on_request(&body)), "").unwrap();
         let (id, outcome) = ask(&mut vm, &[]);
-        assert_eq!(outcome, Ok(Outcome::Go), "{arguments}");
+        assert_eq!(outcome, Ok(StreamDecision::Continue), "{arguments}");
         assert!(
             vm.take_head(Direction::Request, id)
                 .unwrap()
@@ -289,7 +305,11 @@ fn out_of_bounds_pointers_are_rejected() {
         );
         let wat = module(get, &format!("{data} {}", on_request(&body)));
         let (_engine, mut vm) = start(&wat, "").unwrap();
-        assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go), "{at} {length_at}");
+        assert_eq!(
+            ask(&mut vm, &[]).1,
+            Ok(StreamDecision::Continue),
+            "{at} {length_at}"
+        );
     }
 }
 
@@ -312,15 +332,21 @@ fn paused_request_waits_for_its_plugin() {
     let (_engine, mut vm) = start(&module(PAUSING, &functions), "").unwrap();
     assert_eq!(vm.tick_period(), Some(Duration::from_millis(100)));
     let (id, outcome) = ask(&mut vm, &[]);
-    assert_eq!(outcome, Ok(Outcome::Paused));
-    assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Paused));
+    assert_eq!(outcome, Ok(StreamDecision::Paused));
+    assert_eq!(
+        vm.stream_decision(Direction::Request, id),
+        Ok(StreamDecision::Paused)
+    );
     assert!(vm.take_effects().is_empty());
-    vm.tick().unwrap();
-    assert!(matches!(vm.take_effects()[..], [Effect::Changed(of)] if of == id));
-    assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
+    vm.on_tick().unwrap();
+    assert!(matches!(vm.take_effects()[..], [Effect::OutcomeChanged(of)] if of == id));
+    assert_eq!(
+        vm.stream_decision(Direction::Request, id),
+        Ok(StreamDecision::Continue)
+    );
     // A finished request receives no callback.
-    vm.close(id).unwrap();
-    vm.tick().unwrap();
+    vm.end_stream(id).unwrap();
+    vm.on_tick().unwrap();
     assert!(vm.take_effects().is_empty());
 }
 
@@ -334,30 +360,30 @@ fn body_is_held_up_to_the_limit_until_released() {
             (drop (call $set (i32.const 0) (i32.const 0) (i32.const 2) (i32.const 0) (i32.const 3)))
             (i32.const 0))";
     let (_engine, mut vm) = start(&module(set, functions), "").unwrap();
-    assert!(vm.wants_body(Direction::Request) && !vm.wants_body(Direction::Response));
+    assert!(vm.has_body_callback(Direction::Request) && !vm.has_body_callback(Direction::Response));
     let id = open(&mut vm);
     assert_eq!(
-        vm.body(Direction::Request, id, b"ab", false),
-        Ok(Outcome::Paused)
+        vm.on_body(Direction::Request, id, b"ab", false),
+        Ok(StreamDecision::Paused)
     );
     assert_eq!(
-        vm.body(Direction::Request, id, b"cd", false),
-        Ok(Outcome::Paused)
+        vm.on_body(Direction::Request, id, b"cd", false),
+        Ok(StreamDecision::Paused)
     );
     assert_eq!(
-        vm.body(Direction::Request, id, b"ef", true),
-        Ok(Outcome::Go)
+        vm.on_body(Direction::Request, id, b"ef", true),
+        Ok(StreamDecision::Continue)
     );
     assert_eq!(vm.take_body(Direction::Request, id), "newcdef");
     assert_eq!(vm.take_body(Direction::Request, id), "");
     let id = open(&mut vm);
     assert_eq!(
-        vm.body(Direction::Request, id, &[0; 64], false),
-        Ok(Outcome::Paused)
+        vm.on_body(Direction::Request, id, &[0; 64], false),
+        Ok(StreamDecision::Paused)
     );
     assert_eq!(
-        vm.body(Direction::Request, id, &[0; 1], false),
-        Ok(Outcome::TooLarge)
+        vm.on_body(Direction::Request, id, &[0; 1], false),
+        Ok(StreamDecision::BodyTooLarge)
     );
 }
 
@@ -391,9 +417,9 @@ fn call_is_an_effect_and_gets_one_response() {
     );
     let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
     let (id, outcome) = ask(&mut vm, &[]);
-    assert_eq!(outcome, Ok(Outcome::Paused));
+    assert_eq!(outcome, Ok(StreamDecision::Paused));
     let mut effects = vm.take_effects();
-    let Some(Effect::Call(token, asked)) = effects.pop() else {
+    let Some(Effect::StartCall(token, asked)) = effects.pop() else {
         panic!("no call");
     };
     assert_eq!(
@@ -402,20 +428,27 @@ fn call_is_an_effect_and_gets_one_response() {
     );
     assert_eq!(asked.head.pseudo(":path"), Some("/check"));
     // At most two calls are outstanding.
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Paused));
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Paused));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
     let response = || CallResponse {
         body: Bytes::from_static(b"ok"),
         ..CallResponse::default()
     };
-    vm.call_ended(token, CallKind::Http, response()).unwrap();
-    assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
+    vm.on_call_response(token, CallKind::Http, response())
+        .unwrap();
+    assert_eq!(
+        vm.stream_decision(Direction::Request, id),
+        Ok(StreamDecision::Continue)
+    );
     // A second response, of another size, would trap.
-    vm.call_ended(token, CallKind::Http, CallResponse::default())
+    vm.on_call_response(token, CallKind::Http, CallResponse::default())
         .unwrap();
     let effects = vm.take_effects();
     assert!(
-        matches!(effects[..], [Effect::Call(..), Effect::Changed(_)]),
+        matches!(
+            effects[..],
+            [Effect::StartCall(..), Effect::OutcomeChanged(_)]
+        ),
         "{effects:?}"
     );
 }
@@ -445,9 +478,9 @@ fn empty_messages_are_bounded() {
     let functions =
         format!("(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\") {sends}");
     let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Paused));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Paused));
     let sent = vm.take_effects().into_iter();
-    let sent = sent.filter(|effect| matches!(effect, Effect::Send(..)));
+    let sent = sent.filter(|effect| matches!(effect, Effect::SendMessage(..)));
     assert_eq!(sent.count(), 1024);
 }
 
@@ -493,19 +526,19 @@ fn stream_events_are_reported_until_it_closes() {
     );
     let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
     let (id, outcome) = ask(&mut vm, &[]);
-    assert_eq!(outcome, Ok(Outcome::Paused));
+    assert_eq!(outcome, Ok(StreamDecision::Paused));
     let mut effects = vm.take_effects().into_iter();
-    let Some(Effect::Open(token, call)) = effects.next() else {
+    let Some(Effect::OpenStream(token, call)) = effects.next() else {
         panic!("no stream");
     };
     assert_eq!(
         (call.kind, call.head.pseudo(":path")),
         (CallKind::Grpc, Some("/s/m"))
     );
-    let Some(Effect::Send(to, message)) = effects.next() else {
+    let Some(Effect::SendMessage(to, message)) = effects.next() else {
         panic!("no message");
     };
-    assert_eq!((to, message.is_end), (token, false));
+    assert_eq!((to, message.end_of_stream), (token, false));
     assert_eq!(message.bytes.as_deref(), Some(&b"auth:80"[..]));
     assert!(effects.next().is_none());
     let headers = |count: usize| {
@@ -514,32 +547,42 @@ fn stream_events_are_reported_until_it_closes() {
             .map(|name| (name, HeaderValue::from_static("1")))
             .collect::<HeaderMap>()
     };
-    let tell = |vm: &mut Vm, event| vm.stream_event(token, event);
-    assert_eq!(tell(&mut vm, StreamEvent::Began(headers(1))), Ok(true));
-    let hello = StreamEvent::Message(Bytes::from_static(b"hello"));
+    let tell = |vm: &mut Vm, event| vm.on_stream_event(token, event);
+    assert_eq!(
+        tell(&mut vm, GrpcStreamEvent::Headers(headers(1))),
+        Ok(true)
+    );
+    let hello = GrpcStreamEvent::Message(Bytes::from_static(b"hello"));
     assert_eq!(tell(&mut vm, hello.clone()), Ok(true));
     let effects = vm.take_effects();
     assert!(
-        matches!(&effects[..], [Effect::Send(_, end)] if end.is_end && end.bytes.is_none()),
+        matches!(&effects[..], [Effect::SendMessage(_, end)] if end.end_of_stream && end.bytes.is_none()),
         "{effects:?}"
     );
-    assert_eq!(tell(&mut vm, StreamEvent::Trailers(headers(2))), Ok(true));
-    let closed = StreamEvent::Closed(9, "why".to_owned());
+    assert_eq!(
+        tell(&mut vm, GrpcStreamEvent::Trailers(headers(2))),
+        Ok(true)
+    );
+    let closed = GrpcStreamEvent::Closed(9, "why".to_owned());
     assert_eq!(tell(&mut vm, closed.clone()), Ok(false));
     // There is no second callback: a second end would belong to no stream.
     assert_eq!(tell(&mut vm, closed), Ok(false));
     assert_eq!(tell(&mut vm, hello), Ok(false));
     drop(message);
     // Calls of a request are cancelled with it.
-    vm.close(id).unwrap();
+    vm.end_stream(id).unwrap();
     assert!(vm.take_effects().is_empty());
     let id = ask(&mut vm, &[]).0;
-    vm.close(id).unwrap();
+    vm.end_stream(id).unwrap();
     let effects = vm.take_effects();
     assert!(
         matches!(
             effects[..],
-            [Effect::Open(..), Effect::Send(..), Effect::Cancelled(_)]
+            [
+                Effect::OpenStream(..),
+                Effect::SendMessage(..),
+                Effect::CancelCall(_)
+            ]
         ),
         "{effects:?}"
     );
@@ -561,10 +604,10 @@ fn stream_is_reset_once() {
     ));
     let data = "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")";
     let (_engine, mut vm) = start(&module(STREAM, &format!("{data} {cancels}")), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
     let effects = vm.take_effects();
     assert!(
-        matches!(effects[..], [Effect::Open(..), Effect::Cancelled(_)]),
+        matches!(effects[..], [Effect::OpenStream(..), Effect::CancelCall(_)]),
         "{effects:?}"
     );
 }
@@ -586,5 +629,5 @@ fn poll_never_blocks_and_files_are_unsupported() {
         gives(21, "(call $poll (i32.const 65530) (i32.const 1024) (i32.const 1) (i32.const 2048))"),
     );
     let (_engine, mut vm) = start(&module(poll, &on_request(&body)), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
 }

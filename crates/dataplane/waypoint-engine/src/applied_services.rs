@@ -20,7 +20,7 @@ pub(crate) struct AppliedServices(Vec<NamespacedHostname>);
 
 impl AppliedServices {
     /// Builds the set from service names.
-    pub(crate) fn naming(services: impl IntoIterator<Item = NamespacedHostname>) -> Self {
+    pub(crate) fn from_services(services: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let mut services: Vec<_> = services.into_iter().collect();
         services.sort_unstable();
         services.dedup();
@@ -28,7 +28,7 @@ impl AppliedServices {
     }
 
     /// Parses the header of a CONNECT. A malformed header yields an empty set, so that all attachments apply.
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Self {
         let mut values = headers.get_all(HEADER).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
             return Self::default();
@@ -75,7 +75,7 @@ mod tests {
         for value in values {
             headers.append(HEADER, HeaderValue::from_static(value));
         }
-        AppliedServices::of(&headers)
+        AppliedServices::from_headers(&headers)
     }
 
     #[test]
@@ -84,7 +84,7 @@ mod tests {
         let applied = AppliedServices(names.to_vec());
         let mut headers = HeaderMap::new();
         applied.write(&mut headers);
-        assert_eq!(AppliedServices::of(&headers), applied);
+        assert_eq!(AppliedServices::from_headers(&headers), applied);
         assert!(names.iter().all(|name| applied.contains(name)));
         assert!(!applied.contains(&NamespacedHostname::new("other", "a.example")));
     }
@@ -98,7 +98,10 @@ mod tests {
                     headers.append(HEADER, value);
                 }
             }
-            assert_eq!(AppliedServices::of(&headers), AppliedServices::default());
+            assert_eq!(
+                AppliedServices::from_headers(&headers),
+                AppliedServices::default()
+            );
         }
         let many = read(&["a/a,a/b,a/c"]);
         assert!(!many.contains(&NamespacedHostname::new("a", "c")));

@@ -13,7 +13,7 @@ use crate::{
     applied_services::AppliedServices,
     attachments::Attachments,
     caller::Caller,
-    target::{Target, UNKNOWN},
+    target::{Target, UNKNOWN_ADDRESS},
     waypoint::Waypoint,
 };
 
@@ -22,16 +22,17 @@ pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Att
     match target {
         Target::Service {
             served, address, ..
-        } => of_service(waypoint, &served.name, address.port(), caller),
-        Target::Pod { workload, address } => {
-            Attachments::of_pod(*address, of_workload(waypoint, workload, *address, caller))
-        }
+        } => service_attachments(waypoint, &served.name, address.port(), caller),
+        Target::Pod { workload, address } => Attachments::for_pod(
+            *address,
+            workload_service_ports(waypoint, workload, *address, caller),
+        ),
     }
 }
 
 /// Finds the attachments of requests to a port of a service. A headless service has the attachments of its endpoints'
 /// addresses: clients connect to these unless they send the service's name to the waypoint.
-pub(crate) fn of_service(
+pub(crate) fn service_attachments(
     waypoint: &Waypoint,
     service: &NamespacedHostname,
     port: u16,
@@ -39,14 +40,14 @@ pub(crate) fn of_service(
 ) -> Attachments {
     let own = ServicePort {
         service: service.clone(),
-        address: SocketAddr::new(UNKNOWN, port),
+        address: SocketAddr::new(UNKNOWN_ADDRESS, port),
     };
     let mut ports = vec![own];
     for (workload, address) in headless_endpoints(waypoint, service, port) {
-        for mut other in of_workload(waypoint, &workload, address, caller) {
+        for mut other in workload_service_ports(waypoint, &workload, address, caller) {
             // All endpoints of a service without an address have the same attachments.
             if other.address.ip() == address.ip() {
-                other.address.set_ip(UNKNOWN);
+                other.address.set_ip(UNKNOWN_ADDRESS);
             }
             if !ports.contains(&other) {
                 ports.push(other);
@@ -59,7 +60,7 @@ pub(crate) fn of_service(
             port,
         };
     }
-    Attachments::of_pod(SocketAddr::new(UNKNOWN, port), ports)
+    Attachments::for_pod(SocketAddr::new(UNKNOWN_ADDRESS, port), ports)
 }
 
 /// Whether a service has no address, so that clients connect to the addresses of its pods.
@@ -75,7 +76,9 @@ fn headless_endpoints(
 ) -> Vec<(WorkloadRef, SocketAddr)> {
     let table = waypoint.state.table();
     let service = table.service(name).filter(|one| is_headless(one));
-    let Some(service) = service.filter(|_| !waypoint.published.gateway().services_alone) else {
+    let Some(service) =
+        service.filter(|_| !waypoint.published.gateway().policies_only_for_services)
+    else {
         return Vec::new();
     };
     let mut all = Vec::new();
@@ -101,13 +104,13 @@ fn headless_endpoints(
 }
 
 /// Returns the service ports that forward to a port of a pod, except those whose attachments the sender has applied.
-fn of_workload(
+fn workload_service_ports(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
     address: SocketAddr,
     caller: &Caller,
 ) -> Vec<ServicePort> {
-    if waypoint.published.gateway().services_alone {
+    if waypoint.published.gateway().policies_only_for_services {
         return Vec::new();
     }
     let table = waypoint.state.table();
@@ -117,12 +120,12 @@ fn of_workload(
     let leading = service_ports(&table, workload, address);
     let ports = leading.into_iter().filter_map(|(name, port)| {
         let served = waypoint.published.service(name)?;
-        if !served.concerns_pod(workload) {
+        if !served.applies_to_pod(workload) {
             return None;
         }
         let service = table.service(name);
         let is_applied = service.zip(sender).is_some_and(|(service, sender)| {
-            is_applied(service, &waypoint.address, sender, &caller.applied)
+            is_applied_by_sender(service, &waypoint.address, sender, &caller.applied)
         });
         let vip = service.and_then(|service| service.vips.first());
         let ip = vip.map_or_else(|| address.ip(), |vip| vip.address);
@@ -149,7 +152,7 @@ pub(crate) fn declared_protocol(
     let workload = table.workload(workload.uid()).unwrap_or(workload);
     let of_attachments = attachments.ports();
     let of_attachments = of_attachments.filter_map(|(service, port)| Some((service?, port)));
-    let mut declared = selecting(workload, address.port())
+    let mut declared = selecting_service_ports(workload, address.port())
         .chain(of_attachments)
         .map(|(service, port)| {
             let service = table.service(service);
@@ -164,20 +167,20 @@ pub(crate) fn declared_protocol(
 }
 
 /// Subscribes to the services whose protocol declaration applies to a pod.
-pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
+pub(crate) async fn request_protocol_declarations(waypoint: &Waypoint, target: &Target) {
     let Target::Pod { workload, address } = target else {
         return;
     };
-    let services: Vec<_> = selecting(workload, address.port())
+    let services: Vec<_> = selecting_service_ports(workload, address.port())
         .map(|(service, _)| service.clone())
         .collect();
     for service in services {
-        waypoint.learn_service(&service).await;
+        waypoint.request_service_record(&service).await;
     }
 }
 
 /// Returns the ports of services of a pod's own namespace that forward to a port of the pod.
-fn selecting(
+fn selecting_service_ports(
     workload: &WorkloadRef,
     port: u16,
 ) -> impl Iterator<Item = (&NamespacedHostname, u16)> {
@@ -217,19 +220,19 @@ fn endpoints<'a>(
 
 /// Whether the sender of a tunnel has already applied the attachments of a service: it is a pod of another waypoint of
 /// the service, and names the service in the header of the CONNECT.
-fn is_applied(
+fn is_applied_by_sender(
     service: &Service,
     own: &GatewayAddress,
     sender: &WorkloadRef,
     applied: &AppliedServices,
 ) -> bool {
     applied.contains(&service.namespaced_hostname())
-        && other_waypoints(service, own).any(|other| is_pod_of(sender, other))
+        && other_waypoints(service, own).any(|other| is_waypoint_pod(sender, other))
 }
 
 /// Requests the record of a tunnel's sender from the control plane, if the sender may be another waypoint of a service
 /// that forwards to the target.
-pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &Caller) {
+pub(crate) async fn request_sender_record(waypoint: &Waypoint, target: &Target, caller: &Caller) {
     let Target::Pod { workload, address } = target else {
         return;
     };
@@ -244,7 +247,7 @@ pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &
     if may_be_waypoint {
         let ip = caller.address.ip();
         let at = NetworkAddress::new(waypoint.config.network.clone(), ip);
-        waypoint.learn(&at).await;
+        waypoint.request_record(&at).await;
     }
 }
 
@@ -271,7 +274,7 @@ fn other_waypoints<'a>(
 }
 
 /// Whether a pod belongs to a waypoint, as an endpoint of the waypoint's own service.
-fn is_pod_of(pod: &WorkloadRef, waypoint: &GatewayAddress) -> bool {
+fn is_waypoint_pod(pod: &WorkloadRef, waypoint: &GatewayAddress) -> bool {
     let Destination::Hostname(name) = &waypoint.destination else {
         return false;
     };
@@ -367,7 +370,7 @@ mod tests {
             ("other", applied(&far), false),
             ("waypoint", applied(&far), false),
         ] {
-            let is_applied = is_applied(&service(&far, waypoint), &own, sender, &applied);
+            let is_applied = is_applied_by_sender(&service(&far, waypoint), &own, sender, &applied);
             assert_eq!(is_applied, expected, "{waypoint} {applied:?}");
         }
     }

@@ -37,7 +37,7 @@ pub(crate) enum Attachments {
 
 impl Attachments {
     /// Returns the attachments of a request to a pod, from the service ports that forward to the requested port.
-    pub(crate) fn of_pod(address: SocketAddr, ports: Vec<ServicePort>) -> Self {
+    pub(crate) fn for_pod(address: SocketAddr, ports: Vec<ServicePort>) -> Self {
         let mut services: Vec<_> = ports.iter().map(|port| port.service.clone()).collect();
         services.sort_unstable();
         services.dedup();
@@ -92,7 +92,7 @@ mod tests {
     fn services_and_ports_of_a_pod_are_listed_once() {
         let address = ([10, 0, 0, 1], 8080).into();
         let ports = vec![port("b", 80), port("a", 80), port("b", 81)];
-        let attachments = Attachments::of_pod(address, ports);
+        let attachments = Attachments::for_pod(address, ports);
         let services: Vec<_> = attachments
             .services()
             .iter()

@@ -27,13 +27,13 @@ pub(crate) struct Caller {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
     #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]
-    Malformed,
+    InvalidForwardedHeader,
     #[error(
         "{ORIGINAL_PEER_HEADER} is believed only from the requested pod, and this one has another sender"
     )]
     NotFromPod,
     #[error("the node proxy of the pod does not send the original peer's address")]
-    NoAddress,
+    NoOriginalAddress,
 }
 
 impl Caller {
@@ -45,14 +45,14 @@ impl Caller {
 
     /// Whether the caller is a waypoint that calls on behalf of an object of this namespace, under the identity
     /// reserved for such calls.
-    pub(crate) fn calls_for(&self, namespace: &str) -> bool {
+    pub(crate) fn acts_for(&self, namespace: &str) -> bool {
         self.identity.as_ref().is_some_and(|identity| {
-            identity.is_of_waypoint_calls() && identity.namespace == namespace
+            identity.is_for_waypoint_calls() && identity.namespace == namespace
         })
     }
 
     /// Returns the caller of a tunnel to `target`, whose peer has proven `identity` and is at `address`.
-    pub(crate) fn of(
+    pub(crate) fn resolve(
         headers: &HeaderMap,
         identity: Option<Identity>,
         address: SocketAddr,
@@ -69,20 +69,20 @@ impl Caller {
             return Ok(Self {
                 identity,
                 address: own.unwrap_or(address),
-                applied: AppliedServices::of(headers),
+                applied: AppliedServices::from_headers(headers),
             });
         };
         if values.next().is_some() {
-            return Err(CallerError::Malformed);
+            return Err(CallerError::InvalidForwardedHeader);
         }
         let original = OriginalPeer::parse(original.as_bytes());
-        let OriginalPeer(original) = original.map_err(|_| CallerError::Malformed)?;
+        let OriginalPeer(original) = original.map_err(|_| CallerError::InvalidForwardedHeader)?;
         if !is_from_pod(identity.as_ref(), address, target) {
             return Err(CallerError::NotFromPod);
         }
         Ok(Self {
             identity: original,
-            address: forwarded.ok_or(CallerError::NoAddress)?,
+            address: forwarded.ok_or(CallerError::NoOriginalAddress)?,
             // Node proxies apply no attachments.
             applied: AppliedServices::default(),
         })
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn without_the_header_the_peer_is_the_caller() {
         let target = pod(|_| {});
-        let caller = Caller::of(&HeaderMap::new(), identity("a"), from("10.0.0.5"), &target);
+        let caller = Caller::resolve(&HeaderMap::new(), identity("a"), from("10.0.0.5"), &target);
         let expected = Caller {
             identity: identity("a"),
             address: from("10.0.0.5"),
@@ -171,7 +171,7 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(http::header::FORWARDED, HeaderValue::from_static(forwarded));
-            let caller = Caller::of(&headers, identity("a"), from("10.0.0.5"), &target);
+            let caller = Caller::resolve(&headers, identity("a"), from("10.0.0.5"), &target);
             let address = caller.map(|caller| caller.address);
             assert_eq!(address, Ok(expected.parse().unwrap()), "{forwarded}");
         }
@@ -187,7 +187,7 @@ mod tests {
                 Some(Identity::new("cluster.local", "x", "y")),
             ),
         ] {
-            let caller = Caller::of(
+            let caller = Caller::resolve(
                 &original_peer(original),
                 identity("web"),
                 from("10.0.0.1"),
@@ -233,7 +233,7 @@ mod tests {
             ),
         ];
         for (what, identity, ip, target) in cases {
-            let caller = Caller::of(&original_peer("none"), identity, from(ip), target);
+            let caller = Caller::resolve(&original_peer("none"), identity, from(ip), target);
             assert_eq!(caller, Err(CallerError::NotFromPod), "{what}");
         }
     }
@@ -241,14 +241,18 @@ mod tests {
     #[test]
     fn repeated_or_malformed_headers_are_rejected() {
         let target = pod(|_| {});
-        let of =
-            |headers: &HeaderMap| Caller::of(headers, identity("web"), from("10.0.0.1"), &target);
-        assert_eq!(of(&original_peer("somebody")), Err(CallerError::Malformed));
+        let of = |headers: &HeaderMap| {
+            Caller::resolve(headers, identity("web"), from("10.0.0.1"), &target)
+        };
+        assert_eq!(
+            of(&original_peer("somebody")),
+            Err(CallerError::InvalidForwardedHeader)
+        );
         let mut twice = original_peer("none");
         twice.append(ORIGINAL_PEER_HEADER, HeaderValue::from_static("none"));
-        assert_eq!(of(&twice), Err(CallerError::Malformed));
+        assert_eq!(of(&twice), Err(CallerError::InvalidForwardedHeader));
         let mut nowhere = original_peer("none");
         nowhere.remove(http::header::FORWARDED);
-        assert_eq!(of(&nowhere), Err(CallerError::NoAddress));
+        assert_eq!(of(&nowhere), Err(CallerError::NoOriginalAddress));
     }
 }

@@ -7,7 +7,7 @@
 //! calls.
 //!
 //! Calls that the mesh's settings name use the waypoint's own identity. A call for an object of a namespace has the
-//! identity that is reserved for that namespace ([`Identity::of_waypoint_calls`]). To a service of this very waypoint
+//! identity that is reserved for that namespace ([`Identity::for_waypoint_calls`]). To a service of this very waypoint
 //! it passes through the waypoint like a client's request: policies authorize it as a call of the namespace.
 
 mod charge;
@@ -16,35 +16,35 @@ mod identities;
 use std::sync::Arc;
 
 use ambit_model::{ArcStr, DestinationLimits, Identity, NamespacedHostname};
-use ambit_proxy::Local;
+use ambit_proxy::LocalPod;
 use ambit_route::BackendRequest;
 use http::{Request, Response};
 use hyper::body::Incoming;
 
 use crate::{
-    destination::{NoUpstream, Port},
+    call_initiator::CallInitiator,
+    destination::{DestinationPort, NoUpstream},
     hops::Hops,
     message::{self, Body, Version},
-    on_behalf::OnBehalf,
     origination::TlsUpstream,
     upstream::{
-        Connect, ConnectOptions, HttpKey, Preamble, ReuseLimits, Upstream, UpstreamError,
-        own_client,
+        ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, ReuseLimits, Upstream,
+        UpstreamError, forwarded_for_waypoint,
     },
     upstream_lookup,
     waypoint::Shard,
 };
 
 pub(crate) use charge::{CallCharge, CollectError};
-pub use identities::follow as follow_identities;
+pub use identities::maintain_certificates;
 
 /// Error of a call without a response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
-    NoOwn,
+    NoOwnWorkload,
     #[error(transparent)]
-    Rule(#[from] NoUpstream),
+    DestinationRule(#[from] NoUpstream),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error("the connection broke before the answer")]
@@ -56,31 +56,32 @@ pub(crate) enum CallError {
 pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
-    pub(crate) caller: CallFor<'a>,
+    pub(crate) caller: CallIdentity<'a>,
     /// Number of waypoints that the causing request has passed, to end routing loops.
     pub(crate) hops: Hops,
     /// Caller for whose request the waypoint calls: the caller's memory budget is charged, and HTTP/2 connections,
     /// whose receive windows are shared, are used for this caller alone.
-    pub(crate) on_behalf: Option<&'a OnBehalf>,
+    pub(crate) initiator: Option<&'a CallInitiator>,
 }
 
 /// Party on whose behalf a call is made, which decides the identity of the call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum CallFor<'a> {
+pub(crate) enum CallIdentity<'a> {
     /// The mesh's administrator: a call that the mesh's settings name, under the waypoint's own identity.
-    Mesh,
+    Waypoint,
     /// An object of this namespace: the call uses the identity reserved for the namespace.
     Namespace(&'a str),
 }
 
-impl CallFor<'_> {
+impl CallIdentity<'_> {
     /// Returns the identity under which the call is made, or `None` for the waypoint's own.
     fn identity(self, trust_domain: &ArcStr) -> Option<Identity> {
         match self {
-            Self::Mesh => None,
-            Self::Namespace(namespace) => {
-                Some(Identity::of_waypoint_calls(trust_domain.clone(), namespace))
-            }
+            Self::Waypoint => None,
+            Self::Namespace(namespace) => Some(Identity::for_waypoint_calls(
+                trust_domain.clone(),
+                namespace,
+            )),
         }
     }
 }
@@ -96,29 +97,29 @@ pub(crate) async fn request(
     version: Version,
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, CallError> {
-    let own = own(shard).await?;
+    let own = own_workload(shard).await?;
     let pool = &shard.upstreams.http;
     let identity = callee.caller.identity(&shard.waypoint.config.trust_domain);
     let mut failed = Vec::new();
     loop {
         let upstream = choose_upstream(shard, &own, callee, &failed).await?;
-        let port = ruled(shard, callee, &upstream)?;
+        let port = destination_rule_port(shard, callee, &upstream)?;
         let over = tls_upstream(shard, callee, version, port.as_deref());
         let key = HttpKey::new(&upstream, version).with_tls(over.map(|over| over.key()));
         let preamble = preamble(&own, port.as_deref(), &upstream);
         let key = key
             .with_identity(identity.clone())
             .with_preamble(preamble.clone());
-        let key = match callee.on_behalf {
+        let key = match callee.initiator {
             Some(caller) => key.for_caller(caller.identity.as_ref(), caller.ip),
             None => key,
         };
         let applied = upstream.applied_services(None);
         let key = key.with_applied(applied.clone());
         if over.is_some() && version == Version::Http2 {
-            message::secure(&mut request);
+            message::set_https_scheme(&mut request);
         }
-        let _load = pool.load(upstream.endpoint());
+        let _load = pool.count_request(upstream.endpoint());
         callee
             .hops
             .write(request.headers_mut(), upstream.is_waypoint());
@@ -132,10 +133,10 @@ pub(crate) async fn request(
                 },
             }
         }
-        let connect = Connect {
+        let connect = ConnectParameters {
             upstream: &upstream,
             own: &own,
-            forwarded: &own_client(&own),
+            forwarded: &forwarded_for_waypoint(&own),
             applied: &applied,
             options: ConnectOptions {
                 limits: &DestinationLimits::default(),
@@ -144,12 +145,13 @@ pub(crate) async fn request(
             },
             hops: None,
             identity: identity.as_ref(),
-            memory: callee.on_behalf.map(|caller| &caller.memory),
+            memory: callee.initiator.map(|caller| &caller.memory),
         };
         match shard.upstreams.connect(connect).await {
             Ok(stream) => {
-                let reuse_limits = ReuseLimits::of(&DestinationLimits::default());
-                let checkout = pool.begin(&key, stream, reuse_limits, None).await?;
+                let reuse_limits =
+                    ReuseLimits::from_destination_limits(&DestinationLimits::default());
+                let checkout = pool.handshake(&key, stream, reuse_limits, None).await?;
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());
             }
@@ -159,25 +161,30 @@ pub(crate) async fn request(
 }
 
 /// Returns the waypoint's own workload, once the published destination rules are known, since some forbid plaintext.
-async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
-    shard.waypoint.published.known().await;
-    shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
+async fn own_workload(shard: &Shard) -> Result<Arc<LocalPod>, CallError> {
+    shard.waypoint.published.wait_until_complete().await;
+    shard
+        .waypoint
+        .local
+        .wait_until_known()
+        .await
+        .ok_or(CallError::NoOwnWorkload)
 }
 
 /// Returns the `DestinationRule` state of the called port; `None` if the service has its own waypoint, which applies
 /// the rule.
-fn ruled(
+fn destination_rule_port(
     shard: &Shard,
     callee: Callee<'_>,
     upstream: &Upstream,
-) -> Result<Option<Arc<Port>>, NoUpstream> {
+) -> Result<Option<Arc<DestinationPort>>, NoUpstream> {
     if upstream.is_waypoint() {
         return Ok(None);
     }
     let rule = shard.waypoint.published.destination(callee.service);
     let port = rule.map(|rule| rule.port(callee.port));
     if let Some(port) = &port {
-        port.supported()?;
+        port.check_supported()?;
     }
     Ok(port)
 }
@@ -187,7 +194,7 @@ fn tls_upstream<'a>(
     shard: &'a Shard,
     callee: Callee<'a>,
     version: Version,
-    port: Option<&'a Port>,
+    port: Option<&'a DestinationPort>,
 ) -> Option<TlsUpstream<'a>> {
     let origination = port?.tls()?;
     Some(TlsUpstream {
@@ -200,7 +207,7 @@ fn tls_upstream<'a>(
 
 async fn choose_upstream(
     shard: &Shard,
-    own: &Local,
+    own: &LocalPod,
     Callee {
         service,
         port,
@@ -210,15 +217,15 @@ async fn choose_upstream(
     failed: &[ArcStr],
 ) -> Result<Upstream, CallError> {
     let waypoint = &shard.waypoint;
-    waypoint.learn_service(service).await;
+    waypoint.request_service_record(service).await;
     let http = &shard.upstreams.http;
-    let load = |endpoint| http.load_of(endpoint);
+    let load = |endpoint| http.active_requests(endpoint);
     let look = || {
         let request = BackendRequest {
             waypoint: &own.workload,
             own: match caller {
-                CallFor::Mesh => Some(&waypoint.address),
-                CallFor::Namespace(_) => None,
+                CallIdentity::Waypoint => Some(&waypoint.address),
+                CallIdentity::Namespace(_) => None,
             },
             is_target: false,
             failed,
@@ -227,17 +234,21 @@ async fn choose_upstream(
         let table = waypoint.state.table();
         table.backend(&request, service, port, Some(&load), &mut rand::rng())
     };
-    let route = waypoint.completed(look).await;
+    let route = waypoint.find_complete_route(look).await;
     let route = route.map_err(UpstreamError::from)?;
     Ok(upstream_lookup::resolve(route, waypoint).await?)
 }
 
 /// Returns the PROXY protocol header with the waypoint's own address, if the callee's rule requires one.
-fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
-    Preamble::of(
+fn preamble(
+    own: &LocalPod,
+    port: Option<&DestinationPort>,
+    upstream: &Upstream,
+) -> Option<ProxyProtocolHeader> {
+    ProxyProtocolHeader::for_policy(
         port?.policy(),
         upstream,
-        own_client(own).client,
+        forwarded_for_waypoint(own).client,
         upstream.endpoint(),
     )
 }

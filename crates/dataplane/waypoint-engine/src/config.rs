@@ -12,7 +12,7 @@ use ambit_model::{
 use ambit_proxy::{
     SetupLimits,
     control_plane::Upstream,
-    environment::{self, SettingError, first, upstream},
+    environment::{self, SettingError, first_set, upstream},
     flow_listener::FlowAccess,
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline, limits};
@@ -54,8 +54,8 @@ pub struct Config {
     pub xds: Upstream,
     /// Address and TLS of the CA (`CA_ADDRESS` and companions).
     pub ca: Upstream,
-    /// `SPIFFE_ENDPOINT_SOCKET`: socket of SPIFFE's Workload API (`unix:///PATH`), from which certificates come in place of
-    /// the CA.
+    /// `SPIFFE_ENDPOINT_SOCKET`: socket of SPIFFE's Workload API (`unix:///PATH`), from which certificates come in
+    /// place of the CA.
     pub spiffe_socket: Option<SpiffeSocket>,
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
@@ -225,7 +225,7 @@ impl Config {
             ip: env.parse("INSTANCE_IP", "an IP address")?,
             trust_domain: env.text("TRUST_DOMAIN", "cluster.local").into(),
             network: text("NETWORK"),
-            cluster_id: first(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
+            cluster_id: first_set(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
             cluster_domain: env.text("CLUSTER_DOMAIN", "cluster.local").into(),
             xds: upstream(env, "XDS", None)?,
             ca: upstream(env, "CA", None)?,
@@ -234,12 +234,12 @@ impl Config {
             secret_ttl: env
                 .duration("SECRET_TTL")?
                 .unwrap_or(Duration::from_secs(24 * 3600)),
-            crl_path: environment::path(env, "CRL_PATH"),
-            trust_domains_path: environment::path(env, "AMBIT_TRUST_DOMAINS_PATH"),
+            crl_path: environment::path_variable(env, "CRL_PATH"),
+            trust_domains_path: environment::path_variable(env, "AMBIT_TRUST_DOMAINS_PATH"),
             tuning: environment::tuning(env)?,
             http2: Arc::new(environment::http2(env)?),
             setup_limits: environment::setup_limits(env)?,
-            workers: environment::threads::workers(env, None)?,
+            workers: environment::threads::worker_count(env, None)?,
             termination_deadline: termination_deadline(
                 env.duration("CONNECTION_TERMINATION_DEADLINE")?,
                 grace,
@@ -316,8 +316,8 @@ fn plugin_times(env: &Env) -> Result<PluginTimes, EnvError> {
     };
     Ok(PluginTimes {
         fetch: read("AMBIT_WASM_FETCH_TIMEOUT", Duration::from_secs(120))?,
-        start: read("AMBIT_WASM_START_TIMEOUT", limits.start)?,
-        callback: read("AMBIT_WASM_CALLBACK_TIMEOUT", limits.callback)?,
+        start: read("AMBIT_WASM_START_TIMEOUT", limits.start_timeout)?,
+        callback: read("AMBIT_WASM_CALLBACK_TIMEOUT", limits.callback_timeout)?,
         hold: read("AMBIT_WASM_HOLD_TIMEOUT", Duration::from_secs(30))?,
     })
 }
@@ -389,7 +389,9 @@ fn allowed_hosts(env: &Env) -> Result<Vec<IpNet>, EnvError> {
 
 fn memory_limit(env: &Env) -> Result<usize, EnvError> {
     let set = env.parse("AMBIT_MEMORY_LIMIT", "a number of bytes")?;
-    let limit: u64 = set.or_else(limits::memory).unwrap_or(DEFAULT_MEMORY_LIMIT);
+    let limit: u64 = set
+        .or_else(limits::memory_limit)
+        .unwrap_or(DEFAULT_MEMORY_LIMIT);
     Ok(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 

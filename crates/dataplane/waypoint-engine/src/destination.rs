@@ -13,8 +13,8 @@ use ambit_model::{
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
-    Candidate, Chosen, Destination, EndpointState, Fault, NoEndpoint, Outcome, Overflow,
-    PickRequest, Slot, Topology, hash,
+    Candidate, Destination, EndpointOutcome, EndpointState, LimitPermit, NoEndpoint, OutlierCause,
+    Overflow, PickRequest, PickedEndpoint, Topology, hash,
 };
 use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
 use ambit_telemetry::http::HttpMetrics;
@@ -22,11 +22,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{origination::Origination, record_store::to_json};
+use crate::{origination::TlsOrigination, record_store::to_json};
 
 /// State and metrics of the waypoint that destination rules need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RuleContext<'a> {
+pub(crate) struct DestinationRuleContext<'a> {
     /// Workloads and services of the mesh.
     pub(crate) state: &'a SharedState,
     pub(crate) metrics: &'a HttpMetrics,
@@ -37,35 +37,35 @@ type PortKey = (Option<ArcStr>, u16);
 
 /// Service with a `DestinationRule` or `BackendTLSPolicy`, and the state of its ports.
 #[derive(Debug)]
-pub(crate) struct RuledService {
+pub(crate) struct DestinationRuleState {
     record: WaypointDestination,
-    ports: Mutex<HashMap<PortKey, Arc<Port>>>,
+    ports: Mutex<HashMap<PortKey, Arc<DestinationPort>>>,
 }
 
 /// Load-balancing, outlier-detection and limit state of one service port, or of one subset at that port.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct DestinationPort {
     service: NamespacedHostname,
     number: u16,
     /// Endpoints of the subset; `None` for all endpoints.
-    members: Option<Arc<Members>>,
+    members: Option<Arc<SubsetMembers>>,
     destination: Destination<BackendEndpoint>,
     /// Semaphore for connections to the endpoints, if the rule limits them (`maxConnections`).
-    connections: Option<Connections>,
+    connections: Option<ConnectionLimit>,
     /// TLS origination to endpoints, if configured.
-    tls: Option<Arc<Origination>>,
+    tls: Option<Arc<TlsOrigination>>,
 }
 
 /// Workloads of a subset, by uid.
 #[derive(Debug)]
-struct Members {
+struct SubsetMembers {
     uids: BTreeSet<ArcStr>,
     /// Hash of the uids, by which load balancers recognise a changed subset.
     mark: u64,
 }
 
-impl Members {
-    fn of(subset: &DestinationSubset) -> Arc<Self> {
+impl SubsetMembers {
+    fn from_subset(subset: &DestinationSubset) -> Arc<Self> {
         let mut text = String::new();
         for uid in &subset.workloads {
             text.push_str(uid);
@@ -79,14 +79,14 @@ impl Members {
 }
 
 #[derive(Clone, Debug)]
-struct Connections {
+struct ConnectionLimit {
     most: u32,
     free: Arc<Semaphore>,
 }
 
-impl Connections {
+impl ConnectionLimit {
     /// Builds the limiter of connections; reuses `before`, with its permits in use, if the limit is unchanged.
-    fn of(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
+    fn from_limits(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
         let most = limits.connections;
         if most == 0 {
             return None;
@@ -102,7 +102,7 @@ impl Connections {
     }
 }
 
-impl RuledService {
+impl DestinationRuleState {
     /// Applies a changed record, and keeps the endpoints' state of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
@@ -112,7 +112,10 @@ impl RuledService {
                 None => (record.policy(*number), None),
                 Some(name) => {
                     let subset = record.subsets.get(name)?;
-                    (subset.policy(*number), Some(Members::of(subset)))
+                    (
+                        subset.policy(*number),
+                        Some(SubsetMembers::from_subset(subset)),
+                    )
                 }
             };
             let port = Arc::new(port.with_policy(policy.clone(), members));
@@ -125,7 +128,7 @@ impl RuledService {
     }
 
     /// Returns the state of a service port, which the first request creates.
-    pub(crate) fn port(&self, number: u16) -> Arc<Port> {
+    pub(crate) fn port(&self, number: u16) -> Arc<DestinationPort> {
         let mut ports = self.ports.lock();
         let port = ports.entry((None, number));
         let port = port.or_insert_with(|| self.new_port(number, self.record.policy(number), None));
@@ -133,11 +136,11 @@ impl RuledService {
     }
 
     /// Returns the state of a subset at a service port; `None` if the rule does not define the subset.
-    pub(crate) fn subset(&self, name: &ArcStr, number: u16) -> Option<Arc<Port>> {
+    pub(crate) fn subset(&self, name: &ArcStr, number: u16) -> Option<Arc<DestinationPort>> {
         let subset = self.record.subsets.get(name)?;
         let mut ports = self.ports.lock();
         let port = ports.entry((Some(name.clone()), number));
-        let members = || Some(Members::of(subset));
+        let members = || Some(SubsetMembers::from_subset(subset));
         let port = port.or_insert_with(|| self.new_port(number, subset.policy(number), members()));
         Some(port.clone())
     }
@@ -174,7 +177,7 @@ impl RuledService {
                 .collect()
         };
         ports.sort_by(|a, b| a.0.cmp(&b.0));
-        let state = |((subset, number), port): &(PortKey, Arc<Port>)| json!({"port": number, "subset": subset.as_deref(), "endpoints": port.endpoints(now)});
+        let state = |((subset, number), port): &(PortKey, Arc<DestinationPort>)| json!({"port": number, "subset": subset.as_deref(), "endpoints": port.endpoints(now)});
         json!({
             "record": to_json(&self.record),
             "ports": ports.iter().map(state).collect::<Value>(),
@@ -185,14 +188,14 @@ impl RuledService {
         &self,
         number: u16,
         policy: &DestinationPolicy,
-        members: Option<Arc<Members>>,
-    ) -> Arc<Port> {
-        Arc::new(Port {
+        members: Option<Arc<SubsetMembers>>,
+    ) -> Arc<DestinationPort> {
+        Arc::new(DestinationPort {
             service: self.record.service.clone(),
             number,
             members,
-            connections: Connections::of(&policy.limits, None),
-            tls: Origination::of(policy.tls.as_ref(), None),
+            connections: ConnectionLimit::from_limits(&policy.limits, None),
+            tls: TlsOrigination::for_destination(policy.tls.as_ref(), None),
             destination: Destination::new(policy.clone(), Instant::now()),
         })
     }
@@ -216,19 +219,19 @@ pub(crate) enum NoUpstream {
 /// Endpoint chosen for a request or connection, which counts against the endpoint's limits until it is dropped.
 #[derive(Debug)]
 pub(crate) struct EndpointLease {
-    port: Arc<Port>,
-    chosen: Chosen<BackendEndpoint>,
+    port: Arc<DestinationPort>,
+    chosen: PickedEndpoint<BackendEndpoint>,
 }
 
-impl Port {
-    fn with_policy(&self, policy: DestinationPolicy, members: Option<Arc<Members>>) -> Self {
+impl DestinationPort {
+    fn with_policy(&self, policy: DestinationPolicy, members: Option<Arc<SubsetMembers>>) -> Self {
         Self {
             service: self.service.clone(),
             number: self.number,
             members,
-            connections: Connections::of(&policy.limits, self.connections.as_ref()),
-            tls: Origination::of(policy.tls.as_ref(), self.tls.as_ref()),
-            destination: self.destination.under(policy),
+            connections: ConnectionLimit::from_limits(&policy.limits, self.connections.as_ref()),
+            tls: TlsOrigination::for_destination(policy.tls.as_ref(), self.tls.as_ref()),
+            destination: self.destination.with_policy(policy),
         }
     }
 
@@ -251,52 +254,63 @@ impl Port {
     }
 
     /// Returns the TLS origination to endpoints, if configured.
-    pub(crate) fn tls(&self) -> Option<&Origination> {
+    pub(crate) fn tls(&self) -> Option<&TlsOrigination> {
         self.tls.as_deref()
     }
 
     /// Checks that Ambit supports all settings of the rule. Otherwise nothing may be sent to the destination.
-    pub(crate) fn supported(&self) -> Result<(), NoUpstream> {
+    pub(crate) fn check_supported(&self) -> Result<(), NoUpstream> {
         let why = self.policy().unsupported.clone();
         why.map_or(Ok(()), |why| Err(NoUpstream::Unsupported(why)))
     }
 
-    fn overflow(&self, rule_context: RuleContext<'_>, limit: Overflow) -> NoUpstream {
+    fn record_overflow(
+        &self,
+        rule_context: DestinationRuleContext<'_>,
+        limit: Overflow,
+    ) -> NoUpstream {
         let metrics = &rule_context.metrics.destinations;
-        metrics.overflowed(&self.service.hostname, limit.as_str());
+        metrics.count_overflow(&self.service.hostname, limit.as_str());
         NoUpstream::Overflow(limit)
     }
 
     /// Takes a slot for a new request within the rule's request limits, or fails with the limit that is reached.
-    pub(crate) fn request(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
-        let slot = self.destination.limits().request(self.limits());
-        slot.map_err(|limit| self.overflow(rule_context, limit))
+    pub(crate) fn take_request_slot(
+        &self,
+        rule_context: DestinationRuleContext<'_>,
+    ) -> Result<LimitPermit, NoUpstream> {
+        let slot = self.destination.limits().acquire_request(self.limits());
+        slot.map_err(|limit| self.record_overflow(rule_context, limit))
     }
 
     /// Takes a slot for a retry within the rule's retry limit or retry budget, or fails with the limit that is reached.
-    pub(crate) fn retry(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
-        let slot = self.destination.limits().retry(self.limits());
-        slot.map_err(|limit| self.overflow(rule_context, limit))
+    pub(crate) fn take_retry_slot(
+        &self,
+        rule_context: DestinationRuleContext<'_>,
+    ) -> Result<LimitPermit, NoUpstream> {
+        let slot = self.destination.limits().acquire_retry(self.limits());
+        slot.map_err(|limit| self.record_overflow(rule_context, limit))
     }
 
     /// Takes a permit for a connection to the destination without waiting; `None` if the rule does not limit
     /// connections.
-    pub(crate) fn connection(
+    pub(crate) fn try_take_connection(
         &self,
-        rule_context: RuleContext<'_>,
+        rule_context: DestinationRuleContext<'_>,
     ) -> Result<Option<OwnedSemaphorePermit>, NoUpstream> {
         let Some(connections) = &self.connections else {
             return Ok(None);
         };
         let permit = connections.free.clone().try_acquire_owned();
-        let permit = permit.map_err(|_| self.overflow(rule_context, Overflow::Connections))?;
+        let permit =
+            permit.map_err(|_| self.record_overflow(rule_context, Overflow::Connections))?;
         Ok(Some(permit))
     }
 
     /// Waits for a permit for a connection to the destination.
-    pub(crate) async fn awaited_connection(
+    pub(crate) async fn wait_for_connection(
         &self,
-        rule_context: RuleContext<'_>,
+        rule_context: DestinationRuleContext<'_>,
     ) -> Result<Option<OwnedSemaphorePermit>, NoUpstream> {
         let Some(connections) = &self.connections else {
             return Ok(None);
@@ -304,8 +318,8 @@ impl Port {
         if let Ok(permit) = connections.free.clone().try_acquire_owned() {
             return Ok(Some(permit));
         }
-        let waiting = self.destination.limits().pending(self.limits());
-        let _waiting = waiting.map_err(|limit| self.overflow(rule_context, limit))?;
+        let waiting = self.destination.limits().acquire_pending(self.limits());
+        let _waiting = waiting.map_err(|limit| self.record_overflow(rule_context, limit))?;
         // The semaphore is never closed.
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
@@ -314,7 +328,7 @@ impl Port {
     /// lease has no endpoint if the service's own waypoint chooses one.
     pub(crate) fn route(
         self: &Arc<Self>,
-        rule_context: RuleContext<'_>,
+        rule_context: DestinationRuleContext<'_>,
         request: BackendRequest<'_>,
         wish: PickRequest<'_>,
     ) -> Result<Option<(Route, EndpointLease)>, NoUpstream> {
@@ -343,7 +357,7 @@ impl Port {
         let is_member = |endpoint: &BackendEndpoint| {
             members.is_none_or(|members| members.uids.contains(endpoint.workload.uid()))
         };
-        if !self.destination.is_at(revision) {
+        if !self.destination.is_at_revision(revision) {
             let here = Topology {
                 locality: own.locality.clone(),
                 node: own.node.clone(),
@@ -359,13 +373,13 @@ impl Port {
             service: self.service.clone(),
             port: self.number,
         };
-        let chosen = self.destination.choose(wish, now, &mut rng);
+        let chosen = self.destination.pick_endpoint(wish, now, &mut rng);
         let chosen = chosen.map_err(|error| match error {
-            NoEndpoint::Ejected => NoUpstream::Ejected(self.service.clone()),
-            NoEndpoint::Nothing => none().into(),
+            NoEndpoint::AllEjected => NoUpstream::Ejected(self.service.clone()),
+            NoEndpoint::NoCandidates => none().into(),
         })?;
         let endpoint = chosen.endpoint().ok_or_else(none)?;
-        let route = table.backend_at(&request, &self.service, endpoint, &mut rng)?;
+        let route = table.route_to_endpoint(&request, &self.service, endpoint, &mut rng)?;
         let port = self.clone();
         Ok(Some((route, EndpointLease { port, chosen })))
     }
@@ -373,29 +387,33 @@ impl Port {
 
 impl EndpointLease {
     /// Reports the outcome of a request at an endpoint to outlier detection.
-    pub(crate) fn report(&self, rule_context: RuleContext<'_>, outcome: Outcome) {
-        let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
+    pub(crate) fn report(
+        &self,
+        rule_context: DestinationRuleContext<'_>,
+        outcome: EndpointOutcome,
+    ) {
+        let Some(ejection) = self.chosen.report_outcome(outcome, Instant::now()) else {
             return;
         };
         let (service, endpoint) = (&self.port.service, self.chosen.uid());
         let (cause, duration) = (ejection.fault.as_str(), ejection.duration);
         tracing::warn!(%service, %endpoint, cause, ?duration, "an endpoint is ejected for errors in a row");
         let metrics = &rule_context.metrics.destinations;
-        metrics.ejected(&service.hostname, cause);
+        metrics.count_ejection(&service.hostname, cause);
     }
 }
 
 /// Removes the ejection and overflow metrics of a service whose rule was removed.
 pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
-    let causes = Fault::ALL.map(Fault::as_str);
+    let causes = OutlierCause::ALL.map(OutlierCause::as_str);
     let limits = Overflow::ALL.map(Overflow::as_str);
     metrics
         .destinations
-        .removed(&service.hostname, &causes, &limits);
+        .remove_destination(&service.hostname, &causes, &limits);
 }
 
 /// Limits a connection attempt to the rule's connect timeout, if the rule sets one.
-pub(crate) async fn in_time<T>(
+pub(crate) async fn with_connect_timeout<T>(
     most: Option<Duration>,
     connecting: impl Future<Output = T>,
 ) -> Result<T, Duration> {

@@ -29,12 +29,12 @@ use tokio::sync::Semaphore;
 
 use crate::waypoint::Waypoint;
 use bootstrap::Node;
-use dump::{ClusterStatuses, ConfigDump, Source};
+use dump::{ClusterStatuses, ConfigDump, DumpSource};
 use selection::{Section, Selection};
 use snapshot::Snapshot;
 
 /// Maximum number of dumps that are written concurrently.
-const MAX_DUMPS: usize = 4;
+const MAX_CONCURRENT_DUMPS: usize = 4;
 
 /// Envoy's admin interface of one waypoint.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl EnvoyAdmin {
             waypoint,
             node,
             version,
-            dumps: Arc::new(Semaphore::new(MAX_DUMPS)),
+            dumps: Arc::new(Semaphore::new(MAX_CONCURRENT_DUMPS)),
         }))
     }
 
@@ -75,8 +75,8 @@ impl EnvoyAdmin {
             return None;
         }
         let page = match request.uri().path() {
-            "/config_dump" => match Selection::of(request.uri()) {
-                Ok(Selection::Own) => return None,
+            "/config_dump" => match Selection::from_uri(request.uri()) {
+                Ok(Selection::AmbitDump) => return None,
                 Ok(Selection::Sections(sections)) => Page::ConfigDump(sections),
                 Err(error) => return Some(text(400, format!("{error}\n"))),
             },
@@ -85,7 +85,7 @@ impl EnvoyAdmin {
         };
         let inner = self.0.clone();
         let Ok(permit) = inner.dumps.clone().try_acquire_owned() else {
-            let busy = format!("{MAX_DUMPS} dumps are being written: try again later\n");
+            let busy = format!("{MAX_CONCURRENT_DUMPS} dumps are being written: try again later\n");
             return Some(text(503, busy));
         };
         Some(chunks::respond(move |writer| {
@@ -97,9 +97,9 @@ impl EnvoyAdmin {
 
 impl Inner {
     fn write(&self, page: &Page, writer: &mut chunks::ChunkWriter) -> serde_json::Result<()> {
-        let source = Source {
+        let source = DumpSource {
             waypoint: &self.waypoint,
-            snapshot: &Snapshot::of(&self.waypoint),
+            snapshot: &Snapshot::capture(&self.waypoint),
             node: Node {
                 id: &self.node,
                 version: &self.version,

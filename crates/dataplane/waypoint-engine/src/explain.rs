@@ -6,10 +6,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use ambit_codec::{Authority, Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
 use ambit_mesh_json::explain::{
-    End, Explanation, HttpQuery, Peer, Step, StepKind, StepResult, WaypointQuery,
+    ExplainedResult, Explanation, HttpQuery, Peer, Step, StepKind, StepResult, WaypointQuery,
 };
 use ambit_model::Identity;
-use ambit_proxy::{explain as shared, report::chain};
+use ambit_proxy::{explain as shared, report::format_error_chain};
 use ambit_rt::http::{Response, text};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header::HOST, uri::PathAndQuery,
@@ -18,7 +18,7 @@ use http::{
 use crate::{
     caller::Caller,
     http as l7,
-    server::{self, Kind},
+    server::{self, TunnelProtocol},
     session::Session,
     target::Target,
     waypoint::{Shard, Waypoint},
@@ -63,13 +63,13 @@ impl Explainer {
     }
 
     /// Serves `POST /explain` with this request body.
-    pub async fn answer(&self, body: &[u8]) -> Response {
-        let query: WaypointQuery = match shared::query(body) {
+    pub async fn respond(&self, body: &[u8]) -> Response {
+        let query: WaypointQuery = match shared::parse_query(body) {
             Ok(query) => query,
             Err(response) => return *response,
         };
         match self.explain(&query).await {
-            Ok(explanation) => shared::answer(&explanation),
+            Ok(explanation) => shared::explanation_response(&explanation),
             Err(error) => text(400, format!("{error}\n")),
         }
     }
@@ -81,25 +81,31 @@ impl Explainer {
     pub async fn explain(&self, query: &WaypointQuery) -> Result<Explanation, QueryError> {
         let authority = Authority::parse(query.authority.as_bytes());
         let authority = authority.map_err(|_| QueryError::Authority)?;
-        let identity = identity(&query.peer)?;
-        let headers = tunnel_headers(query.original.as_ref())?;
-        let request = request(&query.request)?;
+        let identity = parse_identity(&query.peer)?;
+        let headers = build_tunnel_headers(query.original.as_ref())?;
+        let request = build_request(&query.request)?;
         let waypoint = &self.shard.waypoint;
         let peer = SocketAddr::new(query.peer.address, UNKNOWN_PORT);
-        let finding = server::find(waypoint, identity.as_ref(), peer, &authority, &headers);
+        let finding =
+            server::resolve_tunnel_request(waypoint, identity.as_ref(), peer, &authority, &headers);
         let found = Box::pin(finding).await;
         let found = match found {
             Ok(found) => found,
-            Err(error) => return Ok(refused(&chain(&error), error.status().as_u16())),
+            Err(error) => {
+                return Ok(rejected_tunnel(
+                    &format_error_chain(&error),
+                    error.status().as_u16(),
+                ));
+            }
         };
-        let tunnel = tunnel(&found.caller, &found.target);
+        let tunnel = tunnel_step(&found.caller, &found.target);
         let open = waypoint.lifecycle.drain_watcher().open_work();
         let session = Session::new(self.shard.clone(), found, open);
-        let explanation = match Kind::of(&session) {
-            Kind::Http | Kind::HttpOnly | Kind::Unknown => {
+        let explanation = match TunnelProtocol::for_session(&session) {
+            TunnelProtocol::Http | TunnelProtocol::HttpRequired | TunnelProtocol::Unknown => {
                 Box::pin(l7::explain(session, request)).await
             }
-            Kind::Tcp | Kind::Tls => passed_through(&session),
+            TunnelProtocol::Tcp | TunnelProtocol::Tls => opaque_connection(&session),
         };
         Ok(Explanation {
             steps: [vec![tunnel], explanation.steps].concat(),
@@ -108,18 +114,18 @@ impl Explainer {
     }
 }
 
-fn identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
+fn parse_identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
     let identity = of.identity.as_ref().map(|text| text.parse());
     identity.transpose().map_err(|_| QueryError::Identity)
 }
 
 /// Builds the headers of the CONNECT as a node proxy writes them for a redirected connection of this original peer.
-fn tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError> {
+fn build_tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError> {
     let mut headers = HeaderMap::new();
     let Some(original) = original else {
         return Ok(headers);
     };
-    let peer = OriginalPeer(identity(original)?).to_string();
+    let peer = OriginalPeer(parse_identity(original)?).to_string();
     let peer = HeaderValue::try_from(peer).map_err(|_| QueryError::Identity)?;
     headers.insert(HeaderName::from_static(ORIGINAL_PEER_HEADER), peer);
     let forwarded = Forwarded {
@@ -132,7 +138,7 @@ fn tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError> {
     Ok(headers)
 }
 
-fn request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
+fn build_request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
     let mut request = Request::new(());
     let method = Method::from_bytes(of.method.as_bytes());
     *request.method_mut() = method.map_err(|_| QueryError::Method)?;
@@ -150,15 +156,15 @@ fn request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
 }
 
 /// Builds the explanation of a rejected CONNECT, after which no HTTP request is evaluated.
-fn refused(why: &str, status: u16) -> Explanation {
+fn rejected_tunnel(why: &str, status: u16) -> Explanation {
     let why = format!("the tunnel is refused with {status}: {why}");
     Explanation {
         steps: vec![Step::new(StepKind::Tunnel, StepResult::Refused, &*why)],
-        end: End::Refused { why },
+        end: ExplainedResult::Refused { why },
     }
 }
 
-fn tunnel(caller: &Caller, target: &Target) -> Step {
+fn tunnel_step(caller: &Caller, target: &Target) -> Step {
     let who = match &caller.identity {
         Some(identity) => identity.to_string(),
         None => "no identity (plaintext)".to_owned(),
@@ -168,23 +174,26 @@ fn tunnel(caller: &Caller, target: &Target) -> Step {
         Target::Pod { workload, .. } => format!("Pod {}", shared::full_name(workload)),
     };
     let why = format!("called by {who} at {}", caller.address.ip());
-    Step::new(StepKind::Tunnel, StepResult::Passed, why).by(what)
+    Step::new(StepKind::Tunnel, StepResult::Passed, why).with_object(what)
 }
 
 /// Builds the explanation of a connection to a port whose declared protocol is not HTTP.
-fn passed_through(session: &Session) -> Explanation {
+fn opaque_connection(session: &Session) -> Explanation {
     let attachments = session.attachments();
     let policies = session.shard.waypoint.published.policies();
     let decision = policies.evaluate_connection(attachments.scope(), &session.connection(None));
     let why = "the port is declared to be no HTTP: the connection is passed through";
-    let form = Step::new(StepKind::Form, StepResult::Passed, why);
+    let form = Step::new(StepKind::RequestValidity, StepResult::Passed, why);
     let why = decision.to_string();
     let (result, end) = match decision.is_allowed() {
         true => {
             let address = session.target.address().to_string();
-            (StepResult::Passed, End::Delivered { address })
+            (StepResult::Passed, ExplainedResult::Delivered { address })
         }
-        false => (StepResult::Refused, End::Refused { why: why.clone() }),
+        false => (
+            StepResult::Refused,
+            ExplainedResult::Refused { why: why.clone() },
+        ),
     };
     Explanation {
         steps: vec![form, Step::new(StepKind::Authorization, result, why)],

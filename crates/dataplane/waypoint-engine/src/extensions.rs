@@ -26,7 +26,8 @@ use crate::{
     record_store::{RecordStore, RemovedRecord, to_json},
 };
 pub(crate) use slot::{
-    CallCause, Instance, OpenStream, PluginContext, Signal, Slots, StreamEventHandler,
+    CallCause, OpenStreamFn, PluginContext, PluginInstance, PluginSlots, StreamEventHandler,
+    WakeSignal,
 };
 
 /// One version of a plugin.
@@ -39,13 +40,13 @@ pub(crate) struct Plugin {
     pub(crate) settings: Arc<Settings>,
     /// Metrics that the module defines; they survive new versions.
     pub(crate) metrics: Metrics,
-    pub(crate) counts: Arc<Counts>,
-    state: watch::Sender<State>,
+    pub(crate) counts: Arc<PluginCounters>,
+    state: watch::Sender<PluginState>,
 }
 
 /// Counters of a plugin's failures and of their effect on requests.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct PluginCounters {
     /// Number of plugin instances that failed.
     pub(crate) failures: AtomicU64,
     /// Number of requests rejected because the plugin failed.
@@ -54,15 +55,15 @@ pub(crate) struct Counts {
     pub(crate) passed: AtomicU64,
 }
 
-impl Counts {
-    pub(crate) fn add(of: &AtomicU64) {
+impl PluginCounters {
+    pub(crate) fn increment(of: &AtomicU64) {
         of.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Loading state of a plugin's module.
 #[derive(Clone, Debug)]
-pub(crate) enum State {
+pub(crate) enum PluginState {
     /// The module is being fetched or compiled.
     Loading,
     /// The module is compiled.
@@ -95,8 +96,8 @@ impl Plugin {
             limits,
         };
         let state = match &config.unsupported {
-            Some(why) => State::Failed(why.as_str().into()),
-            None => State::Loading,
+            Some(why) => PluginState::Failed(why.as_str().into()),
+            None => PluginState::Loading,
         };
         Self {
             number,
@@ -113,20 +114,20 @@ impl Plugin {
         }
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> PluginState {
         self.state.borrow().clone()
     }
 
-    pub(crate) fn watch(&self) -> watch::Receiver<State> {
+    pub(crate) fn watch(&self) -> watch::Receiver<PluginState> {
         self.state.subscribe()
     }
 
-    pub(crate) fn set(&self, state: State) {
+    pub(crate) fn set(&self, state: PluginState) {
         self.state.send_replace(state);
     }
 
     /// Whether the plugin's targets include the services or the pod of these attachments.
-    fn is_for(&self, attachments: &Attachments) -> bool {
+    fn applies_to(&self, attachments: &Attachments) -> bool {
         let config = &self.config;
         attachments.ports().any(|(service, port)| {
             let is_port = config.ports.is_empty() || config.ports.contains(&port);
@@ -138,9 +139,9 @@ impl Plugin {
     /// Returns the plugin's configuration, loading state and counters for `/config_dump`.
     fn dump(&self) -> Value {
         let (state, error) = match self.state() {
-            State::Loading => ("loading", None),
-            State::Ready(_) => ("ready", None),
-            State::Failed(why) => ("failed", Some(why.to_string())),
+            PluginState::Loading => ("loading", None),
+            PluginState::Ready(_) => ("ready", None),
+            PluginState::Failed(why) => ("failed", Some(why.to_string())),
         };
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let phase = match self.config.phase {
@@ -169,35 +170,35 @@ impl Plugin {
 
 /// Plugins of all targets, sorted in the order in which they run for a request.
 #[derive(Debug, Default)]
-pub(crate) struct Chain(pub(crate) Vec<Arc<Plugin>>);
+pub(crate) struct PluginChain(pub(crate) Vec<Arc<Plugin>>);
 
-impl Chain {
+impl PluginChain {
     /// Returns the plugins that run for requests with these attachments, in order.
-    pub(crate) fn of(&self, attachments: &Attachments) -> Vec<Arc<Plugin>> {
+    pub(crate) fn plugins_for(&self, attachments: &Attachments) -> Vec<Arc<Plugin>> {
         let all = self.0.iter();
-        all.filter(|plugin| plugin.is_for(attachments))
+        all.filter(|plugin| plugin.applies_to(attachments))
             .cloned()
             .collect()
     }
 
     /// Returns the first plugin that runs for requests with these attachments, if any.
-    pub(crate) fn first(&self, attachments: &Attachments) -> Option<&Arc<Plugin>> {
-        self.0.iter().find(|plugin| plugin.is_for(attachments))
+    pub(crate) fn first_plugin_for(&self, attachments: &Attachments) -> Option<&Arc<Plugin>> {
+        self.0.iter().find(|plugin| plugin.applies_to(attachments))
     }
 }
 
 /// Configured plugins of the waypoint.
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
-    entries: BTreeMap<ArcStr, Entry>,
+    entries: BTreeMap<ArcStr, PluginEntry>,
     /// Memory and time limits of each plugin instance.
     pub(crate) limits: Limits,
     last: u64,
-    chain: Arc<Chain>,
+    chain: Arc<PluginChain>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PluginEntry {
     desired: Arc<Plugin>,
     /// Last version whose module has been loaded: it serves until the desired version is ready.
     good: Option<Arc<Plugin>>,
@@ -207,7 +208,7 @@ impl RecordStore for Extensions {
     type Record = WaypointExtension;
 
     /// Whether requests wait for the initial records of plugins: without them, requests would bypass plugins.
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, record: ArcStr, config: WaypointExtension) {
         let before = self.entries.remove(&record);
@@ -215,7 +216,7 @@ impl RecordStore for Extensions {
             .as_ref()
             .is_some_and(|before| before.desired.config == config);
         if let (true, Some(before)) = (same, before.as_ref()) {
-            let entry = Entry {
+            let entry = PluginEntry {
                 desired: before.desired.clone(),
                 good: before.good.clone(),
             };
@@ -224,17 +225,17 @@ impl RecordStore for Extensions {
         }
         self.last += 1;
         let good = before.and_then(|before| match before.desired.state() {
-            State::Ready(_) => Some(before.desired),
+            PluginState::Ready(_) => Some(before.desired),
             _ => before.good,
         });
         let desired = Arc::new(Plugin::new(self.last, config, self.limits, good.as_deref()));
-        self.entries.insert(record, Entry { desired, good });
-        self.renew();
+        self.entries.insert(record, PluginEntry { desired, good });
+        self.rebuild_chain();
     }
 
     fn remove(&mut self, record: &ArcStr) -> Option<RemovedRecord> {
         if self.entries.remove(record).is_some() {
-            self.renew();
+            self.rebuild_chain();
         }
         None
     }
@@ -257,13 +258,17 @@ impl RecordStore for Extensions {
 
 impl Extensions {
     /// Rebuilds the chain of plugins after a record has changed or a module has been loaded.
-    pub(crate) fn renew(&mut self) {
-        let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();
+    pub(crate) fn rebuild_chain(&mut self) {
+        let mut plugins: Vec<_> = self
+            .entries
+            .values_mut()
+            .map(PluginEntry::effective_plugin)
+            .collect();
         plugins.sort_by(|a, b| a.config.order().cmp(&b.config.order()));
-        self.chain = Arc::new(Chain(plugins));
+        self.chain = Arc::new(PluginChain(plugins));
     }
 
-    pub(crate) fn chain(&self) -> &Arc<Chain> {
+    pub(crate) fn chain(&self) -> &Arc<PluginChain> {
         &self.chain
     }
 
@@ -274,13 +279,13 @@ impl Extensions {
     }
 }
 
-impl Entry {
+impl PluginEntry {
     /// Returns the version that requests use: the desired one, or the last loaded version while the desired module is
     /// loading or has failed.
-    fn effective(&mut self) -> Arc<Plugin> {
+    fn effective_plugin(&mut self) -> Arc<Plugin> {
         // A plugin with an unsupported configuration does not fall back to its previous version.
         let is_final = self.desired.config.unsupported.is_some();
-        if is_final || matches!(self.desired.state(), State::Ready(_)) {
+        if is_final || matches!(self.desired.state(), PluginState::Ready(_)) {
             self.good = None;
         }
         self.good.as_ref().unwrap_or(&self.desired).clone()

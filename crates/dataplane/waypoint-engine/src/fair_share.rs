@@ -21,20 +21,20 @@ use ambit_model::Identity;
 use parking_lot::Mutex;
 
 /// CPU time that the tasks of one caller may use before all other ready tasks of the worker run.
-const QUANTUM: Duration = Duration::from_millis(1);
+const CPU_QUANTUM: Duration = Duration::from_millis(1);
 /// Maximum number of a caller's waiting tasks that are woken per quantum. Woken tasks that do not fit into the quantum
 /// wait again.
-const MAX_WOKEN: usize = 16;
+const MAX_WOKEN_TASKS: usize = 16;
 
 /// Identity and address of a caller.
 type Caller = (Option<Identity>, IpAddr);
 
 /// Live shares of one worker by caller. A share lives as long as one of its tasks.
-type Table = HashMap<Caller, Weak<ShareEntry>>;
+type ShareTable = HashMap<Caller, Weak<ShareEntry>>;
 
 /// Table of the callers' CPU shares on one worker.
 #[derive(Debug, Default)]
-pub(crate) struct FairShares(Arc<Mutex<Table>>);
+pub(crate) struct FairShares(Arc<Mutex<ShareTable>>);
 
 /// CPU share of one caller. Clones are the same share.
 #[derive(Clone, Debug)]
@@ -44,14 +44,14 @@ pub(crate) struct FairShare(Arc<ShareEntry>);
 #[derive(Debug)]
 struct ShareEntry {
     caller: Caller,
-    usage: Mutex<Usage>,
-    table: Weak<Mutex<Table>>,
+    usage: Mutex<CpuUsage>,
+    table: Weak<Mutex<ShareTable>>,
 }
 
 /// CPU time that a caller has used in the current quantum, and its tasks that wait for the next one. Quanta have no
 /// timer: a pass of the worker's task queue separates them.
 #[derive(Debug, Default)]
-struct Usage {
+struct CpuUsage {
     used: Duration,
     /// Tasks in the order in which they began to wait, each once.
     waiting: VecDeque<Arc<Waiter>>,
@@ -75,7 +75,7 @@ impl Waiter {
     }
 
     /// Whether the task was dropped: then only the queue refers to its waiter.
-    fn is_gone(waiter: &Arc<Self>) -> bool {
+    fn is_task_dropped(waiter: &Arc<Self>) -> bool {
         Arc::strong_count(waiter) == 1
     }
 
@@ -85,9 +85,9 @@ impl Waiter {
     }
 }
 
-impl Usage {
+impl CpuUsage {
     fn has_time(&self) -> bool {
-        self.used < QUANTUM
+        self.used < CPU_QUANTUM
     }
 
     /// Enqueues a task for the next quantum. Returns true if the calling code must schedule the start of that quantum.
@@ -99,13 +99,13 @@ impl Usage {
     }
 
     /// Starts a quantum, and returns the waiting tasks to wake; `None` if no task waits.
-    fn renew(&mut self) -> Option<Vec<Arc<Waiter>>> {
+    fn start_quantum(&mut self) -> Option<Vec<Arc<Waiter>>> {
         self.used = Duration::ZERO;
         let mut woken = Vec::new();
-        while woken.len() < MAX_WOKEN
+        while woken.len() < MAX_WOKEN_TASKS
             && let Some(waiter) = self.waiting.pop_front()
         {
-            if !Waiter::is_gone(&waiter) {
+            if !Waiter::is_task_dropped(&waiter) {
                 woken.push(waiter);
             }
         }
@@ -116,7 +116,7 @@ impl Usage {
 
 impl FairShares {
     /// Returns the share of a caller, which all tasks of that caller on this worker use.
-    pub(crate) fn of(&self, identity: Option<&Identity>, ip: IpAddr) -> FairShare {
+    pub(crate) fn for_caller(&self, identity: Option<&Identity>, ip: IpAddr) -> FairShare {
         let caller = (identity.cloned(), ip);
         let mut table = self.0.lock();
         if let Some(known) = table.get(&caller).and_then(Weak::upgrade) {
@@ -155,11 +155,11 @@ impl FairShare {
     }
 
     /// Starts the next quantum after each pass of the worker's queue, until no task waits.
-    async fn renew(self) {
+    async fn run_quanta(self) {
         loop {
             // Resumes after all ready tasks, and those that the next poll of sockets and timers makes ready.
             tokio::task::yield_now().await;
-            let Some(woken) = self.0.usage.lock().renew() else {
+            let Some(woken) = self.0.usage.lock().start_quantum() else {
                 return;
             };
             woken.iter().for_each(|waiter| waiter.wake());
@@ -209,7 +209,7 @@ pub(crate) struct SharedTask<F> {
 }
 
 /// Returns the task's queue entry, if the task waited last in this share.
-fn waiter_in<'a>(
+fn get_or_insert_waiter<'a>(
     known: &'a mut Option<(Weak<ShareEntry>, Arc<Waiter>)>,
     share: &FairShare,
     waker: &Waker,
@@ -242,10 +242,10 @@ impl<F: Future> Future for SharedTask<F> {
         };
         let mut usage = share.0.usage.lock();
         if !usage.has_time() {
-            let begins = usage.wait(waiter_in(&mut this.waiter, share, cx.waker()));
+            let begins = usage.wait(get_or_insert_waiter(&mut this.waiter, share, cx.waker()));
             drop(usage);
             if begins {
-                ambit_rt::spawn("fair share", share.clone().renew());
+                ambit_rt::spawn("fair share", share.clone().run_quanta());
             }
             return Poll::Pending;
         }
@@ -274,11 +274,11 @@ mod tests {
 
     #[test]
     fn tasks_wait_for_the_next_quantum_in_order() {
-        let mut usage = Usage::default();
+        let mut usage = CpuUsage::default();
         assert!(usage.has_time());
-        usage.used = QUANTUM;
+        usage.used = CPU_QUANTUM;
         assert!(!usage.has_time());
-        let waiters: Vec<_> = (0..=MAX_WOKEN)
+        let waiters: Vec<_> = (0..=MAX_WOKEN_TASKS)
             .map(|_| Waiter::new(Waker::noop()))
             .collect();
         let begins: Vec<_> = waiters.iter().map(|waiter| usage.wait(waiter)).collect();
@@ -288,25 +288,25 @@ mod tests {
         assert!(waiters.iter().all(|waiter| !usage.wait(waiter)));
         assert_eq!(usage.waiting.len(), waiters.len());
 
-        let woken = usage.renew().unwrap();
+        let woken = usage.start_quantum().unwrap();
         assert!(usage.has_time());
-        assert_eq!(woken.len(), MAX_WOKEN);
+        assert_eq!(woken.len(), MAX_WOKEN_TASKS);
         woken.iter().for_each(|waiter| waiter.wake());
         assert!(!usage.wait(&waiters[0]));
-        assert_eq!(usage.renew().unwrap().len(), 2);
-        assert!(usage.renew().is_none());
+        assert_eq!(usage.start_quantum().unwrap().len(), 2);
+        assert!(usage.start_quantum().is_none());
         assert!(usage.wait(&Waiter::new(Waker::noop())));
     }
 
     #[test]
     fn dropped_tasks_use_no_wakeups() {
-        let mut usage = Usage::default();
-        for _ in 0..MAX_WOKEN {
+        let mut usage = CpuUsage::default();
+        for _ in 0..MAX_WOKEN_TASKS {
             usage.wait(&Waiter::new(Waker::noop()));
         }
         let last = Waiter::new(Waker::noop());
         usage.wait(&last);
-        let woken = usage.renew().unwrap();
+        let woken = usage.start_quantum().unwrap();
         assert!(woken.len() == 1 && Arc::ptr_eq(&woken[0], &last));
         assert!(usage.waiting.is_empty());
     }
@@ -314,10 +314,10 @@ mod tests {
     #[test]
     fn all_tasks_of_a_caller_have_the_same_share() {
         let shares = FairShares::default();
-        let one = shares.of(name("a").as_ref(), IP);
-        let same = shares.of(name("a").as_ref(), IP);
+        let one = shares.for_caller(name("a").as_ref(), IP);
+        let same = shares.for_caller(name("a").as_ref(), IP);
         assert!(Arc::ptr_eq(&one.0, &same.0));
-        let other = shares.of(name("b").as_ref(), IP);
+        let other = shares.for_caller(name("b").as_ref(), IP);
         assert!(!Arc::ptr_eq(&one.0, &other.0));
         assert_eq!(shares.0.lock().len(), 2);
         drop((one, other));
@@ -327,10 +327,10 @@ mod tests {
     }
 
     /// Uses one quantum of CPU time in each of `turns` polls.
-    async fn busy(turns: usize) {
+    async fn use_quanta(turns: usize) {
         for _ in 0..turns {
             let began = Instant::now();
-            while began.elapsed() < QUANTUM {}
+            while began.elapsed() < CPU_QUANTUM {}
             tokio::task::yield_now().await;
         }
     }
@@ -338,8 +338,8 @@ mod tests {
     #[tokio::test]
     async fn single_task_runs_between_quanta_of_a_busy_caller() {
         let shares = FairShares::default();
-        let heavy = shares.of(name("heavy").as_ref(), IP);
-        let light = shares.of(name("light").as_ref(), IP);
+        let heavy = shares.for_caller(name("heavy").as_ref(), IP);
+        let light = shares.for_caller(name("light").as_ref(), IP);
         let turns = Arc::new(AtomicUsize::new(0));
         for _ in 0..20 {
             let turns = turns.clone();
@@ -347,7 +347,7 @@ mod tests {
                 "heavy",
                 heavy.run(async move {
                     for _ in 0..5 {
-                        busy(1).await;
+                        use_quanta(1).await;
                         turns.fetch_add(1, Relaxed);
                     }
                 }),
@@ -370,8 +370,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn single_caller_is_never_delayed_by_timers() {
-        let share = FairShares::default().of(None, IP);
-        let tasks = (0..10).map(|_| ambit_rt::spawn("busy", share.run(busy(5))));
+        let share = FairShares::default().for_caller(None, IP);
+        let tasks = (0..10).map(|_| ambit_rt::spawn("busy", share.run(use_quanta(5))));
         let began = tokio::time::Instant::now();
         for task in tasks.collect::<Vec<_>>() {
             task.await.unwrap();

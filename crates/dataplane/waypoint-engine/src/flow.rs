@@ -11,7 +11,7 @@ use crate::{session::Session, target::Target};
 
 /// Upstream of a request or connection for flow events, as far as it was resolved.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Server<'a> {
+pub(crate) struct FlowUpstream<'a> {
     pub(crate) endpoint: Option<SocketAddr>,
     pub(crate) workload: Option<&'a WorkloadRef>,
     pub(crate) service: Option<&'a Arc<Service>>,
@@ -21,18 +21,18 @@ pub(crate) struct Server<'a> {
 pub(crate) fn report(
     session: &Session,
     event: Event,
-    server: Server<'_>,
+    server: FlowUpstream<'_>,
     complete: impl FnOnce(&mut Flow),
 ) {
     let flows = session.shard.waypoint.metrics.flows();
     if !flows.has_readers() {
         return;
     }
-    let reporter = flow::reporter(flows.origin(), ReporterKind::Waypoint);
-    let service = server.service.or_else(|| session.target.named());
+    let reporter = flow::reporter(flows.proxy_identity(), ReporterKind::Waypoint);
+    let service = server.service.or_else(|| session.target.service_record());
     let gateway = &session.shard.waypoint.config.gateway;
     let mut event = Flow {
-        connection: session.number(),
+        connection: session.tunnel_id(),
         source: source(session),
         destination: destination(session, server),
         service: service.map(|service| ServiceName {
@@ -45,14 +45,14 @@ pub(crate) fn report(
             None => Transport::Plaintext,
         },
         waypoint: Some(format!("{}/{}", gateway.namespace, gateway.name)),
-        ..flow::event(event, reporter)
+        ..flow::flow_now(event, reporter)
     };
     complete(&mut event);
     flows.report(event);
 }
 
 /// Sets the byte counts and the duration of a flow event.
-pub(crate) fn measure(event: &mut Flow, received: u64, sent: u64, duration: Duration) {
+pub(crate) fn set_measurements(event: &mut Flow, received: u64, sent: u64, duration: Duration) {
     event.bytes_to_server = received;
     event.bytes_to_client = sent;
     event.duration_ms = flow::milliseconds(duration);
@@ -79,7 +79,7 @@ fn source(session: &Session) -> Peer {
     }
 }
 
-fn destination(session: &Session, server: Server<'_>) -> Peer {
+fn destination(session: &Session, server: FlowUpstream<'_>) -> Peer {
     let pod = match &session.target {
         Target::Pod { workload, .. } => Some(workload),
         Target::Service { .. } => None,

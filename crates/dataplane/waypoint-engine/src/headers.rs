@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ambit_codec::TraceParent;
 use ambit_model::{Identity, is_mesh_header};
-use ambit_observation::trace::request_id;
+use ambit_observation::trace::format_request_id;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{
@@ -15,10 +15,10 @@ use http::{
 use rand::Rng as _;
 
 /// Bytes that one field occupies in a header map in addition to its name and value, including spare capacity.
-const FIELD_BYTES: usize = 128;
+const FIELD_OVERHEAD_BYTES: usize = 128;
 /// Maximum number of header maps that one request has at a time: the forwarded one, one for repeated authorization, and
 /// one that is buffered for a retry. The maps share names and values.
-const COPIES: usize = 3;
+const MAX_HEADER_MAP_COPIES: usize = 3;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -32,7 +32,7 @@ pub(crate) const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-rat
 const EXTERNAL_ADDRESS: HeaderName = HeaderName::from_static("x-envoy-external-address");
 
 /// Hop-by-hop headers (RFC 9110, section 7.6.1), besides those that `Connection` names.
-const HOP_BY_HOP: [HeaderName; 7] = [
+const HOP_BY_HOP_HEADERS: [HeaderName; 7] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -44,10 +44,10 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 ];
 
 /// Header fields by which an HTTP/1.1 request asks for a protocol upgrade.
-pub(super) const UPGRADE_OF_REQUESTS: [HeaderName; 2] = [CONNECTION, UPGRADE];
+pub(super) const UPGRADE_REQUEST_HEADERS: [HeaderName; 2] = [CONNECTION, UPGRADE];
 
 /// Forwarding and tracing headers that clients may send. Other spellings, with underscores for hyphens, are removed.
-const FORWARDING: [&str; 9] = [
+const FORWARDING_HEADERS: [&str; 9] = [
     "forwarded",
     "traceparent",
     "x-forwarded-for",
@@ -59,19 +59,21 @@ const FORWARDING: [&str; 9] = [
     "x-request-id",
 ];
 
-/// Headers of [`FORWARDING`] with the client's address, which neither plugins nor authorization providers may change.
-const ADDRESSES: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
+/// Headers of [`FORWARDING_HEADERS`] with the client's address, which neither plugins nor authorization providers may
+/// change.
+const CLIENT_ADDRESS_HEADERS: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
 
 /// Whether only proxies of the mesh may send this header, in any spelling, or its name with underscores duplicates a
 /// forwarding or framing header for CGI-style applications, which read both alike.
-pub(crate) fn is_claim(name: &HeaderName) -> bool {
+pub(crate) fn is_mesh_only_header(name: &HeaderName) -> bool {
     is_mesh_header(name.as_str())
-        || hyphenated(name)
-            .is_some_and(|name| is_framing(&name) || FORWARDING.contains(&name.as_str()))
+        || underscores_to_hyphens(name).is_some_and(|name| {
+            is_framing_header(&name) || FORWARDING_HEADERS.contains(&name.as_str())
+        })
 }
 
 /// Returns the name with underscores replaced by hyphens; `None` if it has no underscore.
-fn hyphenated(name: &HeaderName) -> Option<HeaderName> {
+fn underscores_to_hyphens(name: &HeaderName) -> Option<HeaderName> {
     let text = name.as_str();
     let folded = text.contains('_').then(|| text.replace('_', "-"))?;
     HeaderName::from_bytes(folded.as_bytes()).ok()
@@ -79,18 +81,18 @@ fn hyphenated(name: &HeaderName) -> Option<HeaderName> {
 
 /// Whether an authorization provider or a plugin may set or remove a header. Headers that identify a caller, route a
 /// request, or frame a message are excluded.
-pub(crate) fn may_be_changed(name: &HeaderName) -> bool {
-    !is_framing(name) && !is_claim(name) && !ADDRESSES.contains(name)
+pub(crate) fn is_mutable_header(name: &HeaderName) -> bool {
+    !is_framing_header(name) && !is_mesh_only_header(name) && !CLIENT_ADDRESS_HEADERS.contains(name)
 }
 
-fn is_framing(name: &HeaderName) -> bool {
+fn is_framing_header(name: &HeaderName) -> bool {
     let framing = [HOST, CONTENT_LENGTH, EXPECT, TRAILER];
-    HOP_BY_HOP.contains(name) || framing.contains(name)
+    HOP_BY_HOP_HEADERS.contains(name) || framing.contains(name)
 }
 
 /// Fields that are forbidden in trailers (RFC 9110, section 6.5.1), since they affect the interpretation of earlier
 /// parts.
-const NO_TRAILERS: [HeaderName; 11] = [
+const FORBIDDEN_TRAILERS: [HeaderName; 11] = [
     header::AUTHORIZATION,
     header::CACHE_CONTROL,
     header::CONTENT_ENCODING,
@@ -106,13 +108,13 @@ const NO_TRAILERS: [HeaderName; 11] = [
 
 /// Whether a field may be a trailer. Fields that policies evaluate, or that the waypoint sets, are accepted as headers
 /// only.
-pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
-    let hyphenated = hyphenated(name);
+pub(crate) fn is_allowed_trailer(name: &HeaderName) -> bool {
+    let hyphenated = underscores_to_hyphens(name);
     let folded = hyphenated.as_ref().unwrap_or(name);
-    !is_framing(folded)
-        && !is_claim(folded)
-        && !NO_TRAILERS.contains(folded)
-        && !FORWARDING.contains(&folded.as_str())
+    !is_framing_header(folded)
+        && !is_mesh_only_header(folded)
+        && !FORBIDDEN_TRAILERS.contains(folded)
+        && !FORWARDING_HEADERS.contains(&folded.as_str())
 }
 
 /// Joins multiple `cookie` lines into one, since HTTP/2 may split the header (RFC 9113, section 8.2.3) and readers
@@ -136,13 +138,13 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 /// would receive a different request than policies have evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection header names a header that belongs to the whole request")]
-pub(crate) struct EndToEnd;
+pub(crate) struct EndToEndHeaderNamed;
 
 /// Removes hop-by-hop headers and those that `Connection` names; keeps `TE: trailers`.
 ///
 /// # Errors
 /// When `Connection` names a header that must not be removed.
-pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd> {
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEndHeaderNamed> {
     let mut named = Vec::new();
     for value in headers.get_all(CONNECTION) {
         for name in value.as_bytes().split(|byte| *byte == b',') {
@@ -162,14 +164,14 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd>
             || *name == X_FORWARDED_PROTO
     };
     if named.iter().any(keeps) {
-        return Err(EndToEnd);
+        return Err(EndToEndHeaderNamed);
     }
     let wants_trailers = headers
         .get_all(TE)
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
         .any(|part| part.trim_ascii().eq_ignore_ascii_case(b"trailers"));
-    for name in named.iter().chain(&HOP_BY_HOP) {
+    for name in named.iter().chain(&HOP_BY_HOP_HEADERS) {
         headers.remove(name);
     }
     if wants_trailers {
@@ -179,7 +181,7 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd>
 }
 
 /// Whether a transfer encoding other than chunked applies to a body, which would be forwarded undecoded.
-pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
+pub(crate) fn has_unsupported_transfer_encoding(headers: &HeaderMap) -> bool {
     let mut encodings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_chunked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
     encodings.next().is_some_and(|one| !is_chunked(one)) || encodings.next().is_some()
@@ -187,8 +189,8 @@ pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
 
 /// Removes headers that only proxies of the mesh may send, and duplicates of forwarding and framing headers in other
 /// spellings.
-pub(crate) fn remove_claims(headers: &mut HeaderMap) {
-    let claims = headers.keys().filter(|name| is_claim(name));
+pub(crate) fn remove_mesh_only_headers(headers: &mut HeaderMap) {
+    let claims = headers.keys().filter(|name| is_mesh_only_header(name));
     for name in claims.cloned().collect::<Vec<_>>() {
         headers.remove(name);
     }
@@ -196,17 +198,17 @@ pub(crate) fn remove_claims(headers: &mut HeaderMap) {
 
 /// Removes headers from an application's response that only proxies of the mesh may send, except `x-envoy-ratelimited`,
 /// which another waypoint may have set.
-pub(crate) fn remove_claims_of_response(headers: &mut HeaderMap) {
+pub(crate) fn remove_mesh_only_response_headers(headers: &mut HeaderMap) {
     let limited = headers.remove(RATE_LIMITED);
-    remove_claims(headers);
+    remove_mesh_only_headers(headers);
     if let Some(limited) = limited {
         headers.insert(RATE_LIMITED, limited);
     }
 }
 
 /// Restores the `forwarded` and `x-forwarded-for` headers that a plugin may have changed.
-pub(crate) fn restore_addresses(headers: &mut HeaderMap, came: &HeaderMap) {
-    for name in ADDRESSES {
+pub(crate) fn restore_client_address_headers(headers: &mut HeaderMap, came: &HeaderMap) {
+    for name in CLIENT_ADDRESS_HEADERS {
         headers.remove(&name);
         for line in came.get_all(&name) {
             headers.append(name.clone(), line.clone());
@@ -231,7 +233,7 @@ pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
         .or_insert(HeaderValue::from_static("http"));
     let mut rng = rand::rng();
     if !headers.contains_key(X_REQUEST_ID)
-        && let Ok(id) = HeaderValue::from_str(&request_id(rng.random()))
+        && let Ok(id) = HeaderValue::from_str(&format_request_id(rng.random()))
     {
         headers.insert(X_REQUEST_ID, id);
     }
@@ -264,11 +266,11 @@ pub(crate) fn add_client_identity(
 }
 
 /// Returns the bytes that a header section and its copies occupy for the duration of a request.
-pub(crate) fn cost(headers: &HeaderMap) -> usize {
+pub(crate) fn header_memory_bytes(headers: &HeaderMap) -> usize {
     let texts = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len());
-    texts.sum::<usize>() + headers.len() * FIELD_BYTES * COPIES
+    texts.sum::<usize>() + headers.len() * FIELD_OVERHEAD_BYTES * MAX_HEADER_MAP_COPIES
 }
 
 #[cfg(test)]
@@ -307,7 +309,11 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(CONNECTION, HeaderValue::from_static(name));
-            assert_eq!(remove_hop_by_hop(&mut headers), Err(EndToEnd), "{name}");
+            assert_eq!(
+                remove_hop_by_hop(&mut headers),
+                Err(EndToEndHeaderNamed),
+                "{name}"
+            );
         }
     }
 
@@ -331,10 +337,10 @@ mod tests {
     #[test]
     fn generated_request_ids_are_version_four_uuids() {
         assert_eq!(
-            request_id(u128::MAX),
+            format_request_id(u128::MAX),
             "ffffffff-ffff-4fff-bfff-ffffffffffff"
         );
-        assert_eq!(request_id(0), "00000000-0000-4000-8000-000000000000");
+        assert_eq!(format_request_id(0), "00000000-0000-4000-8000-000000000000");
     }
 
     #[test]
@@ -368,7 +374,7 @@ mod tests {
             ("x_user", false),
         ] {
             let mut headers = map(&[(name, "1")]);
-            remove_claims(&mut headers);
+            remove_mesh_only_headers(&mut headers);
             assert_eq!(headers.is_empty(), is_claim, "{name}");
         }
     }
@@ -394,7 +400,7 @@ mod tests {
             ("upgrade", false),
         ] {
             assert_eq!(
-                may_be_trailer(&HeaderName::from_static(name)),
+                is_allowed_trailer(&HeaderName::from_static(name)),
                 may,
                 "{name}"
             );
@@ -416,7 +422,7 @@ mod tests {
             ("x-envoy-ratelimited", "true"),
             ("x-version", "1"),
         ]);
-        remove_claims_of_response(&mut headers);
+        remove_mesh_only_response_headers(&mut headers);
         assert_eq!(
             headers,
             map(&[("x-envoy-ratelimited", "true"), ("x-version", "1")])

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header with the number of waypoints that a request, or the connection in a tunnel, has passed. It is never sent to
 /// applications.
-const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
+const HOPS_HEADER: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
 /// Number of hops at which a request is considered to be in a routing loop. Each route to a service with another
 /// waypoint adds one or two.
 const MAX_HOPS: u8 = 8;
@@ -22,8 +22,10 @@ impl Hops {
     pub(crate) const NONE: Self = Self(0);
 
     /// Parses the header; `None` if the number of hops suggests a routing loop.
-    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        let text = headers.get(PASSED).and_then(|value| value.to_str().ok());
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
+        let text = headers
+            .get(HOPS_HEADER)
+            .and_then(|value| value.to_str().ok());
         let hops = text.and_then(|text| text.parse().ok()).unwrap_or(0);
         (hops < MAX_HOPS).then_some(Self(hops))
     }
@@ -31,22 +33,22 @@ impl Hops {
     /// Parses and removes the header; `None` if the number of hops suggests a routing loop. A client that forges a high
     /// number harms only itself, and the next waypoint corrects a low one.
     pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
-        let hops = Self::of(headers);
-        headers.remove(PASSED);
+        let hops = Self::from_headers(headers);
+        headers.remove(HOPS_HEADER);
         hops
     }
 
     /// Returns the number of hops that a mirrored request of this request carries.
-    pub(crate) fn mirrored(self) -> Self {
+    pub(crate) fn for_mirror(self) -> Self {
         Self(self.0.saturating_add(MIRROR_HOPS))
     }
 
     /// Writes the header with this waypoint counted, if the next hop is a waypoint, and removes it otherwise.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_next_waypoint: bool) {
         if is_next_waypoint {
-            headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));
+            headers.insert(HOPS_HEADER, HeaderValue::from(u16::from(self.0) + 1));
         } else {
-            headers.remove(PASSED);
+            headers.remove(HOPS_HEADER);
         }
     }
 }
@@ -57,7 +59,7 @@ mod tests {
 
     fn taken(value: &'static str) -> Option<Hops> {
         let mut headers = HeaderMap::new();
-        headers.insert(PASSED, HeaderValue::from_static(value));
+        headers.insert(HOPS_HEADER, HeaderValue::from_static(value));
         let taken = Hops::take(&mut headers);
         assert!(headers.is_empty());
         taken
@@ -75,9 +77,9 @@ mod tests {
             hops.write(&mut headers, true);
             Hops::take(&mut headers)
         };
-        let once = next(Hops::NONE.mirrored());
+        let once = next(Hops::NONE.for_mirror());
         assert_eq!(once, Some(Hops(4)));
-        assert_eq!(once.and_then(|once| next(once.mirrored())), None);
+        assert_eq!(once.and_then(|once| next(once.for_mirror())), None);
         // Values that no waypoint writes.
         for value in ["", "-1", "256", "x"] {
             assert_eq!(taken(value), Some(Hops(0)), "{value}");

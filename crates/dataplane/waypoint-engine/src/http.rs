@@ -20,11 +20,11 @@ mod routing;
 mod send;
 mod upgrade;
 
-pub(crate) use admit::{admission::is_still_admitted, authorizer::authorize_connection};
+pub(crate) use admit::{admission::is_check_satisfied, authorizer::authorize_connection};
 pub(crate) use backend::{destination::Destination, destination_attachments};
 pub(crate) use connection::not_http::{NotHttp, refuse_connection};
 pub(crate) use explain::explain;
-pub(crate) use send::retrying::DEFAULT_RETRIES;
+pub(crate) use send::retry_state::DEFAULT_RETRIES;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -42,17 +42,17 @@ use tokio::{
 use crate::{
     config::{HeaderLimits, WEBSOCKET},
     fair_share::{FairShare, TaskShare},
-    message::{Tasks, Version},
+    http1_io::{Http1Io, TrailersBody},
+    message::{TaskExecutor, Version},
     session::Session,
-    wire::{Wire, WithTrailers},
 };
-use body::interim::Interim;
+use body::interim::InterimForwarder;
 use connection::{
     charged, failure,
-    half_close::HalfClose,
-    header_block::HeaderBlocks,
-    header_timeout::{Answered, Paced, RequestPacing},
-    linger::Linger,
+    half_close::HalfCloseIo,
+    header_block::HeaderBlockIo,
+    header_timeout::{GuardedBody, HeaderTimeoutIo, RequestProgress},
+    linger::LingeringCloseIo,
     overload,
 };
 
@@ -95,7 +95,7 @@ where
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
     let ending = drain.clone();
-    let pacing = RequestPacing::default();
+    let pacing = RequestProgress::default();
     let begins = pacing.clone();
     let cancels = session.shard.waypoint.config.streams.cancel_on_half_close;
     let ahead = cancels.then(|| pacing.clone());
@@ -111,18 +111,20 @@ where
         let interim = is_http11.then(|| pacing.additions().clone());
         if let Some(interim) = &interim {
             interim.begin_interim();
-            request.extensions_mut().insert(Interim(interim.clone()));
+            request
+                .extensions_mut()
+                .insert(InterimForwarder(interim.clone()));
         }
         // Charged at once, since requests occupy memory before their handling begins.
         let limits = session.shard.waypoint.config.headers;
-        let admitted = overload::admit(&session.memory, limits, &mut request, version);
+        let admitted = overload::charge_request(&session.memory, limits, &mut request, version);
         async move {
             let (permit, refused) =
                 admitted.map_or_else(|reply| (None, Some(reply)), |permit| (Some(permit), None));
             let responding =
                 exchange::respond(session.clone(), request, refused, &pacing, &stalled);
             let mut response = responding.await;
-            response = response.map(|body| charged::charged(body, &session.memory));
+            response = response.map(|body| charged::charge_body(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
             if version == Version::Http1 && may_close && ending.mode().is_some() {
                 let close = HeaderValue::from_static("close");
@@ -130,15 +132,15 @@ where
             }
             let serving = match response.status() {
                 StatusCode::SWITCHING_PROTOCOLS => {
-                    serving.for_good();
+                    serving.disable_header_timeout();
                     None
                 }
                 _ => Some(serving),
             };
             pacing.additions().end_interim();
             let has_length = !is_http11 || response.headers().contains_key(CONTENT_LENGTH);
-            Ok::<_, Infallible>(response.map(|body| Answered {
-                body: WithTrailers::new(body, pacing.additions(), has_length),
+            Ok::<_, Infallible>(response.map(|body| GuardedBody {
+                body: TrailersBody::new(body, pacing.additions(), has_length),
                 _serving: serving,
                 _permit: permit,
             }))
@@ -148,10 +150,10 @@ where
         Version::Http1 => {
             let limit = session.shard.waypoint.config.headers_timeout;
             let memory = session.memory.clone();
-            let io = HalfClose::new(Linger::new(io, pacing.clone()), ahead);
+            let io = HalfCloseIo::new(LingeringCloseIo::new(io, pacing.clone()), ahead);
             let additions = pacing.additions().clone();
-            let io = Paced::new(io, pacing, limit, memory);
-            let io = TokioIo::new(Wire::new(io, additions));
+            let io = HeaderTimeoutIo::new(io, pacing, limit, memory);
+            let io = TokioIo::new(Http1Io::new(io, additions));
             let connection = http1_builder(session.shard.waypoint.config.headers)
                 .serve_connection(io, service)
                 .with_upgrades();
@@ -167,24 +169,25 @@ where
                             connection.as_mut().graceful_shutdown();
                             tokio::select! {
                                 ended = &mut connection => ended,
-                                () = drain.cut() => Ok(()),
+                                () = drain.wait_until_deadline() => Ok(()),
                             }
                         }
-                        () = drain.cut() => Ok(()),
+                        () = drain.wait_until_deadline() => Ok(()),
                     }
                 }
             }
         }
         Version::Http2 => {
-            let window = session
-                .memory
-                .window(WINDOW_DIVISOR, MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
+            let window =
+                session
+                    .memory
+                    .charge_window(WINDOW_DIVISOR, MIN_WINDOW_BYTES, MAX_WINDOW_BYTES);
             let Ok(window) = window else {
-                return failure::refused(&session, version, "memory_budget_connection");
+                return failure::report_overloaded(&session, version, "memory_budget_connection");
             };
             let limit = session.shard.waypoint.config.headers_timeout;
             let max_header_bytes = session.shard.waypoint.config.headers.bytes;
-            let io = HeaderBlocks::new(io, limit, max_header_bytes, session.memory.clone());
+            let io = HeaderBlockIo::new(io, limit, max_header_bytes, session.memory.clone());
             let mut builder = http2_builder(window.bytes(), max_header_bytes, &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;
             if upgrades.iter().any(|one| one == WEBSOCKET) {
@@ -198,7 +201,7 @@ where
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = &mut connection => ended,
-                        () = drain.cut() => Ok(()),
+                        () = drain.wait_until_deadline() => Ok(()),
                     }
                 }
             }
@@ -222,9 +225,13 @@ fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
 }
 
 /// Builds hyper's HTTP/2 server with a connection receive window and a limit of header sections, both in bytes.
-fn http2_builder(window: usize, headers: usize, share: &FairShare) -> conn::http2::Builder<Tasks> {
+fn http2_builder(
+    window: usize,
+    headers: usize,
+    share: &FairShare,
+) -> conn::http2::Builder<TaskExecutor> {
     let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-    let mut builder = conn::http2::Builder::new(Tasks(TaskShare::Fixed(share.clone())));
+    let mut builder = conn::http2::Builder::new(TaskExecutor(TaskShare::Fixed(share.clone())));
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(bytes(headers))

@@ -33,10 +33,10 @@ type Caller = (Option<Identity>, IpAddr);
 
 /// Checks in flight on one worker, counted by caller and by service.
 #[derive(Debug, Default)]
-pub(crate) struct InFlightChecks(Arc<Mutex<Counts>>);
+pub(crate) struct InFlightChecks(Arc<Mutex<CheckCounts>>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct CheckCounts {
     all: usize,
     by_caller: HashMap<Caller, usize>,
     by_service: HashMap<CheckService, usize>,
@@ -45,7 +45,7 @@ struct Counts {
 /// Permit of one check in flight, released on drop.
 #[derive(Debug)]
 pub(crate) struct CheckPermit {
-    counts: Arc<Mutex<Counts>>,
+    counts: Arc<Mutex<CheckCounts>>,
     caller: Caller,
     service: CheckService,
 }
@@ -61,7 +61,7 @@ impl Drop for CheckPermit {
 
 impl InFlightChecks {
     /// Takes a permit for a check; `None` if the worker, the caller or the service is at its limit.
-    pub(crate) fn begin(
+    pub(crate) fn acquire(
         &self,
         identity: Option<&Identity>,
         address: IpAddr,
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn begin(checks: &InFlightChecks, caller: u8, service: &CheckService) -> Option<CheckPermit> {
-        checks.begin(None, [10, 0, 0, caller].into(), service.clone())
+        checks.acquire(None, [10, 0, 0, caller].into(), service.clone())
     }
 
     fn fill(checks: &InFlightChecks, caller: u8, service: &CheckService) -> Vec<CheckPermit> {

@@ -8,12 +8,12 @@ use std::{
 
 use ambit_handover::{Handover, Supervisor};
 use ambit_model::HBONE_PORT;
-use ambit_sys::socket::{self, ListenSpec, Listening, SocketError, Transparent};
+use ambit_sys::socket::{self, BoundListener, ListenSpec, SocketError, Transparent};
 
 use crate::config::Config;
 
 /// Name under which the supervisor stores the listeners.
-const STORED_NAME: &str = "tunnels";
+const HANDOVER_NAME: &str = "tunnels";
 
 /// Takes over all listeners of the previous process, since connections may wait in any of their accept queues, or binds
 /// the port; then stores the listeners at the supervisor.
@@ -25,7 +25,9 @@ pub fn open(
     supervisor: &Supervisor,
     held: Handover<OwnedFd>,
 ) -> Result<Vec<TcpListener>, SocketError> {
-    let items = held.into_items().filter(|(name, _)| &**name == STORED_NAME);
+    let items = held
+        .into_items()
+        .filter(|(name, _)| &**name == HANDOVER_NAME);
     let inherited = items.flat_map(|(_, item)| item.descriptors);
     let inherited = inherited.map(|socket| socket::adopt(socket.into(), &config.tuning));
     let mut listening = inherited.collect::<Result<Vec<_>, _>>()?;
@@ -34,22 +36,22 @@ pub fn open(
         reuse_port: true,
         transparent: Transparent::Off,
         tuning: config.tuning,
-        ..ListenSpec::of_pod(HBONE_PORT, None)
+        ..ListenSpec::for_pod(HBONE_PORT, None)
     };
     while listening.len() < config.workers.max(1) {
         listening.push(socket::listen(None, &spec)?);
     }
     let listeners = listening
         .into_iter()
-        .map(|Listening { listener, .. }| listener);
+        .map(|BoundListener { listener, .. }| listener);
     let listeners: Vec<_> = listeners.collect();
     let descriptors: Vec<_> = listeners.iter().map(AsFd::as_fd).collect();
-    supervisor.hold(STORED_NAME, &[], &descriptors);
+    supervisor.store_item(HANDOVER_NAME, &[], &descriptors);
     Ok(listeners)
 }
 
 /// Removes the listeners from the supervisor when no further process will accept from them, so that clients are
 /// rejected instead of waiting.
 pub fn release(supervisor: &Supervisor) {
-    supervisor.release(STORED_NAME);
+    supervisor.release_item(HANDOVER_NAME);
 }

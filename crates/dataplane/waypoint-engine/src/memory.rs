@@ -5,8 +5,8 @@
 mod account;
 mod callers;
 
-pub(crate) use account::{Exhausted, Permit, Scope};
-pub(crate) use callers::{ConnectionMemory, Memory, Use, WindowShares};
+pub(crate) use account::{BudgetExhausted, BudgetScope, MemoryPermit};
+pub(crate) use callers::{ChargePurpose, ConnectionMemory, Memory, WindowDivisors};
 
 /// Limits of the memory budgets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(crate) struct MemoryLimits {
 
 impl MemoryLimits {
     /// Derives all limits from the limit of the process, in bytes.
-    pub(crate) fn of(process: usize) -> Self {
+    pub(crate) fn from_process_limit(process: usize) -> Self {
         let caller = process / 4;
         Self {
             process,

@@ -23,13 +23,13 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Returns a body with a fixed text.
-pub(crate) fn text(text: impl Into<Bytes>) -> Body {
+pub(crate) fn text_body(text: impl Into<Bytes>) -> Body {
     let full = Full::new(text.into());
     full.map_err(|never| match never {}).boxed_unsync()
 }
 
 /// Sets `:scheme` of an HTTP/2 request to `https`.
-pub(crate) fn secure(request: &mut Request<Body>) {
+pub(crate) fn set_https_scheme(request: &mut Request<Body>) {
     let mut parts = request.uri().clone().into_parts();
     if parts.authority.is_some() {
         parts.scheme = Some(Scheme::HTTPS);
@@ -41,9 +41,9 @@ pub(crate) fn secure(request: &mut Request<Body>) {
 
 /// Executor for the tasks of an HTTP/2 connection, which charges their polls to a CPU share.
 #[derive(Clone, Debug)]
-pub(crate) struct Tasks(pub(crate) TaskShare);
+pub(crate) struct TaskExecutor(pub(crate) TaskShare);
 
-impl<F> Executor<F> for Tasks
+impl<F> Executor<F> for TaskExecutor
 where
     F: Future<Output = ()> + Send + 'static,
 {

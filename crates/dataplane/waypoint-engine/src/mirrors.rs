@@ -26,7 +26,7 @@ impl Drop for MirrorPermit {
 
 impl Mirrors {
     /// Takes a permit to send one more mirrored request.
-    pub(crate) fn begin(&self) -> Option<MirrorPermit> {
+    pub(crate) fn acquire(&self) -> Option<MirrorPermit> {
         let permit = MirrorPermit(self.active.clone());
         (self.active.fetch_add(1, Relaxed) < MAX_MIRRORED_REQUESTS).then_some(permit)
     }
@@ -44,10 +44,10 @@ mod tests {
     fn mirrored_requests_of_a_worker_are_limited() {
         let mirrors = Mirrors::default();
         let permits: Vec<_> = (0..MAX_MIRRORED_REQUESTS)
-            .map_while(|_| mirrors.begin())
+            .map_while(|_| mirrors.acquire())
             .collect();
         assert_eq!(permits.len(), MAX_MIRRORED_REQUESTS);
-        assert!(mirrors.begin().is_none() && mirrors.begin().is_none());
+        assert!(mirrors.acquire().is_none() && mirrors.acquire().is_none());
         drop(permits);
         assert_eq!(mirrors.active.load(Relaxed), 0);
     }

@@ -13,37 +13,37 @@ use std::{collections::HashMap, net::IpAddr, time::Instant};
 use ambit_egress::{Forbidden, Guard};
 use parking_lot::Mutex;
 
-pub(crate) use lookups::{Caller, Known, TooManyLookups};
-use lookups::{Lookups, MAX_TTL};
+pub(crate) use lookups::{CachedLookup, Caller, TooManyLookups};
+use lookups::{LookupCache, MAX_TTL};
 
 /// Maximum addresses that are cached as outside the mesh.
-const MAX_OUTSIDE_ADDRESSES: usize = 4096;
+const MAX_OUTSIDE_MESH_ADDRESSES: usize = 4096;
 
 /// DNS resolver for hosts outside the mesh.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct HostResolver {
     /// Lookups of hosts that Kubernetes objects name (ServiceEntries, for example).
-    of_objects: Lookups,
+    of_objects: LookupCache,
     /// Lookups of hosts below wildcards that clients choose, in unbounded number.
-    of_clients: Lookups,
+    of_clients: LookupCache,
     /// Addresses that the control plane reports as outside of the mesh, with the time at which the report expires.
     outside: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
 }
 
-impl Names {
+impl HostResolver {
     /// Creates a resolver with empty caches; the guard decides which addresses may be called.
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
-            of_objects: Lookups::new(),
-            of_clients: Lookups::new(),
+            of_objects: LookupCache::new(),
+            of_clients: LookupCache::new(),
             outside: Mutex::default(),
             guard,
         }
     }
 
     /// Resolves a host that a Kubernetes object names to at least one address.
-    pub(crate) async fn of(&self, host: &str) -> Result<Known, TooManyLookups> {
+    pub(crate) async fn resolve(&self, host: &str) -> Result<CachedLookup, TooManyLookups> {
         let look_up = || ambit_rt::lookup_name(host);
         self.of_objects.get(host, None, look_up).await
     }
@@ -52,17 +52,17 @@ impl Names {
     ///
     /// # Errors
     /// When the client is at its limit of lookups.
-    pub(crate) async fn of_client(
+    pub(crate) async fn resolve_for_client(
         &self,
         host: &str,
         caller: Caller,
-    ) -> Result<Known, TooManyLookups> {
+    ) -> Result<CachedLookup, TooManyLookups> {
         let look_up = || ambit_rt::lookup_name(host);
         self.of_clients.get(host, Some(caller), look_up).await
     }
 
     /// Checks that the egress guard allows calls to an address, named directly or resolved.
-    pub(crate) fn check(&self, ip: IpAddr) -> Result<(), Forbidden> {
+    pub(crate) fn check_egress(&self, ip: IpAddr) -> Result<(), Forbidden> {
         self.guard.check(ip)
     }
 
@@ -76,10 +76,10 @@ impl Names {
     pub(crate) fn record_outside_mesh(&self, ip: IpAddr) {
         let now = Instant::now();
         let mut all = self.outside.lock();
-        if all.len() >= MAX_OUTSIDE_ADDRESSES {
+        if all.len() >= MAX_OUTSIDE_MESH_ADDRESSES {
             all.retain(|_, until| now < *until);
         }
-        if all.len() >= MAX_OUTSIDE_ADDRESSES {
+        if all.len() >= MAX_OUTSIDE_MESH_ADDRESSES {
             all.clear();
         }
         all.insert(ip, now + MAX_TTL);
@@ -88,7 +88,7 @@ impl Names {
 
 /// Parses a host below a wildcard (`*.` and a domain); returns it in lower case and without port, or `None` if it is
 /// not below the wildcard.
-pub(crate) fn host_below(wildcard: &str, text: &str) -> Option<String> {
+pub(crate) fn parse_wildcard_host(wildcard: &str, text: &str) -> Option<String> {
     let name = match text.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         Some(_) => return None,
@@ -106,8 +106,11 @@ pub(crate) fn host_below(wildcard: &str, text: &str) -> Option<String> {
 
 /// Returns the names under which a host may have a more specific entry than `wildcard`, the most specific first: the
 /// host itself, then longer wildcards.
-pub(crate) fn more_specific(wildcard: &str, text: &str) -> Option<impl Iterator<Item = String>> {
-    let host = host_below(wildcard, text)?;
+pub(crate) fn more_specific_names(
+    wildcard: &str,
+    text: &str,
+) -> Option<impl Iterator<Item = String>> {
+    let host = parse_wildcard_host(wildcard, text)?;
     let above = host.match_indices('.').map(|(dot, _)| dot);
     let wildcards = above.filter_map(|dot| Some(format!("*{}", host.get(dot..)?)));
     let longer = wildcards.take_while(|one| one.len() > wildcard.len());
@@ -139,17 +142,18 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(
-                host_below("*.example.com", text).as_deref(),
+                parse_wildcard_host("*.example.com", text).as_deref(),
                 expected,
                 "{text}"
             );
         }
-        assert_eq!(host_below("example.com", "a.example.com"), None);
+        assert_eq!(parse_wildcard_host("example.com", "a.example.com"), None);
     }
 
     #[test]
     fn names_between_a_host_and_its_wildcard_are_more_specific() {
-        let of = |wildcard, host| more_specific(wildcard, host).map(Iterator::collect::<Vec<_>>);
+        let of =
+            |wildcard, host| more_specific_names(wildcard, host).map(Iterator::collect::<Vec<_>>);
         let names = ["a.b.c.example.com", "*.b.c.example.com", "*.c.example.com"];
         assert_eq!(
             of("*.example.com", "A.b.c.example.com.:443").unwrap(),

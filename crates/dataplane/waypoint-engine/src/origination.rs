@@ -14,7 +14,8 @@ use std::{
 
 use ambit_model::{ArcStr, DestinationTls, TlsRoots};
 use ambit_tls::{
-    Authorities, ClientKeyPair, ClientStream, Outward, OutwardConnectError, OutwardError,
+    ClientKeyPair, ClientStream, OriginatedTls, OriginatedTlsConnectError, OriginatedTlsError,
+    TrustedAuthorities,
 };
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -34,7 +35,7 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
     #[error("{0} is not below {TLS_FILES}")]
-    Place(ArcStr),
+    PathOutsideTlsFiles(ArcStr),
     #[error("the file {path} of the waypoint cannot be read")]
     File {
         path: ArcStr,
@@ -42,25 +43,25 @@ pub(crate) enum OriginationError {
         error: io::Error,
     },
     #[error("the TLS settings for the endpoint cannot be used")]
-    Unusable(#[from] OutwardError),
+    InvalidSettings(#[from] OriginatedTlsError),
     #[error(transparent)]
-    Connect(#[from] OutwardConnectError),
+    Connect(#[from] OriginatedTlsConnectError),
     #[error("TLS with {0} did not begin within {HANDSHAKE_TIMEOUT:?}")]
-    TooLong(String),
+    HandshakeTimeout(String),
 }
 
 /// TLS client settings for one port of a service, with the cached configuration built from them and its files.
 #[derive(Debug)]
-pub(crate) struct Origination {
+pub(crate) struct TlsOrigination {
     of: Arc<DestinationTls>,
     id: u64,
-    made: Mutex<Option<(Instant, Outward)>>,
+    made: Mutex<Option<(Instant, OriginatedTls)>>,
 }
 
 /// TLS settings for one connection to an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TlsUpstream<'a> {
-    pub(crate) origination: &'a Origination,
+    pub(crate) origination: &'a TlsOrigination,
     pub(crate) config: &'a Config,
     /// Hostname of the endpoint: the SNI unless a rule sets one.
     pub(crate) host: &'a str,
@@ -75,9 +76,9 @@ pub(crate) struct TlsKey {
     name: ArcStr,
 }
 
-impl Origination {
+impl TlsOrigination {
     /// Builds the settings for a port, or returns the previous ones if they are unchanged.
-    pub(crate) fn of(
+    pub(crate) fn for_destination(
         tls: Option<&Arc<DestinationTls>>,
         before: Option<&Arc<Self>>,
     ) -> Option<Arc<Self>> {
@@ -98,8 +99,8 @@ impl Origination {
         self.of.client.is_some() || matches!(self.of.roots, TlsRoots::File(_))
     }
 
-    fn outward(&self, config: &Config) -> Result<Outward, OriginationError> {
-        let text = |path| text(path, &config.tls_files);
+    fn outward(&self, config: &Config) -> Result<OriginatedTls, OriginationError> {
+        let text = |path| read_file(path, &config.tls_files);
         let mut made = self.made.lock();
         if let Some((at, outward)) = &*made
             && (!self.has_files() || at.elapsed() < FILE_CACHE_TIME)
@@ -107,9 +108,9 @@ impl Origination {
             return Ok(outward.clone());
         }
         let authorities = match &self.of.roots {
-            TlsRoots::System => Some(of_system()?),
-            TlsRoots::Pem(text) => Some(Authorities::of_pem(text)?),
-            TlsRoots::File(path) => Some(Authorities::of_pem(&text(path)?)?),
+            TlsRoots::System => Some(system_authorities()?),
+            TlsRoots::Pem(text) => Some(TrustedAuthorities::from_pem(text)?),
+            TlsRoots::File(path) => Some(TrustedAuthorities::from_pem(&text(path)?)?),
             TlsRoots::Unverified => None,
         };
         let files = self.of.client.as_ref();
@@ -121,8 +122,10 @@ impl Origination {
             key: key.as_bytes(),
         });
         let outward = match authorities {
-            Some(authorities) => Outward::new(&config.tls, authorities, &self.of.names, shown)?,
-            None => Outward::unverified(&config.tls, shown)?,
+            Some(authorities) => {
+                OriginatedTls::new(&config.tls, authorities, &self.of.names, shown)?
+            }
+            None => OriginatedTls::unverified(&config.tls, shown)?,
         };
         *made = Some((Instant::now(), outward.clone()));
         Ok(outward)
@@ -155,7 +158,7 @@ impl TlsUpstream<'_> {
     }
 
     /// Performs the TLS handshake on a connection to an endpoint.
-    pub(crate) async fn begin<S>(&self, stream: S) -> Result<ClientStream<S>, OriginationError>
+    pub(crate) async fn handshake<S>(&self, stream: S) -> Result<ClientStream<S>, OriginationError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -166,30 +169,31 @@ impl TlsUpstream<'_> {
         });
         let connecting = outward.connect(stream, self.name(), protocol);
         let connected = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting).await;
-        let late = |_| OriginationError::TooLong(self.name().to_owned());
+        let late = |_| OriginationError::HandshakeTimeout(self.name().to_owned());
         Ok(connected.map_err(late)??)
     }
 }
 
 /// Returns the system's CA certificates, read once.
-fn of_system() -> Result<Authorities, OutwardError> {
-    static KNOWN: OnceLock<Authorities> = OnceLock::new();
+fn system_authorities() -> Result<TrustedAuthorities, OriginatedTlsError> {
+    static KNOWN: OnceLock<TrustedAuthorities> = OnceLock::new();
     if let Some(known) = KNOWN.get() {
         return Ok(known.clone());
     }
-    let found = Authorities::of_system(rustls_native_certs::load_native_certs().certs)?;
+    let found =
+        TrustedAuthorities::from_system_roots(rustls_native_certs::load_native_certs().certs)?;
     Ok(KNOWN.get_or_init(|| found).clone())
 }
 
 /// Reads a file of the `/etc/certs` directory that rules refer to, from the waypoint's own directory.
-fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
+fn read_file(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
     let below = Path::new(path.as_str()).strip_prefix(TLS_FILES).ok();
     let is_plain = |below: &&Path| {
         let mut parts = below.components();
         parts.all(|part| matches!(part, Component::Normal(_)))
     };
     let below = below.filter(is_plain);
-    let below = below.ok_or_else(|| OriginationError::Place(path.clone()))?;
+    let below = below.ok_or_else(|| OriginationError::PathOutsideTlsFiles(path.clone()))?;
     let read = || {
         let file = fs::File::open(files.join(below))?;
         let mut text = String::new();

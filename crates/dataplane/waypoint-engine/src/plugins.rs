@@ -10,23 +10,28 @@ mod streams;
 
 use std::sync::Arc;
 
-use ambit_wasm::{Call, CallResponse, Message};
+use ambit_wasm::{Call, CallResponse, GrpcStreamMessage};
 use tokio::sync::mpsc;
 
 use crate::{
-    extensions::{CallCause, Instance, OpenStream, Plugin, PluginContext, StreamEventHandler},
+    extensions::{
+        CallCause, OpenStreamFn, Plugin, PluginContext, PluginInstance, StreamEventHandler,
+    },
     waypoint::Shard,
 };
 
-pub(crate) use facts::RequestFacts;
-pub use loading::load;
+pub(crate) use facts::RequestProperties;
+pub use loading::load_modules;
 pub use metrics::PluginMetrics;
 
 /// Returns a plugin's running instance on a worker; waits while it starts.
 ///
 /// # Errors
 /// With the reason, when there is none.
-pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result<Instance, String> {
+pub(crate) async fn running_instance(
+    shard: &Arc<Shard>,
+    plugin: &Arc<Plugin>,
+) -> Result<PluginInstance, String> {
     shard
         .extensions
         .instance(|| plugin_context(shard), plugin)
@@ -35,13 +40,15 @@ pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result
 
 /// Starts and stops a worker's plugin instances as the configuration changes, so that requests need not wait for a
 /// start.
-pub(crate) async fn follow(shard: Arc<Shard>) {
+pub(crate) async fn maintain_instances(shard: Arc<Shard>) {
     let plugin_context = plugin_context(&shard);
     let mut changes = shard.waypoint.published.watch();
     loop {
         changes.mark_unchanged();
         let chain = shard.waypoint.published.extensions();
-        shard.extensions.follow(&plugin_context, chain.as_deref());
+        shard
+            .extensions
+            .reconcile(&plugin_context, chain.as_deref());
         if changes.changed().await.is_err() {
             return;
         }
@@ -56,7 +63,7 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
         let response: std::pin::Pin<Box<dyn Future<Output = CallResponse> + Send>> =
             Box::pin(async move {
                 match shard {
-                    Some(shard) => calls::make(&shard, &plugin.config, call, cause).await,
+                    Some(shard) => calls::make_call(&shard, &plugin.config, call, cause).await,
                     None => CallResponse::default(),
                 }
             });
@@ -66,17 +73,17 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
     let streams = move |plugin: Arc<Plugin>,
                         call: Call,
                         cause: CallCause,
-                        messages: mpsc::UnboundedReceiver<Message>,
+                        messages: mpsc::UnboundedReceiver<GrpcStreamMessage>,
                         tell: StreamEventHandler| {
         let shard = weak.upgrade();
         let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             if let Some(shard) = shard {
-                streams::keep(&shard, &plugin.config, call, cause, messages, &tell).await;
+                streams::run_stream(&shard, &plugin.config, call, cause, messages, &tell).await;
             }
         });
         ended
     };
-    let streams: Arc<OpenStream> = Arc::new(streams);
+    let streams: Arc<OpenStreamFn> = Arc::new(streams);
     PluginContext {
         streams,
         shared: shard.waypoint.shared_data.clone(),

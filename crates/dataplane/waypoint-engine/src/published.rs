@@ -15,7 +15,7 @@ use std::{
 };
 
 use ambit_egress::Guard;
-use ambit_jwt::Authentications;
+use ambit_jwt::RequestAuthentications;
 use ambit_l7::authz::Policies;
 use ambit_model::{
     ArcStr, NamespacedHostname, WaypointExtension, WaypointGateway, WaypointRecord,
@@ -29,8 +29,8 @@ use tokio::sync::watch;
 
 use crate::{
     attachments::Attachments,
-    destination::RuledService,
-    extensions::{Chain, Extensions, Plugin},
+    destination::DestinationRuleState,
+    extensions::{Extensions, Plugin, PluginChain},
     rate_limits::{Limiters, RequestLimits},
     record_store::RecordStore,
     telemetry_config::{Exporters, TelemetryConfig, TelemetryConfigs},
@@ -38,7 +38,7 @@ use crate::{
 
 use destinations::Destinations;
 use policies::{AuthenticationStore, PolicyStore};
-pub use served::Served;
+pub use served::ServedService;
 use served::Services;
 use settings::Settings;
 
@@ -46,11 +46,11 @@ pub use crate::record_store::RemovedRecord;
 
 /// Configuration of this waypoint from the control plane. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Published(Arc<Inner>);
+pub struct PublishedConfig(Arc<PublishedInner>);
 
 #[derive(Debug)]
-struct Inner {
-    known: RwLock<Known>,
+struct PublishedInner {
+    known: RwLock<ConfigRecords>,
     /// Whether any telemetry is configured: without it, requests do not take the lock.
     has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
@@ -64,16 +64,16 @@ struct Inner {
     is_limited: AtomicBool,
 }
 
-impl Default for Inner {
+impl Default for PublishedInner {
     fn default() -> Self {
         let (exporters, guard) = (Arc::<Exporters>::default(), Guard::default());
-        let known = Known {
+        let known = ConfigRecords {
             telemetry_configs: TelemetryConfigs::new(Arc::clone(&exporters)),
             settings: Settings {
                 guard: guard.clone(),
                 ..Settings::default()
             },
-            ..Known::default()
+            ..ConfigRecords::default()
         };
         Self {
             known: RwLock::new(known),
@@ -88,7 +88,7 @@ impl Default for Inner {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ConfigRecords {
     settings: Settings,
     services: Services,
     policies: PolicyStore,
@@ -104,7 +104,7 @@ struct Known {
 /// Generates the functions that dispatch a record to the store of its type.
 macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
-        impl Known {
+        impl ConfigRecords {
             /// Applies an update to the store of its type. Returns the removed object, if its metrics must be removed
             /// too.
             fn apply(&mut self, update: WaypointUpdate) -> Option<RemovedRecord> {
@@ -114,7 +114,7 @@ macro_rules! stores {
                             RecordStore::put(&mut self.$field, resource, *record);
                             None
                         }
-                        WaypointUpdate::Gone(WaypointRecordType::$variant, resource) => {
+                        WaypointUpdate::Removed(WaypointRecordType::$variant, resource) => {
                             RecordStore::remove(&mut self.$field, &resource)
                         }
                     )*
@@ -153,10 +153,10 @@ stores! {
 }
 
 fn is_needed<S: RecordStore>(_store: &S) -> bool {
-    S::IS_NEEDED
+    S::BLOCKS_READINESS
 }
 
-impl Published {
+impl PublishedConfig {
     /// Applies updates, and returns the removed objects whose metrics must be removed too.
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<RemovedRecord> {
         let removed = {
@@ -177,7 +177,7 @@ impl Published {
     }
 
     /// Marks the initial records of a type as received.
-    pub fn complete(&self, of: WaypointRecordType) {
+    pub fn mark_complete(&self, of: WaypointRecordType) {
         let mut known = self.0.known.write();
         if !known.complete.contains(&of) {
             known.complete.push(of);
@@ -186,10 +186,10 @@ impl Published {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Waits until the configuration is complete enough to serve ([`Self::is_known`]).
-    pub async fn known(&self) {
+    /// Waits until the configuration is complete enough to serve ([`Self::is_complete`]).
+    pub async fn wait_until_complete(&self) {
         let mut changes = self.watch();
-        while !self.is_known() {
+        while !self.is_complete() {
             // Cannot fail: `self` owns the sender.
             let _changed = changes.changed().await;
         }
@@ -197,7 +197,7 @@ impl Published {
 
     /// Whether the initial records of all needed types have been received. Before that, the waypoint cannot authorize
     /// requests.
-    pub fn is_known(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         let known = self.0.known.read();
         let mut all = WaypointRecordType::ALL.iter();
         all.all(|of| !known.is_needed(*of) || known.complete.contains(of))
@@ -209,19 +209,22 @@ impl Published {
     }
 
     /// Returns the routes and settings of a service, if the waypoint serves it.
-    pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<Served>> {
+    pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<ServedService>> {
         self.0.known.read().services.get(name).cloned()
     }
 
     /// Returns the services that the waypoint serves, by name.
-    pub(crate) fn services(&self) -> Vec<Arc<Served>> {
+    pub(crate) fn services(&self) -> Vec<Arc<ServedService>> {
         let mut all: Vec<_> = self.0.known.read().services.values().cloned().collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
     /// Returns the `DestinationRule` state of a service, if it has a rule.
-    pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<RuledService>> {
+    pub(crate) fn destination(
+        &self,
+        name: &NamespacedHostname,
+    ) -> Option<Arc<DestinationRuleState>> {
         self.0.known.read().destinations.get(name).cloned()
     }
 
@@ -238,34 +241,41 @@ impl Published {
             .known
             .read()
             .telemetry_configs
-            .of(services, namespace)
+            .effective(services, namespace)
             .cloned()
     }
 
     /// Returns the name of an applicable object (policy, JWT rule, plugin or rate limit) that needs HTTP requests, so
     /// that a port with undeclared protocol must be HTTP; `None` if there is none.
-    pub(crate) fn http_object(&self, attachments: &Attachments) -> Option<String> {
-        if let Some(key) = self.policies().http_policy(attachments.scope()) {
+    pub(crate) fn object_requiring_http(&self, attachments: &Attachments) -> Option<String> {
+        if let Some(key) = self.policies().first_http_policy(attachments.scope()) {
             return Some(format!("AuthorizationPolicy {key}"));
         }
-        if let Some(key) = self.authentications().http_object(attachments.services()) {
+        if let Some(key) = self
+            .authentications()
+            .first_policy_needing_http(attachments.services())
+        {
             return Some(format!("RequestAuthentication {key}"));
         }
         let chain = self.extensions();
-        if let Some(plugin) = chain.as_ref().and_then(|chain| chain.first(attachments)) {
+        if let Some(plugin) = chain
+            .as_ref()
+            .and_then(|chain| chain.first_plugin_for(attachments))
+        {
             let WaypointExtension {
                 namespace, name, ..
             } = &plugin.config;
             return Some(format!("plugin {namespace}/{name}"));
         }
-        let limits = self.limits()?.of(attachments.services());
+        let limits = self.limits()?.for_services(attachments.services());
         let first = limits.first()?;
         Some(format!("rate limit {}", first.config.key))
     }
 
-    /// Whether a policy, JWT rule, plugin or rate limit applies that needs HTTP requests ([`Self::http_object`]).
-    pub(crate) fn need_http(&self, attachments: &Attachments) -> bool {
-        self.http_object(attachments).is_some()
+    /// Whether a policy, JWT rule, plugin or rate limit applies that needs HTTP requests
+    /// ([`Self::object_requiring_http`]).
+    pub(crate) fn requires_http(&self, attachments: &Attachments) -> bool {
+        self.object_requiring_http(attachments).is_some()
     }
 
     /// Returns the egress guard, which restricts the addresses that are called because objects name them.
@@ -275,7 +285,7 @@ impl Published {
 
     /// Sets the environment variables that tags of spans may read.
     pub fn set_span_environment(&self, variables: Vec<(ArcStr, ArcStr)>) {
-        self.exporters().know(variables);
+        self.exporters().set_environment(variables);
     }
 
     /// Returns the export queues of telemetry collectors.
@@ -284,7 +294,7 @@ impl Published {
     }
 
     /// Returns the plugins in the order in which they run; `None` if none are configured.
-    pub(crate) fn extensions(&self) -> Option<Arc<Chain>> {
+    pub(crate) fn extensions(&self) -> Option<Arc<PluginChain>> {
         if !self.0.is_extended.load(Ordering::Acquire) {
             return None;
         }
@@ -292,7 +302,7 @@ impl Published {
     }
 
     /// Sets the memory and time limits of plugin instances.
-    pub fn limit_extensions(&self, limits: Limits) {
+    pub fn set_plugin_limits(&self, limits: Limits) {
         self.0.known.write().extensions.limits = limits;
     }
 
@@ -301,7 +311,7 @@ impl Published {
         if !self.0.is_limited.load(Ordering::Acquire) {
             return None;
         }
-        Some(self.0.known.read().limits.of_requests().clone())
+        Some(self.0.known.read().limits.request_limits().clone())
     }
 
     /// Returns the newest version of every plugin, whether its module is loaded or not.
@@ -310,8 +320,8 @@ impl Published {
     }
 
     /// Rebuilds the chain of plugins after a module has been loaded or has failed to load.
-    pub(crate) fn extension_loaded(&self) {
-        self.0.known.write().extensions.renew();
+    pub(crate) fn rebuild_plugin_chain(&self) {
+        self.0.known.write().extensions.rebuild_chain();
         self.0.changes.send_modify(|count| *count += 1);
     }
 
@@ -326,13 +336,13 @@ impl Published {
     }
 
     /// Returns the JWT rules of RequestAuthentications.
-    pub fn authentications(&self) -> Arc<Authentications> {
+    pub fn authentications(&self) -> Arc<RequestAuthentications> {
         self.0.known.read().authentications.all.clone()
     }
 
     /// Returns the services whose records the waypoint must subscribe to: those that it serves, backends of routes,
     /// authorization providers, and rate-limit services.
-    pub fn needed(&self) -> Vec<NamespacedHostname> {
+    pub fn needed_services(&self) -> Vec<NamespacedHostname> {
         let known = self.0.known.read();
         let services = known.services.values();
         let mut names: Vec<_> = services
@@ -344,9 +354,9 @@ impl Published {
             .all
             .iter()
             .filter_map(|policy| policy.provider.as_ref());
-        let places = providers.filter_map(|provider| provider.place.as_ref().ok());
+        let places = providers.filter_map(|provider| provider.target.as_ref().ok());
         names.extend(places.map(|(service, _)| service.clone()));
-        names.extend(known.limits.callees().cloned());
+        names.extend(known.limits.rate_limit_services().cloned());
         names.sort_unstable();
         names.dedup();
         names
@@ -368,7 +378,7 @@ impl Published {
 
     /// Increases the revision, since the services that select some pods have changed, so that sessions find their
     /// attachments again.
-    pub(crate) fn services_of_pods_changed(&self) {
+    pub(crate) fn notify_pod_services_changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
@@ -410,22 +420,26 @@ mod tests {
 
     #[test]
     fn configuration_is_known_once_all_types_were_received() {
-        let published = Published::default();
+        let published = PublishedConfig::default();
         for needed in WaypointRecordType::ALL {
             // Requests may be served before telemetry is configured.
             if *needed != WaypointRecordType::Telemetry {
-                assert!(!published.is_known(), "{needed:?}");
-                published.complete(*needed);
+                assert!(!published.is_complete(), "{needed:?}");
+                published.mark_complete(*needed);
             }
         }
-        assert!(published.is_known());
+        assert!(published.is_complete());
     }
 
     #[test]
     fn services_and_backends_of_their_routes_are_needed() {
-        let published = Published::default();
+        let published = PublishedConfig::default();
         assert_eq!(published.apply([service("a", "b")]), []);
-        let names: Vec<_> = published.needed().iter().map(ToString::to_string).collect();
+        let names: Vec<_> = published
+            .needed_services()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(names, ["ns/a", "ns/b"]);
         let served = published.service(&NamespacedHostname::new("ns", "a"));
         assert!(served.unwrap().routes(80, None).has_routes());
@@ -434,29 +448,30 @@ mod tests {
                 .service(&NamespacedHostname::new("ns", "b"))
                 .is_none()
         );
-        published.apply([WaypointUpdate::Gone(
+        published.apply([WaypointUpdate::Removed(
             WaypointRecordType::Service,
             "gw/w/ns/a".into(),
         )]);
-        assert!(published.needed().is_empty());
+        assert!(published.needed_services().is_empty());
     }
 
     #[test]
     fn removed_record_removes_its_policy() {
-        let published = Published::default();
+        let published = PublishedConfig::default();
         let policy = ambit_model::HttpPolicy {
-            key: PolicyKey::of_record("ns/p"),
+            key: PolicyKey::from_resource_name("ns/p"),
             for_gateway: true,
             ..Default::default()
         };
         let record = ArcStr::from("gw/w/ns/p");
         published.apply([WaypointUpdate::Put(record.clone(), policy.into())]);
         assert_eq!(published.policies().iter().count(), 1);
-        assert!(!published.policies().need_http(Scope::Pod(&[])));
-        let removed = published.apply([WaypointUpdate::Gone(WaypointRecordType::Policy, record)]);
+        assert!(!published.policies().needs_http(Scope::Pod(&[])));
+        let removed =
+            published.apply([WaypointUpdate::Removed(WaypointRecordType::Policy, record)]);
         assert_eq!(
             removed,
-            [RemovedRecord::Policy(PolicyKey::of_record("ns/p"))]
+            [RemovedRecord::Policy(PolicyKey::from_resource_name("ns/p"))]
         );
         assert_eq!(published.policies().iter().count(), 0);
     }

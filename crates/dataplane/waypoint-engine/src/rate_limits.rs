@@ -9,9 +9,9 @@ use std::{
     time::Instant,
 };
 
-use ambit_l7::{limits::LimitMatches, route::RouteRequest};
+use ambit_l7::{limits::RateLimitMatches, route::RouteRequest};
 use ambit_model::{ArcStr, GlobalLimit, LocalLimit, NamespacedHostname, RateLimit};
-use ambit_resilience::{Buckets, Rate, RateLimitDecision};
+use ambit_resilience::{RateLimitDecision, TokenBuckets};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -24,18 +24,18 @@ pub(crate) struct Limiter {
     /// Matches and token buckets of the local limits, in the order of `config.local`.
     local: Vec<LocalLimiter>,
     /// Compiled matches of each descriptor of `config.global`.
-    descriptors: Vec<LimitMatches>,
+    descriptors: Vec<RateLimitMatches>,
 }
 
 #[derive(Debug)]
 struct LocalLimiter {
-    matches: LimitMatches,
+    matches: RateLimitMatches,
     shared: Arc<SharedBuckets>,
 }
 
 #[derive(Debug)]
 struct SharedBuckets {
-    buckets: Mutex<Buckets>,
+    buckets: Mutex<TokenBuckets>,
     /// Randomly keyed hash functions, so that a client cannot craft values that collide with the buckets of other
     /// clients.
     hashers: (RandomState, RandomState),
@@ -43,14 +43,14 @@ struct SharedBuckets {
 
 impl SharedBuckets {
     fn new(of: &LocalLimit, now: Instant) -> Self {
-        let rate = Rate {
+        let rate = ambit_resilience::RateLimit {
             requests: of.requests,
             per: of.per,
             burst: of.burst,
         };
         let most = usize::try_from(of.buckets).unwrap_or(usize::MAX);
         Self {
-            buckets: Mutex::new(Buckets::new(rate, most, now)),
+            buckets: Mutex::new(TokenBuckets::new(rate, most, now)),
             hashers: Default::default(),
         }
     }
@@ -58,7 +58,7 @@ impl SharedBuckets {
     fn take(&self, key: impl Hash, now: Instant) -> RateLimitDecision {
         let (high, low) = &self.hashers;
         let key = u128::from(high.hash_one(&key)) << 64 | u128::from(low.hash_one(&key));
-        self.buckets.lock().take(key, now)
+        self.buckets.lock().try_take_token(key, now)
     }
 }
 
@@ -70,7 +70,7 @@ impl Limiter {
                 same.and_then(|_| before.local.get(index))
             });
             LocalLimiter {
-                matches: LimitMatches::new(&of.matches),
+                matches: RateLimitMatches::new(&of.matches),
                 shared: match known {
                     Some(known) => known.shared.clone(),
                     None => Arc::new(SharedBuckets::new(of, now)),
@@ -81,7 +81,7 @@ impl Limiter {
         Self {
             local: local.collect(),
             descriptors: descriptors
-                .map(|one| LimitMatches::new(&one.matches))
+                .map(|one| RateLimitMatches::new(&one.matches))
                 .collect(),
             config,
         }
@@ -99,11 +99,11 @@ impl Limiter {
     ) -> Vec<(&LocalLimit, RateLimitDecision)> {
         let mut met = Vec::new();
         for (of, local) in self.config.local.iter().zip(&self.local) {
-            if !local.matches.include(request) {
+            if !local.matches.includes(request) {
                 continue;
             }
             let own = key(of, request);
-            if before.is_some_and(|one| local.matches.include(one) && key(of, one) == own) {
+            if before.is_some_and(|one| local.matches.includes(one) && key(of, one) == own) {
                 continue;
             }
             let decision = local.shared.take(own, now);
@@ -122,7 +122,7 @@ impl Limiter {
         request: &RouteRequest<'_>,
     ) -> impl Iterator<Item = &'a ambit_model::LimitDescriptor> {
         let all = global.descriptors.iter().zip(&self.descriptors);
-        all.filter(|(_, matches)| matches.include(request))
+        all.filter(|(_, matches)| matches.includes(request))
             .map(|(descriptor, _)| descriptor)
     }
 }
@@ -144,7 +144,7 @@ pub(crate) struct RequestLimits {
 impl RequestLimits {
     /// Returns the RateLimit objects for requests to these services, each once; without services, those for requests to
     /// a pod.
-    pub(crate) fn of(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
+    pub(crate) fn for_services(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
         let of_one = |service| self.of_services.get(service).unwrap_or(&self.of_all);
         match services {
             [] => self.of_all.clone(),
@@ -163,25 +163,25 @@ impl RecordStore for Limiters {
     type Record = RateLimit;
 
     /// Whether requests wait for the initial records of rate limits: without them, requests would not be counted.
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: RateLimit) {
         let before = self.by_record.get(&resource).map(|before| &**before);
         let limiter = Arc::new(Limiter::new(record, before, Instant::now()));
         self.by_record.insert(resource, limiter);
-        self.sort();
+        self.rebuild_request_limits();
     }
 
     fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         self.by_record.remove(resource);
-        self.sort();
+        self.rebuild_request_limits();
         None
     }
 
     fn dump(&self) -> Value {
         let one = |limiter: &Arc<Limiter>| {
             let keys = limiter.local.iter();
-            let keys = keys.map(|local| local.shared.buckets.lock().keys());
+            let keys = keys.map(|local| local.shared.buckets.lock().key_count());
             json!({"record": to_json(&limiter.config), "countedKeys": keys.collect::<Vec<_>>()})
         };
         self.by_record.values().map(one).collect()
@@ -189,7 +189,7 @@ impl RecordStore for Limiters {
 }
 
 impl Limiters {
-    fn sort(&mut self) {
+    fn rebuild_request_limits(&mut self) {
         let is_of_all = |one: &&Arc<Limiter>| one.config.for_gateway;
         let services = self.by_record.values().flat_map(|one| &one.config.services);
         let of_service = |service: &NamespacedHostname| {
@@ -204,7 +204,7 @@ impl Limiters {
         });
     }
 
-    pub(crate) fn of_requests(&self) -> &Arc<RequestLimits> {
+    pub(crate) fn request_limits(&self) -> &Arc<RequestLimits> {
         &self.of_requests
     }
 
@@ -220,10 +220,10 @@ impl Limiters {
     }
 
     /// Returns the rate-limit services that RateLimit objects name.
-    pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
+    pub(crate) fn rate_limit_services(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
         let globals = all.filter_map(|one| one.config.global.as_ref());
-        let places = globals.filter_map(|global| global.place.as_ref().ok());
+        let places = globals.filter_map(|global| global.target.as_ref().ok());
         places.map(|(service, _)| service)
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     fn limit(burst: u32) -> LocalLimit {
         LocalLimit {
             matches: Vec::new(),
-            by: Vec::new(),
+            bucket_keys: Vec::new(),
             requests: 1,
             per: Duration::from_secs(3600),
             burst,
@@ -250,7 +250,7 @@ mod tests {
     fn object(name: &str, services: &[&str], local: LocalLimit) -> RateLimit {
         let services = services.iter();
         RateLimit {
-            key: PolicyKey::of_record(name),
+            key: PolicyKey::from_resource_name(name),
             for_gateway: services.len() == 0,
             services: services
                 .map(|name| NamespacedHostname::new("shop", *name))
@@ -270,7 +270,9 @@ mod tests {
             host: "",
             headers: &headers,
         };
-        let all = limiters.of_requests().of(std::slice::from_ref(&name));
+        let all = limiters
+            .request_limits()
+            .for_services(std::slice::from_ref(&name));
         all.iter().all(|one| {
             let met = one.take(&request, None, |_, _| key.to_owned(), Instant::now());
             met.iter()
@@ -301,17 +303,20 @@ mod tests {
         limiters.put("b".into(), object("shop/b", &["cart"], limit(1)));
         let of = |name: &str| {
             let name = NamespacedHostname::new("shop", name);
-            limiters.of_requests().of(std::slice::from_ref(&name)).len()
+            limiters
+                .request_limits()
+                .for_services(std::slice::from_ref(&name))
+                .len()
         };
         assert_eq!((of("cart"), of("till")), (2, 1));
-        assert_eq!(limiters.of_requests().of(&[]).len(), 1);
+        assert_eq!(limiters.request_limits().for_services(&[]).len(), 1);
         assert!(passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "till", "x"));
         // Requests to a pod of several services count against each limit once.
         limiters.put("c".into(), object("shop/c", &["cart", "till"], limit(1)));
         let both = ["till", "cart"].map(|name| NamespacedHostname::new("shop", name));
-        let of_both = limiters.of_requests().of(&both);
+        let of_both = limiters.request_limits().for_services(&both);
         let names: Vec<_> = of_both
             .iter()
             .map(|one| one.config.key.to_string())

@@ -19,7 +19,7 @@ pub(crate) trait RecordStore {
     type Record;
 
     /// Whether requests wait until all initial records of the type have been received.
-    const IS_NEEDED: bool;
+    const BLOCKS_READINESS: bool;
 
     /// Stores the record of an xDS resource in place of the previous one. An unusable record is logged, and the
     /// previous one stays.

@@ -6,31 +6,31 @@ use ambit_model::{NamespacedHostname, WaypointRecordType};
 use ambit_proxy::{SharedState, control_plane::termination, warm_start::MeshCache};
 use ambit_rt::ReadyTask;
 use ambit_telemetry::{Metrics, http::HttpMetrics};
-use ambit_xds::{Cached, Ending, Handler, Update};
+use ambit_xds::{CachedResource, MeshUpdate, StreamEnding, UpdateHandler};
 use tokio::time::Instant;
 
 use crate::{
     attachment_lookup, destination,
-    published::{Published, RemovedRecord},
+    published::{PublishedConfig, RemovedRecord},
 };
 
 /// Timeout of requesting one needed record, after which the next one is requested.
 const NEEDED_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests the records of served services, and of routes' backends, before requests need them.
-pub async fn follow_needed(state: SharedState, published: Published) {
+pub async fn subscribe_needed_services(state: SharedState, published: PublishedConfig) {
     let mut changes = published.watch();
     let mut requested: BTreeSet<NamespacedHostname> = BTreeSet::new();
     loop {
         changes.mark_unchanged();
-        let needed: BTreeSet<_> = published.needed().into_iter().collect();
+        let needed: BTreeSet<_> = published.needed_services().into_iter().collect();
         requested.retain(|name| needed.contains(name));
         for name in needed {
             if requested.contains(&name) {
                 continue;
             }
             match state
-                .learn(name.to_string(), Instant::now() + NEEDED_RECORD_TIMEOUT)
+                .subscribe_to_record(name.to_string(), Instant::now() + NEEDED_RECORD_TIMEOUT)
                 .await
             {
                 Ok(()) => drop(requested.insert(name)),
@@ -44,7 +44,7 @@ pub async fn follow_needed(state: SharedState, published: Published) {
 }
 
 /// Whether an xDS update may change which services select a known workload.
-fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
+fn changes_workload_services(state: &SharedState, update: &MeshUpdate) -> bool {
     let table = state.table();
     let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {
         let others = |ip: &IpAddr| {
@@ -54,7 +54,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
         ips.iter().any(others)
     };
     match update {
-        Update::Workload(workload) => match table.workload(&workload.uid) {
+        MeshUpdate::Workload(workload) => match table.workload(&workload.uid) {
             Some(known) => !known.has_services_of(workload),
             None => {
                 is_shared(&workload.network, &workload.workload_ips, &workload.uid)
@@ -65,7 +65,7 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
                     })
             }
         },
-        Update::AddressGone(name) => table
+        MeshUpdate::AddressRemoved(name) => table
             .workload(name)
             .is_some_and(|known| is_shared(known.network(), known.ips(), known.uid())),
         _ => false,
@@ -78,7 +78,7 @@ pub struct RecordHandler {
     /// Workloads and services of the mesh.
     pub state: SharedState,
     /// Configuration of the waypoint.
-    pub published: Published,
+    pub published: PublishedConfig,
     /// Metrics of connections and of received xDS messages.
     pub metrics: Arc<Metrics>,
     /// Metrics of requests.
@@ -89,11 +89,11 @@ pub struct RecordHandler {
     pub cache: Option<Arc<MeshCache>>,
 }
 
-impl Handler for RecordHandler {
-    fn apply(&self, batch: &mut Vec<Update>) {
+impl UpdateHandler for RecordHandler {
+    fn apply(&self, batch: &mut Vec<MeshUpdate>) {
         let mut own = Vec::new();
         batch.retain_mut(|update| match update {
-            Update::Waypoint(update) => {
+            MeshUpdate::Waypoint(update) => {
                 own.push(update.clone());
                 false
             }
@@ -102,7 +102,7 @@ impl Handler for RecordHandler {
         if !own.is_empty() {
             for gone in self.published.apply(own) {
                 match gone {
-                    RemovedRecord::Policy(policy) => self.http_metrics.policy_removed(&policy),
+                    RemovedRecord::Policy(policy) => self.http_metrics.remove_policy(&policy),
                     RemovedRecord::Destination(service) => {
                         destination::forget_metrics(&self.http_metrics, &service);
                     }
@@ -111,46 +111,46 @@ impl Handler for RecordHandler {
         }
         let is_changed = batch
             .iter()
-            .any(|update| changes_services_of_workloads(&self.state, update));
+            .any(|update| changes_workload_services(&self.state, update));
         self.state.apply(batch);
         if is_changed {
-            self.published.services_of_pods_changed();
+            self.published.notify_pod_services_changed();
         }
     }
 
-    fn addresses_known(&self) {
+    fn on_addresses_synced(&self) {
         self.state.mark_addresses_known();
     }
 
-    fn waypoint_known(&self, of: WaypointRecordType) {
-        self.published.complete(of);
-        if self.published.is_known() {
+    fn on_waypoint_records_synced(&self, of: WaypointRecordType) {
+        self.published.mark_complete(of);
+        if self.published.is_complete() {
             self.known.ready();
         }
     }
 
-    fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
+    fn on_resource_accepted(&self, type_url: &str, name: &str, cached: &CachedResource) {
         if let Some(cache) = &self.cache {
             cache.cache(type_url, name, cached);
         }
     }
 
-    fn push_cached(&self, type_url: &str, complete: bool) {
+    fn on_push_cached(&self, type_url: &str, complete: bool) {
         if let Some(cache) = &self.cache {
             cache.push_cached(type_url, complete);
         }
     }
 
-    fn received(&self, type_url: &str, bytes: usize) {
+    fn on_received(&self, type_url: &str, bytes: usize) {
         self.metrics
-            .xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
+            .count_xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    fn unknown_fields(&self, type_url: &str, count: u64) {
-        self.metrics.unknown_fields(type_url, count);
+    fn on_unknown_fields(&self, type_url: &str, count: u64) {
+        self.metrics.count_unknown_fields(type_url, count);
     }
 
-    fn ended(&self, ending: Ending) {
-        self.metrics.xds_terminated(termination(ending));
+    fn on_stream_ended(&self, ending: StreamEnding) {
+        self.metrics.count_xds_termination(termination(ending));
     }
 }

@@ -22,7 +22,7 @@ const MAX_IDLE_DESTINATIONS: usize = 1024;
 
 /// Destination that has a retry budget of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Account {
+pub(crate) enum RetryBudgetKey {
     /// Target of a tunnel, for requests that no route forwards elsewhere.
     Address(SocketAddr),
     /// Service that is a route's backend, and its port.
@@ -31,53 +31,53 @@ pub(crate) enum Account {
 
 /// Retry budgets of a worker.
 #[derive(Debug, Default)]
-pub(crate) struct Budgets(Mutex<HashMap<Account, Arc<Counts>>>);
+pub(crate) struct RetryBudgets(Mutex<HashMap<RetryBudgetKey, Arc<DestinationCounts>>>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct DestinationCounts {
     active: AtomicUsize,
     retries: AtomicUsize,
 }
 
 /// Guard of an active request, which counts towards the retry budget of its destination.
 #[derive(Debug)]
-pub(crate) struct Active(Arc<Counts>);
+pub(crate) struct ActiveRequest(Arc<DestinationCounts>);
 
 /// Permit of one retry, released on drop.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<Counts>);
+pub(crate) struct RetryBudgetPermit(Arc<DestinationCounts>);
 
-impl Budgets {
+impl RetryBudgets {
     /// Counts an active request to a destination until the returned guard is dropped.
-    pub(crate) fn active(&self, account: Account) -> Active {
+    pub(crate) fn begin_request(&self, account: RetryBudgetKey) -> ActiveRequest {
         let mut all = self.0.lock();
         let counts = all.entry(account).or_default().clone();
         counts.active.fetch_add(1, Relaxed);
         if all.len() > MAX_IDLE_DESTINATIONS {
             all.retain(|_, counts| counts.active.load(Relaxed) > 0);
         }
-        Active(counts)
+        ActiveRequest(counts)
     }
 }
 
-impl Active {
+impl ActiveRequest {
     /// Takes a permit for a retry to the request's destination; `None` if the budget is exhausted.
-    pub(crate) fn permit(&self) -> Option<Permit> {
-        let Counts { active, retries } = &*self.0;
+    pub(crate) fn acquire_retry(&self) -> Option<RetryBudgetPermit> {
+        let DestinationCounts { active, retries } = &*self.0;
         let most = MIN_RETRIES.max(active.load(Relaxed) * RETRY_PERCENT / 100);
         // Incremented first, so that two callers cannot both take the last permit.
-        let permit = Permit(self.0.clone());
+        let permit = RetryBudgetPermit(self.0.clone());
         (retries.fetch_add(1, Relaxed) < most).then_some(permit)
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Relaxed);
     }
 }
 
-impl Drop for Permit {
+impl Drop for RetryBudgetPermit {
     fn drop(&mut self) {
         self.0.retries.fetch_sub(1, Relaxed);
     }
@@ -89,26 +89,35 @@ mod tests {
 
     #[test]
     fn budget_is_a_fifth_of_active_requests_and_at_least_three() {
-        let account = || Account::Address(SocketAddr::from(([10, 0, 0, 1], 80)));
+        let account = || RetryBudgetKey::Address(SocketAddr::from(([10, 0, 0, 1], 80)));
         for (requests, expected) in [(1, 3), (15, 3), (20, 4), (100, 20)] {
-            let budgets = Budgets::default();
-            let active: Vec<_> = (0..requests).map(|_| budgets.active(account())).collect();
-            let permits: Vec<_> = active.iter().cycle().map_while(Active::permit).collect();
+            let budgets = RetryBudgets::default();
+            let active: Vec<_> = (0..requests)
+                .map(|_| budgets.begin_request(account()))
+                .collect();
+            let permits: Vec<_> = active
+                .iter()
+                .cycle()
+                .map_while(ActiveRequest::acquire_retry)
+                .collect();
             assert_eq!(permits.len(), expected, "of {requests}");
             // Other destinations have their own budget.
-            let other = budgets.active(Account::Service(NamespacedHostname::new("a", "b"), 80));
-            assert!(other.permit().is_some());
+            let other = budgets.begin_request(RetryBudgetKey::Service(
+                NamespacedHostname::new("a", "b"),
+                80,
+            ));
+            assert!(other.acquire_retry().is_some());
             drop(permits);
-            assert!(active[0].permit().is_some());
+            assert!(active[0].acquire_retry().is_some());
         }
     }
 
     #[test]
     fn destinations_without_requests_are_forgotten() {
-        let budgets = Budgets::default();
+        let budgets = RetryBudgets::default();
         for port in 0..4000 {
             let address = SocketAddr::from(([10, 0, 0, 1], port));
-            drop(budgets.active(Account::Address(address)));
+            drop(budgets.begin_request(RetryBudgetKey::Address(address)));
         }
         assert!(budgets.0.lock().len() <= MAX_IDLE_DESTINATIONS + 1);
     }

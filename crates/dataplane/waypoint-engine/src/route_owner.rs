@@ -9,23 +9,23 @@
 use ambit_l7::authz::Scope;
 use ambit_model::NamespacedHostname;
 
-use crate::published::Published;
+use crate::published::PublishedConfig;
 
 /// Owner of the route that matches a request or connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteOwner {
     /// Namespace of the service or of the waypoint (producer route).
-    Service,
+    Producer,
     /// Namespace of the client (consumer route).
-    Clients,
+    Consumer,
 }
 
 impl RouteOwner {
-    pub(crate) fn of(is_of_clients: bool) -> Self {
+    pub(crate) fn from_is_consumer(is_of_clients: bool) -> Self {
         if is_of_clients {
-            Self::Clients
+            Self::Consumer
         } else {
-            Self::Service
+            Self::Producer
         }
     }
 
@@ -33,13 +33,13 @@ impl RouteOwner {
     /// no policies for it.
     pub(crate) fn scope<'a>(
         self,
-        published: &Published,
+        published: &PublishedConfig,
         service: &'a NamespacedHostname,
     ) -> Option<Scope<'a>> {
-        if self == Self::Clients && published.service(service).is_some() {
+        if self == Self::Consumer && published.service(service).is_some() {
             return Some(Scope::Service(service));
         }
-        let has_own = published.policies().has_own(service);
+        let has_own = published.policies().has_service_policies(service);
         has_own.then_some(Scope::Backend(service))
     }
 }

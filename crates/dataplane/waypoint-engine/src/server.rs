@@ -7,7 +7,9 @@ use ambit_codec::Authority;
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, TunnelIo, server, tls};
 use ambit_model::{AppProtocol, Identity, canonical_socket};
-use ambit_proxy::{Accepted, Listeners, Workers, flow, report::chain, tunnel_server};
+use ambit_proxy::{
+    AcceptedConnection, Listeners, Workers, flow, report::format_error_chain, tunnel_server,
+};
 use ambit_rt::OpenWork;
 use ambit_telemetry::Direction;
 use http::{HeaderMap, StatusCode};
@@ -21,11 +23,11 @@ use crate::{
     headers,
     hops::Hops,
     http::{self as l7, NotHttp},
-    memory::{ConnectionMemory, Permit},
+    memory::{ConnectionMemory, MemoryPermit},
     message::Version,
     plugins,
     session::{Session, TunnelRequest},
-    sniff::{Opening, Sniffed},
+    sniff::{DetectedProtocol, SniffedStream},
     target::{Target, TargetError},
     tcp,
     tunnel_windows::{self, ReceiveWindows},
@@ -45,9 +47,9 @@ pub(crate) enum StreamError {
     #[error(transparent)]
     Caller(#[from] CallerError),
     #[error("the routes of waypoints form a loop")]
-    Circle,
+    RoutingLoop,
     #[error("the client disconnected before the tunnel was established")]
-    Gone(#[source] h2::Error),
+    ClientDisconnected(#[source] h2::Error),
 }
 
 impl StreamError {
@@ -56,15 +58,15 @@ impl StreamError {
             Self::Request(_) => StatusCode::BAD_REQUEST,
             Self::Target(error) => error.status(),
             Self::Caller(_) => StatusCode::FORBIDDEN,
-            Self::Circle => StatusCode::LOOP_DETECTED,
-            Self::Gone(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::RoutingLoop => StatusCode::LOOP_DETECTED,
+            Self::ClientDisconnected(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
 
 /// State of one HBONE connection, shared by its tunnels.
 #[derive(Debug)]
-struct Client {
+struct ClientConnection {
     share: FairShare,
     shard: Arc<Shard>,
     peer: SocketAddr,
@@ -97,7 +99,7 @@ fn serve_on_worker(
 ) -> io::Result<()> {
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
     let shard = Arc::new(Shard::new(waypoint));
-    ambit_rt::spawn_essential("plugins", plugins::follow(shard.clone()));
+    ambit_rt::spawn_essential("plugins", plugins::maintain_instances(shard.clone()));
     ambit_rt::spawn_essential("listeners", async move {
         let waypoint = &shard.waypoint;
         let mut drain = waypoint.lifecycle.drain_watcher();
@@ -119,8 +121,8 @@ fn serve_on_worker(
 }
 
 /// Serves one HBONE connection to port 15008.
-async fn handle(shard: Arc<Shard>, accepted: Accepted) {
-    let Accepted {
+async fn handle(shard: Arc<Shard>, accepted: AcceptedConnection) {
+    let AcceptedConnection {
         stream,
         peer,
         open: _open,
@@ -129,26 +131,28 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         return;
     };
     let waypoint = shard.waypoint.clone();
-    if !waypoint.published.is_known() {
+    if !waypoint.published.is_complete() {
         // The connection is dropped: a refused tunnel would be final, while clients of a closed connection try another
         // replica.
         let why = "the control plane has not sent the waypoint's configuration yet";
-        return denied(&waypoint, (peer, local), why);
+        return report_denied(&waypoint, (peer, local), why);
     }
-    let slot = match waypoint.setups.begin(peer.ip()) {
+    let slot = match waypoint.setups.try_acquire(peer.ip()) {
         Ok(slot) => slot,
-        Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
+        Err(full) => return report_denied(&waypoint, (peer, local), &full.to_string()),
     };
     // Charged to the peer's address, since its identity is not verified yet.
     let unproven = waypoint.memory.connection(None, peer.ip());
-    let handshake = match unproven.open(HANDSHAKE_BYTES) {
+    let handshake = match unproven.charge_tunnel(HANDSHAKE_BYTES) {
         Ok(permit) => permit,
-        Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
+        Err(full) => return report_denied(&waypoint, (peer, local), &full.to_string()),
     };
     let mut drain = waypoint.lifecycle.drain_watcher();
-    let stream = match tunnel_server::agree(&waypoint.dialer, stream, &mut drain).await {
+    let stream = match tunnel_server::accept_tls(&waypoint.dialer, stream, &mut drain).await {
         Some(Ok(stream)) => stream,
-        Some(Err(error)) => return denied(&waypoint, (peer, local), &chain(&*error)),
+        Some(Err(error)) => {
+            return report_denied(&waypoint, (peer, local), &format_error_chain(&*error));
+        }
         None => return,
     };
     drop((slot, handshake));
@@ -158,10 +162,10 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let settings = tunnel_windows::settings(configured, &memory);
     let mut windows = match ReceiveWindows::open(&settings, &memory) {
         Ok(windows) => windows,
-        Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
+        Err(full) => return report_denied(&waypoint, (peer, local), &full.to_string()),
     };
-    let share = shard.shares.of(identity.as_ref(), peer.ip());
-    let client = Arc::new(Client {
+    let share = shard.shares.for_caller(identity.as_ref(), peer.ip());
+    let client = Arc::new(ClientConnection {
         share: share.clone(),
         shard,
         peer,
@@ -172,8 +176,9 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         client.shard.waypoint.record_tunnel();
         // Charged at once: a tunnel holds memory before it begins.
-        let bytes = tunnel_windows::TUNNEL_COST_BYTES + headers::cost(incoming.headers());
-        let Ok(opening_permit) = client.memory.open(bytes) else {
+        let bytes =
+            tunnel_windows::TUNNEL_COST_BYTES + headers::header_memory_bytes(incoming.headers());
+        let Ok(opening_permit) = client.memory.charge_tunnel(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         if windows
@@ -190,21 +195,21 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
 }
 
 /// Reports a connection or CONNECT that was rejected before its caller and target were resolved.
-fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
-    let own = waypoint.local.now(None);
+fn report_denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
+    let own = waypoint.local.current(None);
     let direction = Direction::Inbound;
-    flow::denied(&waypoint.metrics, Some(&own), ends, direction, error);
+    flow::report_denied(&waypoint.metrics, Some(&own), ends, direction, error);
 }
 
 async fn serve_tunnel(
-    client: Arc<Client>,
+    client: Arc<ClientConnection>,
     incoming: Incoming,
-    opening_permit: Permit,
+    opening_permit: MemoryPermit,
     open: OpenWork,
 ) {
     let finding = async {
         let authority = incoming.target()?;
-        find(
+        resolve_tunnel_request(
             &client.shard.waypoint,
             client.identity.as_ref(),
             client.peer,
@@ -217,7 +222,11 @@ async fn serve_tunnel(
         Ok(found) => found,
         Err(error) => {
             let waypoint = &client.shard.waypoint;
-            denied(waypoint, (client.peer, client.local), &chain(&error));
+            report_denied(
+                waypoint,
+                (client.peer, client.local),
+                &format_error_chain(&error),
+            );
             return incoming.refuse(error.status());
         }
     };
@@ -225,39 +234,48 @@ async fn serve_tunnel(
     // The tunnel's memory is charged to its caller, for whom the peer may act.
     let bytes = opening_permit.bytes();
     drop(opening_permit);
-    let Ok(_held) = session.memory.open(bytes) else {
+    let Ok(_held) = session.memory.charge_tunnel(bytes) else {
         return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
     };
-    session.learn_caller();
-    let kind = Kind::of(&session);
+    session.request_caller_record();
+    let kind = TunnelProtocol::for_session(&session);
     match kind {
-        Kind::Tcp => Box::pin(tcp::serve(session, incoming)).await,
-        Kind::Http | Kind::HttpOnly | Kind::Tls | Kind::Unknown => {
+        TunnelProtocol::Tcp => Box::pin(tcp::serve(session, incoming)).await,
+        TunnelProtocol::Http
+        | TunnelProtocol::HttpRequired
+        | TunnelProtocol::Tls
+        | TunnelProtocol::Unknown => {
             let accepted = incoming.accept(HeaderMap::new());
-            match accepted.map_err(StreamError::Gone) {
+            match accepted.map_err(StreamError::ClientDisconnected) {
                 Ok(tunnel) => Box::pin(serve_opened(session, tunnel, kind)).await,
-                Err(error) => tracing::debug!(error = chain(&error), "a tunnel came to nothing"),
+                Err(error) => tracing::debug!(
+                    error = format_error_chain(&error),
+                    "a tunnel came to nothing"
+                ),
             }
         }
     }
 }
 
 /// Resolves the caller and the target of a CONNECT.
-pub(crate) async fn find(
+pub(crate) async fn resolve_tunnel_request(
     waypoint: &Waypoint,
     identity: Option<&Identity>,
     peer: SocketAddr,
     authority: &Authority,
     headers: &HeaderMap,
 ) -> Result<TunnelRequest, StreamError> {
-    let own = waypoint.own().await.map_err(TargetError::MeshUnknown)?;
+    let own = waypoint
+        .own_workload()
+        .await
+        .map_err(TargetError::NotReady)?;
     // A ServiceEntry may be visible only in its own namespace, wherever its waypoint is.
     let namespace = identity.map_or("", |identity| identity.namespace.as_str());
     let target = Target::find(waypoint, &own, namespace, authority).await?;
-    let caller = Caller::of(headers, identity.cloned(), peer, &target)?;
-    attachment_lookup::learn_sender(waypoint, &target, &caller).await;
-    attachment_lookup::learn_declarations(waypoint, &target).await;
-    let hops = Hops::of(headers).ok_or(StreamError::Circle)?;
+    let caller = Caller::resolve(headers, identity.cloned(), peer, &target)?;
+    attachment_lookup::request_sender_record(waypoint, &target, &caller).await;
+    attachment_lookup::request_protocol_declarations(waypoint, &target).await;
+    let hops = Hops::from_headers(headers).ok_or(StreamError::RoutingLoop)?;
     Ok(TunnelRequest {
         caller,
         target,
@@ -267,12 +285,12 @@ pub(crate) async fn find(
 
 /// Protocol by which the content of a tunnel is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TunnelProtocol {
     /// HTTP, since the port declares it.
     Http,
     /// HTTP at a port with undeclared protocol, since routes, policies, JWT rules, plugins or rate limits need
     /// requests; other protocols are rejected.
-    HttpOnly,
+    HttpRequired,
     /// Opaque TCP, forwarded unchanged.
     Tcp,
     /// TLS, routed by its SNI and forwarded unchanged.
@@ -281,8 +299,8 @@ pub(crate) enum Kind {
     Unknown,
 }
 
-impl Kind {
-    pub(crate) fn of(session: &Session) -> Self {
+impl TunnelProtocol {
+    pub(crate) fn for_session(session: &Session) -> Self {
         let waypoint = &session.shard.waypoint;
         let attachments = session.attachments();
         let client = session.caller.namespace();
@@ -314,13 +332,13 @@ impl Kind {
             // The first bytes of an undeclared connection may also name a host.
             AppProtocol::Tcp if target.is_wildcard() => by_routes().unwrap_or(Self::Unknown),
             AppProtocol::Tls | AppProtocol::Tcp => by_routes().unwrap_or(Self::Tcp),
-            AppProtocol::Unknown if target.has_http_routes(client) => Self::HttpOnly,
+            AppProtocol::Unknown if target.has_http_routes(client) => Self::HttpRequired,
             AppProtocol::Unknown => {
-                let needs_http = waypoint.published.need_http(attachments);
+                let needs_http = waypoint.published.requires_http(attachments);
                 match by_routes() {
                     // A client's consumer routes declare nothing about the service's protocol.
                     Some(kind) if !needs_http || target.stream_routes(None).is_some() => kind,
-                    _ if needs_http => Self::HttpOnly,
+                    _ if needs_http => Self::HttpRequired,
                     _ => Self::Unknown,
                 }
             }
@@ -328,13 +346,13 @@ impl Kind {
     }
 }
 
-async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
-    let mut io = Sniffed::new(tunnel.into_io());
+async fn serve_opened(session: Session, tunnel: Tunnel, kind: TunnelProtocol) {
+    let mut io = SniffedStream::new(tunnel.into_io());
     match kind {
-        Kind::Unknown => tcp::serve_unknown(session, io).await,
-        Kind::Tls => tcp::serve_tls(session, io).await,
-        Kind::HttpOnly => serve_http_only(session, io).await,
-        Kind::Http | Kind::Tcp => {
+        TunnelProtocol::Unknown => tcp::serve_unknown(session, io).await,
+        TunnelProtocol::Tls => tcp::serve_tls(session, io).await,
+        TunnelProtocol::HttpRequired => serve_http_only(session, io).await,
+        TunnelProtocol::Http | TunnelProtocol::Tcp => {
             // hyper's HTTP/1 server responds to bytes that are not HTTP.
             let version = io.declared_version().await;
             l7::serve(session, io, version).await;
@@ -343,15 +361,17 @@ async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
 }
 
 /// Serves HTTP at a port with undeclared protocol, and rejects connections of other protocols.
-async fn serve_http_only(session: Session, mut io: Sniffed<TunnelIo>) {
+async fn serve_http_only(session: Session, mut io: SniffedStream<TunnelIo>) {
     let limit = session.shard.waypoint.config.headers_timeout;
-    let opening = tokio::time::timeout(limit, io.opening()).await;
+    let opening = tokio::time::timeout(limit, io.detect_protocol()).await;
     let refused = match opening {
-        Ok(Opening::Http(version)) => return l7::serve(session, io, version).await,
+        Ok(DetectedProtocol::Http(version)) => return l7::serve(session, io, version).await,
         // hyper either accepts the line within its limits, or responds with the reason.
-        Ok(Opening::LongLine) => return l7::serve(session, io, Version::Http1).await,
-        Ok(Opening::Nothing) => return,
-        Ok(Opening::Other) => NotHttp::Other,
+        Ok(DetectedProtocol::RequestLineTooLong) => {
+            return l7::serve(session, io, Version::Http1).await;
+        }
+        Ok(DetectedProtocol::Empty) => return,
+        Ok(DetectedProtocol::Other) => NotHttp::Other,
         Err(_) if io.has_bytes() => NotHttp::Slow,
         Err(_) => NotHttp::Silent,
     };

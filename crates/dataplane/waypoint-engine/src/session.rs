@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use ambit_l7::{authz::Connection, remote::remote_address};
+use ambit_l7::{authz::Connection, remote::client_address};
 use ambit_model::{NetworkAddress, Service};
 use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 use crate::{
     attachment_lookup,
     attachments::Attachments,
+    call_initiator::CallInitiator,
     caller::Caller,
     fair_share::FairShare,
     hops::Hops,
     in_flight_checks::{CheckPermit, CheckService},
     memory::ConnectionMemory,
     names,
-    on_behalf::OnBehalf,
     target::Target,
     telemetry_config::TelemetryConfig,
     waypoint::Shard,
@@ -34,7 +34,7 @@ use crate::{
 #[error(
     "{host} is one service for the caller's namespace and another for that of the wildcard that was called: call it by its own name"
 )]
-pub(crate) struct Misdirected {
+pub(crate) struct MisdirectedHost {
     host: String,
 }
 
@@ -82,7 +82,7 @@ impl Session {
         let memory = memory.connection(caller.identity.as_ref(), caller.address.ip());
         let share = shard
             .shares
-            .of(caller.identity.as_ref(), caller.address.ip());
+            .for_caller(caller.identity.as_ref(), caller.address.ip());
         let revision = waypoint.published.revision();
         let attachments = Arc::new(attachment_lookup::find(waypoint, &target, &caller));
         Self {
@@ -101,11 +101,11 @@ impl Session {
 
     /// Returns a new session for a host below the wildcard of the tunnel's target, if the host has a more specific
     /// service: its routes and attachments apply instead, whichever address was called.
-    pub(crate) fn of_host(&self, host: &str) -> Result<Option<Self>, Misdirected> {
-        let Some(service) = self.specific(host)? else {
+    pub(crate) fn for_host(&self, host: &str) -> Result<Option<Self>, MisdirectedHost> {
+        let Some(service) = self.more_specific_service(host)? else {
             return Ok(None);
         };
-        let Some(target) = self.target.as_service(&self.shard.waypoint, service) else {
+        let Some(target) = self.target.for_service(&self.shard.waypoint, service) else {
             return Ok(None);
         };
         let Self { shard, caller, .. } = self;
@@ -127,18 +127,21 @@ impl Session {
     }
 
     /// Returns the id of the tunnel in flow events.
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn tunnel_id(&self) -> u64 {
         let flows = self.shard.waypoint.metrics.flows();
-        *self.number.get_or_init(|| flows.number())
+        *self.number.get_or_init(|| flows.next_connection_id())
     }
 
     /// Finds the most specific service for a host below the wildcard of the tunnel's target; `None` if it is the
     /// wildcard itself. It must be the same for the wildcard's namespace and for the caller's.
-    pub(crate) fn specific(&self, host: &str) -> Result<Option<Arc<Service>>, Misdirected> {
-        let Some(wildcard) = self.target.named() else {
+    pub(crate) fn more_specific_service(
+        &self,
+        host: &str,
+    ) -> Result<Option<Arc<Service>>, MisdirectedHost> {
+        let Some(wildcard) = self.target.service_record() else {
             return Ok(None);
         };
-        let Some(names) = names::more_specific(&wildcard.hostname, host) else {
+        let Some(names) = names::more_specific_names(&wildcard.hostname, host) else {
             return Ok(None);
         };
         let names: Vec<_> = names.collect();
@@ -157,7 +160,7 @@ impl Session {
         let of_wildcard = seen_in(&wildcard.namespace);
         let of_caller = seen_in(self.caller.namespace().unwrap_or_default());
         match (of_wildcard, of_caller) {
-            (Some(one), Some(other)) if !Arc::ptr_eq(&one, &other) => Err(Misdirected {
+            (Some(one), Some(other)) if !Arc::ptr_eq(&one, &other) => Err(MisdirectedHost {
                 host: host.to_owned(),
             }),
             (one, other) => Ok(one.or(other)),
@@ -169,7 +172,7 @@ impl Session {
     pub(crate) fn attachments(&self) -> Arc<Attachments> {
         let waypoint = &self.shard.waypoint;
         let mut known = self.attachments.lock();
-        if self.follows_pods() {
+        if self.depends_on_pod_services() {
             let revision = waypoint.published.revision();
             if known.0 != revision {
                 let found = attachment_lookup::find(waypoint, &self.target, &self.caller);
@@ -181,13 +184,13 @@ impl Session {
 
     /// Returns the name of a policy, JWT rule, plugin or rate limit of the target that needs HTTP requests; `None` if
     /// there is none.
-    pub(crate) fn http_object(&self) -> Option<String> {
+    pub(crate) fn object_requiring_http(&self) -> Option<String> {
         let published = &self.shard.waypoint.published;
-        published.http_object(&self.attachments())
+        published.object_requiring_http(&self.attachments())
     }
 
     /// Whether the attachments depend on which services select a pod.
-    fn follows_pods(&self) -> bool {
+    fn depends_on_pod_services(&self) -> bool {
         match &self.target {
             Target::Pod { .. } => true,
             Target::Service { service, .. } => attachment_lookup::is_headless(service),
@@ -195,8 +198,8 @@ impl Session {
     }
 
     /// Returns the caller's identity, address and memory budget, for calls that its requests cause.
-    pub(crate) fn on_behalf(&self) -> OnBehalf {
-        OnBehalf {
+    pub(crate) fn initiator(&self) -> CallInitiator {
+        CallInitiator {
             identity: self.caller.identity.clone(),
             ip: self.caller.address.ip(),
             memory: self.memory.clone(),
@@ -209,7 +212,7 @@ impl Session {
             identity, address, ..
         } = &self.caller;
         let checks = &self.shard.checks;
-        checks.begin(identity.as_ref(), address.ip(), service)
+        checks.acquire(identity.as_ref(), address.ip(), service)
     }
 
     /// Returns the attributes of the tunnel's connection that policies match.
@@ -227,19 +230,18 @@ impl Session {
     /// `x-forwarded-for`.
     pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
         let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
-        remote_address(self.caller.address.ip(), headers, trusted)
+        client_address(self.caller.address.ip(), headers, trusted)
     }
 
     /// Requests the workload record at the caller's address for metric labels, without waiting for it.
-    pub(crate) fn learn_caller(&self) {
+    pub(crate) fn request_caller_record(&self) {
         let waypoint = self.shard.waypoint.clone();
         let ip = self.caller.address.ip();
         let address = NetworkAddress::new(waypoint.config.network.clone(), ip);
-        if !waypoint.state.table().knows_address(&address) {
-            ambit_rt::spawn(
-                "caller's record",
-                async move { waypoint.learn(&address).await },
-            );
+        if !waypoint.state.table().has_address(&address) {
+            ambit_rt::spawn("caller's record", async move {
+                waypoint.request_record(&address).await
+            });
         }
     }
 
@@ -267,7 +269,7 @@ impl Session {
             destination,
             service: self
                 .target
-                .named()
+                .service_record()
                 .map(|service| ServiceName::from(&**service)),
             security: match self.caller.identity {
                 Some(_) => SecurityPolicy::MutualTls,
@@ -277,7 +279,7 @@ impl Session {
     }
 
     /// Returns the metric labels of a connection to a service.
-    pub(crate) fn traffic_labels_of(&self, service: Option<Arc<Service>>) -> TrafficLabels {
+    pub(crate) fn traffic_labels_for(&self, service: Option<Arc<Service>>) -> TrafficLabels {
         TrafficLabels {
             service: service.map(|service| ServiceName::from(&*service)),
             ..self.traffic_labels()

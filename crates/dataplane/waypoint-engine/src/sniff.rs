@@ -28,7 +28,7 @@ const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
 /// Stream whose first bytes were read to detect the protocol; its reader receives them first.
 #[derive(Debug)]
-pub(crate) struct Sniffed<IO> {
+pub(crate) struct SniffedStream<IO> {
     io: IO,
     seen: Vec<u8>,
     pass_through: usize,
@@ -37,25 +37,25 @@ pub(crate) struct Sniffed<IO> {
 
 /// Protocol detected from the first bytes of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Opening {
+pub(crate) enum DetectedProtocol {
     /// HTTP, detected by a request line (HTTP/1) or the connection preface (HTTP/2).
     Http(Version),
     /// Start of an HTTP/1 request line that is longer than [`MAX_REQUEST_LINE_BYTES`].
-    LongLine,
+    RequestLineTooLong,
     /// First bytes of any other protocol.
     Other,
     /// Stream that ended before its first byte.
-    Nothing,
+    Empty,
 }
 
 /// Result of detection from the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guess {
-    Is(Opening),
-    TooFew,
+enum Detection {
+    Detected(DetectedProtocol),
+    NeedMoreBytes,
 }
 
-impl<IO: AsyncRead + Unpin> Sniffed<IO> {
+impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
     /// Wraps a stream from which nothing has been read.
     pub(crate) fn new(io: IO) -> Self {
         Self {
@@ -67,13 +67,15 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
     }
 
     /// Reads until the received bytes identify the protocol. Cancel-safe.
-    pub(crate) async fn opening(&mut self) -> Opening {
+    pub(crate) async fn detect_protocol(&mut self) -> DetectedProtocol {
         loop {
-            match guess(&self.seen) {
-                Guess::Is(opening) => return opening,
-                Guess::TooFew if self.ended && self.seen.is_empty() => return Opening::Nothing,
-                Guess::TooFew if self.ended => return Opening::Other,
-                Guess::TooFew => self.more().await,
+            match detect(&self.seen) {
+                Detection::Detected(opening) => return opening,
+                Detection::NeedMoreBytes if self.ended && self.seen.is_empty() => {
+                    return DetectedProtocol::Empty;
+                }
+                Detection::NeedMoreBytes if self.ended => return DetectedProtocol::Other,
+                Detection::NeedMoreBytes => self.read_more().await,
             }
         }
     }
@@ -81,7 +83,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
     /// Returns the version of a stream that is declared as HTTP: HTTP/2 if it begins with the preface, else HTTP/1.
     pub(crate) async fn declared_version(&mut self) -> Version {
         while !self.ended && self.seen.len() < PREFACE.len() && PREFACE.starts_with(&self.seen) {
-            self.more().await;
+            self.read_more().await;
         }
         match self.seen.starts_with(PREFACE) {
             true => Version::Http2,
@@ -99,30 +101,30 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
     ///
     /// # Errors
     /// When the stream begins like TLS, and the ClientHello is invalid.
-    pub(crate) async fn first_message(&mut self) -> Result<FirstMessage, HelloError> {
+    pub(crate) async fn read_first_message(&mut self) -> Result<FirstMessage, HelloError> {
         let mut reader = HelloReader::default();
         let mut taken = 0;
         loop {
             let new = self.seen.get(taken..).unwrap_or_default();
             taken += new.len();
-            if let Some(message) = reader.take(new)? {
+            if let Some(message) = reader.push(new)? {
                 return Ok(message);
             }
             if self.ended {
                 return Err(HelloError::Truncated);
             }
-            self.more().await;
+            self.read_more().await;
         }
     }
 
     /// Waits for the first byte of the stream.
-    pub(crate) async fn first_bytes(&mut self) {
+    pub(crate) async fn wait_for_first_byte(&mut self) {
         while self.seen.is_empty() && !self.ended {
-            self.more().await;
+            self.read_more().await;
         }
     }
 
-    async fn more(&mut self) {
+    async fn read_more(&mut self) {
         poll_fn(|cx| {
             let mut space = [0; 512];
             let mut buf = ReadBuf::new(&mut space);
@@ -137,24 +139,26 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
     }
 }
 
-fn guess(seen: &[u8]) -> Guess {
+fn detect(seen: &[u8]) -> Detection {
     if seen.starts_with(PREFACE) {
-        return Guess::Is(Opening::Http(Version::Http2));
+        return Detection::Detected(DetectedProtocol::Http(Version::Http2));
     }
     if PREFACE.starts_with(seen) {
-        return Guess::TooFew;
+        return Detection::NeedMoreBytes;
     }
-    match request_line(seen) {
-        None => Guess::Is(Opening::Other),
-        Some(true) => Guess::Is(Opening::Http(Version::Http1)),
-        Some(false) if seen.len() > MAX_REQUEST_LINE_BYTES => Guess::Is(Opening::LongLine),
-        Some(false) => Guess::TooFew,
+    match match_request_line(seen) {
+        None => Detection::Detected(DetectedProtocol::Other),
+        Some(true) => Detection::Detected(DetectedProtocol::Http(Version::Http1)),
+        Some(false) if seen.len() > MAX_REQUEST_LINE_BYTES => {
+            Detection::Detected(DetectedProtocol::RequestLineTooLong)
+        }
+        Some(false) => Detection::NeedMoreBytes,
     }
 }
 
 /// Parses the start of an HTTP/1.x request line: true if the line is complete, false if more bytes are needed; `None`
 /// if the bytes cannot become a request line.
-fn request_line(seen: &[u8]) -> Option<bool> {
+fn match_request_line(seen: &[u8]) -> Option<bool> {
     // Empty lines may precede a request (RFC 9112, section 2.2).
     let mut line = seen;
     while let [b'\n', rest @ ..] | [b'\r', b'\n', rest @ ..] = line {
@@ -163,18 +167,18 @@ fn request_line(seen: &[u8]) -> Option<bool> {
     if line == b"\r" {
         return Some(false);
     }
-    let (method, line) = word(line, is_token);
+    let (method, line) = split_leading_bytes(line, is_token_byte);
     if method > MAX_METHOD_BYTES || method == 0 && !line.is_empty() {
         return None;
     }
-    let Some(line) = after_space(line)? else {
+    let Some(line) = skip_space(line)? else {
         return Some(false);
     };
-    let (target, line) = word(line, |byte| byte.is_ascii_graphic());
+    let (target, line) = split_leading_bytes(line, |byte| byte.is_ascii_graphic());
     if target == 0 && !line.is_empty() {
         return None;
     }
-    let Some(line) = after_space(line)? else {
+    let Some(line) = skip_space(line)? else {
         return Some(false);
     };
     let Some(line) = line.strip_prefix(VERSION) else {
@@ -191,14 +195,14 @@ fn request_line(seen: &[u8]) -> Option<bool> {
 }
 
 /// Counts the leading bytes that `is_part` accepts, and returns the bytes after them.
-fn word(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> (usize, &[u8]) {
+fn split_leading_bytes(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> (usize, &[u8]) {
     let length = bytes.iter().take_while(|byte| is_part(**byte)).count();
     (length, bytes.get(length..).unwrap_or_default())
 }
 
 /// Skips the space between two parts of a request line: `Some(None)` if no byte has been received yet, `None` if the
 /// next byte is not a space.
-fn after_space(bytes: &[u8]) -> Option<Option<&[u8]>> {
+fn skip_space(bytes: &[u8]) -> Option<Option<&[u8]>> {
     match bytes {
         [] => Some(None),
         [b' ', rest @ ..] => Some(Some(rest)),
@@ -207,11 +211,11 @@ fn after_space(bytes: &[u8]) -> Option<Option<&[u8]>> {
 }
 
 /// Whether a byte may be part of a method (RFC 9110, section 5.6.2).
-fn is_token(byte: u8) -> bool {
+fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Sniffed<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for SniffedStream<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -231,7 +235,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Sniffed<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Sniffed<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for SniffedStream<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -255,24 +259,24 @@ mod tests {
 
     use super::*;
 
-    const HTTP1: Guess = Guess::Is(Opening::Http(Version::Http1));
-    const HTTP2: Guess = Guess::Is(Opening::Http(Version::Http2));
-    const OTHER: Guess = Guess::Is(Opening::Other);
+    const HTTP1: Detection = Detection::Detected(DetectedProtocol::Http(Version::Http1));
+    const HTTP2: Detection = Detection::Detected(DetectedProtocol::Http(Version::Http2));
+    const OTHER: Detection = Detection::Detected(DetectedProtocol::Other);
 
     #[test]
     fn only_the_preface_and_request_lines_of_rfc_9112_are_http() {
         for (bytes, expected) in [
-            (&b""[..], Guess::TooFew),
-            (b"P", Guess::TooFew),
-            (b"PRI * HT", Guess::TooFew),
+            (&b""[..], Detection::NeedMoreBytes),
+            (b"P", Detection::NeedMoreBytes),
+            (b"PRI * HT", Detection::NeedMoreBytes),
             (PREFACE, HTTP2),
             (b"PRI * HTTP/1.1\r\n", HTTP1),
             (b"PRI * HTTP/2.0\r\n\r\nXX", OTHER),
-            (b"GET", Guess::TooFew),
-            (b"GET ", Guess::TooFew),
-            (b"GET / HTTP/1.", Guess::TooFew),
-            (b"GET / HTTP/1.1", Guess::TooFew),
-            (b"GET / HTTP/1.1\r", Guess::TooFew),
+            (b"GET", Detection::NeedMoreBytes),
+            (b"GET ", Detection::NeedMoreBytes),
+            (b"GET / HTTP/1.", Detection::NeedMoreBytes),
+            (b"GET / HTTP/1.1", Detection::NeedMoreBytes),
+            (b"GET / HTTP/1.1\r", Detection::NeedMoreBytes),
             (b"GET / HTTP/1.1\r\n", HTTP1),
             (b"GET / HTTP/1.0\r\n", HTTP1),
             (b"PROPFIND /a?b=c HTTP/1.1\r\nHost", HTTP1),
@@ -288,7 +292,7 @@ mod tests {
             (b"NICK foo\r\n", OTHER),
             (b"INVITE sip:bob@example.com SIP/2.0\r\n", OTHER),
             (b"OPTIONS rtsp://a RTSP/1.0\r\n", OTHER),
-            (b"SELECT 1;", Guess::TooFew),
+            (b"SELECT 1;", Detection::NeedMoreBytes),
             (b"SELECT 1;\n", OTHER),
             (b"SELECT 1 FROM", OTHER),
             (b"EHLO example.com\r\n", OTHER),
@@ -325,16 +329,22 @@ mod tests {
             (&[b'A'; 40], OTHER),
         ] {
             assert_eq!(
-                guess(bytes),
+                detect(bytes),
                 expected,
                 "{:?}",
                 String::from_utf8_lossy(bytes)
             );
         }
         let long = [b"GET /", &[b'a'; MAX_REQUEST_LINE_BYTES][..]].concat();
-        assert_eq!(guess(&long), Guess::Is(Opening::LongLine));
+        assert_eq!(
+            detect(&long),
+            Detection::Detected(DetectedProtocol::RequestLineTooLong)
+        );
         let lines = b"\r\n".repeat(MAX_REQUEST_LINE_BYTES);
-        assert_eq!(guess(&lines), Guess::Is(Opening::LongLine));
+        assert_eq!(
+            detect(&lines),
+            Detection::Detected(DetectedProtocol::RequestLineTooLong)
+        );
     }
 
     /// Generates edits of a request: position, byte, and whether the byte replaces the one there or is inserted.
@@ -356,10 +366,10 @@ mod tests {
             }
             let mut decided = None;
             for end in 0..=bytes.len() {
-                let now = guess(&bytes[..end]);
+                let now = detect(&bytes[..end]);
                 if let Some((_, known)) = decided {
                     proptest::prop_assert_eq!(now, known, "{:?}", bytes[..end].escape_ascii());
-                } else if now != Guess::TooFew {
+                } else if now != Detection::NeedMoreBytes {
                     decided = Some((end, now));
                 }
             }
@@ -378,12 +388,12 @@ mod tests {
     #[tokio::test]
     async fn sniffed_bytes_are_replayed_to_the_reader() {
         let (mut near, far) = duplex(1024);
-        let mut sniffed = Sniffed::new(far);
+        let mut sniffed = SniffedStream::new(far);
         near.write_all(b"GE").await.unwrap();
-        sniffed.first_bytes().await;
+        sniffed.wait_for_first_byte().await;
         near.write_all(b"T / HTTP/1.1\r\n\r\nrest").await.unwrap();
-        let http1 = Opening::Http(Version::Http1);
-        assert_eq!(sniffed.opening().await, http1);
+        let http1 = DetectedProtocol::Http(Version::Http1);
+        assert_eq!(sniffed.detect_protocol().await, http1);
         near.write_all(b" and more").await.unwrap();
         near.shutdown().await.unwrap();
         let mut all = String::new();
@@ -393,11 +403,14 @@ mod tests {
 
     #[tokio::test]
     async fn stream_that_ends_early_is_not_http() {
-        for (bytes, expected) in [(&b"GET /"[..], Opening::Other), (b"", Opening::Nothing)] {
+        for (bytes, expected) in [
+            (&b"GET /"[..], DetectedProtocol::Other),
+            (b"", DetectedProtocol::Empty),
+        ] {
             let (mut near, far) = duplex(1024);
             near.write_all(bytes).await.unwrap();
             near.shutdown().await.unwrap();
-            assert_eq!(Sniffed::new(far).opening().await, expected);
+            assert_eq!(SniffedStream::new(far).detect_protocol().await, expected);
         }
     }
 
@@ -412,7 +425,7 @@ mod tests {
             let (mut near, far) = duplex(1024);
             near.write_all(bytes).await.unwrap();
             near.shutdown().await.unwrap();
-            assert_eq!(Sniffed::new(far).declared_version().await, expected);
+            assert_eq!(SniffedStream::new(far).declared_version().await, expected);
         }
     }
 }

@@ -11,18 +11,18 @@ use ambit_l7::stream::StreamTable;
 use ambit_model::{
     AppProtocol, ArcStr, LbMode, NamespacedHostname, NetworkAddress, Service, Workload,
 };
-use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
+use ambit_route::{ActiveRequestsAt, BackendRequest, Route, RouteError, WorkloadRef};
 use http::StatusCode;
 use tokio::time::{Instant, sleep_until};
 
 use crate::{
     names,
-    published::Served,
-    waypoint::{MeshUnknown, Waypoint},
+    published::ServedService,
+    waypoint::{NotReadyError, Waypoint},
 };
 
 /// Address of a service that has none.
-pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+pub(crate) const UNKNOWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Time to wait for the record of an unknown target. Records reach clients and the waypoint within milliseconds of each
 /// other, or within tenths of a second on a busy machine.
@@ -36,7 +36,7 @@ pub(crate) enum Target {
         /// Record of the service.
         service: Arc<Service>,
         /// Routes and settings of the service at this waypoint.
-        served: Arc<Served>,
+        served: Arc<ServedService>,
         /// Address in the authority; for a hostname, the first address of the service.
         address: SocketAddr,
     },
@@ -53,7 +53,7 @@ pub(crate) enum Target {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
     #[error(transparent)]
-    MeshUnknown(#[from] MeshUnknown),
+    NotReady(#[from] NotReadyError),
     #[error("{0} is neither a service nor a pod of this waypoint")]
     NotServed(String),
     #[error("{service} has no port {port}")]
@@ -62,17 +62,17 @@ pub(crate) enum TargetError {
 
 impl TargetError {
     /// Whether the error may disappear when the control plane's next records arrive.
-    fn may_pass(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
             Self::NotServed(_) | Self::NoPort { .. } => true,
             // The lookup has already waited for the record.
-            Self::MeshUnknown(_) => false,
+            Self::NotReady(_) => false,
         }
     }
 
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::MeshUnknown(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotReady(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotServed(_) | Self::NoPort { .. } => StatusCode::NOT_FOUND,
         }
     }
@@ -93,8 +93,8 @@ impl Target {
         loop {
             addresses.mark_unchanged();
             records.mark_unchanged();
-            let found = Self::look_up(waypoint, own, client, authority).await;
-            if !matches!(&found, Err(error) if error.may_pass()) {
+            let found = Self::find_record(waypoint, own, client, authority).await;
+            if !matches!(&found, Err(error) if error.is_transient()) {
                 return found;
             }
             let changed = tokio::select! {
@@ -108,7 +108,7 @@ impl Target {
         }
     }
 
-    async fn look_up(
+    async fn find_record(
         waypoint: &Waypoint,
         own: &Workload,
         client: &str,
@@ -133,7 +133,7 @@ impl Target {
             }
         };
         let at = NetworkAddress::new(own.network.clone(), address.ip());
-        waypoint.learn(&at).await;
+        waypoint.request_record(&at).await;
         let table = waypoint.state.table();
         let service = table.service_by_vip(&at.network, at.address, client);
         if let Some(service) = service.cloned() {
@@ -160,7 +160,7 @@ impl Target {
             return Some(Err(TargetError::NoPort { service, port }));
         }
         let first = service.vips.first().map(|vip| vip.address);
-        let first = first.unwrap_or(UNKNOWN);
+        let first = first.unwrap_or(UNKNOWN_ADDRESS);
         Some(Ok(Self::Service {
             address: address.unwrap_or_else(|| SocketAddr::new(first, port)),
             service,
@@ -170,13 +170,13 @@ impl Target {
 
     /// Returns the target for another service at the same port, as for a more specific service than a wildcard; `None`
     /// if the waypoint does not serve it.
-    pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
+    pub(crate) fn for_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
         let requested = self.address();
         let first = service.vips.first().map(|vip| vip.address);
         let ip = match service.lb_mode() {
             LbMode::Passthrough => requested.ip(),
-            _ => first.unwrap_or(UNKNOWN),
+            _ => first.unwrap_or(UNKNOWN_ADDRESS),
         };
         Some(Self::Service {
             service,
@@ -187,7 +187,7 @@ impl Target {
 
     /// Whether the target is a service with a wildcard hostname.
     pub(crate) fn is_wildcard(&self) -> bool {
-        self.named()
+        self.service_record()
             .is_some_and(|one| one.hostname.starts_with('*'))
     }
 
@@ -198,29 +198,29 @@ impl Target {
 
     /// Parses a host (as in `Host` or SNI) that is below the hostname of the target's wildcard service; `None` if it is
     /// not.
-    pub(crate) fn host(&self, text: &str) -> Option<ArcStr> {
+    pub(crate) fn host_below_wildcard(&self, text: &str) -> Option<ArcStr> {
         let name = self.service_name()?;
-        Some(names::host_below(&name.hostname, text)?.into())
+        Some(names::parse_wildcard_host(&name.hostname, text)?.into())
     }
 
     /// Returns the port at which hosts below the wildcard are called: the service port's target port.
     pub(crate) fn host_port(&self) -> u16 {
         let port = self.address().port();
-        let service = self.named();
+        let service = self.service_record();
         let target = service.and_then(|service| service.ports.get(&port));
         target.copied().unwrap_or(port)
     }
 
     /// Returns the route to the original destination, if the target is a service without load balancing (`resolution:
     /// NONE`).
-    pub(crate) fn passed_through(&self, waypoint: &Waypoint) -> Option<Route> {
+    pub(crate) fn pass_through_route(&self, waypoint: &Waypoint) -> Option<Route> {
         let Self::Service {
             service, address, ..
         } = self
         else {
             return None;
         };
-        if service.lb_mode() != LbMode::Passthrough || address.ip() == UNKNOWN {
+        if service.lb_mode() != LbMode::Passthrough || address.ip() == UNKNOWN_ADDRESS {
             return None;
         }
         let at = waypoint.state.table();
@@ -237,7 +237,7 @@ impl Target {
     }
 
     /// Returns the IP address that the client called, if it called one.
-    pub(crate) fn dialled(&self) -> Option<IpAddr> {
+    pub(crate) fn requested_ip(&self) -> Option<IpAddr> {
         let ip = self.address().ip();
         (!ip.is_unspecified()).then_some(ip)
     }
@@ -250,7 +250,7 @@ impl Target {
     }
 
     /// Returns the target's service; `None` for a pod.
-    pub(crate) fn named(&self) -> Option<&Arc<Service>> {
+    pub(crate) fn service_record(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Service { service, .. } => Some(service),
             Self::Pod { .. } => None,
@@ -258,7 +258,7 @@ impl Target {
     }
 
     /// Whether the target is this port of this service.
-    pub(crate) fn is_port(&self, service: &NamespacedHostname, port: u16) -> bool {
+    pub(crate) fn is_service_port(&self, service: &NamespacedHostname, port: u16) -> bool {
         self.service_name() == Some(service) && self.address().port() == port
     }
 
@@ -310,14 +310,14 @@ impl Target {
         waypoint: &Waypoint,
         own: &Workload,
         failed: &[ArcStr],
-        load: Option<LoadAt<'_>>,
+        load: Option<ActiveRequestsAt<'_>>,
     ) -> Result<Route, RouteError> {
         let request = BackendRequest {
             waypoint: own,
             own: Some(&waypoint.address),
             is_target: true,
             failed,
-            dialled: self.dialled(),
+            dialled: self.requested_ip(),
         };
         let table = waypoint.state.table();
         match self {
@@ -327,7 +327,7 @@ impl Target {
                 let rng = &mut rand::rng();
                 table.backend(&request, &served.name, address.port(), load, rng)
             }
-            Self::Pod { workload, address } => table.backend_pod(&request, workload, *address),
+            Self::Pod { workload, address } => table.route_to_pod(&request, workload, *address),
         }
     }
 }

@@ -12,8 +12,8 @@ use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
 use ambit_l7::authz::{Connection, HttpDecision, Scope};
 use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, NamespacedHostname, Reason};
-use ambit_proxy::{Local, report::chain};
-use ambit_resilience::{Outcome, PickRequest, hash};
+use ambit_proxy::{LocalPod, report::format_error_chain};
+use ambit_resilience::{EndpointOutcome, PickRequest, hash};
 use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -21,20 +21,20 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     attachments::Attachments,
-    destination::{EndpointLease, NoUpstream, Port},
+    counting_io::{CountingIo, wait_for_client_reset},
+    destination::{DestinationPort, EndpointLease, NoUpstream},
     http as l7,
     http::{Destination, destination_attachments},
-    metered::{Metered, reset_by_client},
     origination::TlsUpstream,
     session::Session,
-    sniff::{Opening, Sniffed},
-    upstream::{Connect, ConnectOptions, Preamble, Stream, UpstreamError},
+    sniff::{DetectedProtocol, SniffedStream},
+    upstream::{ConnectOptions, ConnectParameters, ProxyProtocolHeader, Stream, UpstreamError},
     upstream_lookup,
 };
 use error::TcpError;
 use idle_timeout::IdleTimeout;
 use report::{ConnectionEnd, ConnectionReport, ConnectionRoute};
-use routed::Routed;
+use routed::RoutedConnection;
 
 /// Timeout for the client's first bytes at a port with undeclared protocol. After it the endpoint is connected, since
 /// its protocol may be server-first.
@@ -44,15 +44,17 @@ const REQUEST_LINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves a tunnel to a port that declares a TCP protocol: the endpoint is connected before the CONNECT is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
-    let report = ConnectionReport::of(&session);
+    let report = ConnectionReport::new(&session);
     let opening = std::pin::pin!(async {
-        let routed = Routed::of(&session)?;
+        let routed = RoutedConnection::by_tcp_routes(&session)?;
         let opened = open(&session, &routed).await?;
         Ok((routed, opened))
     });
-    let opened: Result<_, TcpError> = match incoming.unless_gone(opening).await {
+    let opened: Result<_, TcpError> = match incoming.run_until_cancelled(opening).await {
         Ok(opened) => opened,
-        Err(error) => return tracing::debug!(error = chain(&error), "the client has gone"),
+        Err(error) => {
+            return tracing::debug!(error = format_error_chain(&error), "the client has gone");
+        }
     };
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
@@ -61,25 +63,27 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
                 let client = tunnel.into_io();
                 relay(&session, &report, &routed, &context, client, stream).await;
             }
-            Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
+            Err(error) => {
+                tracing::debug!(error = format_error_chain(&error), "the client has gone")
+            }
         },
         Err(error) => {
-            log_failed(&session, &report, &error);
+            log_failure(&session, &report, &error);
             incoming.refuse(error.status());
         }
     }
 }
 
 /// Serves a tunnel whose TLS stream is routed by its SNI.
-pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
-    match of_server_name(&session, &mut io).await {
+pub(crate) async fn serve_tls(mut session: Session, mut io: SniffedStream<TunnelIo>) {
+    match session_for_server_name(&session, &mut io).await {
         Ok(Some(specific)) => session = specific,
         Ok(None) => {}
-        Err(error) => return log_failed(&session, &ConnectionReport::of(&session), &error),
+        Err(error) => return log_failure(&session, &ConnectionReport::new(&session), &error),
     }
-    let report = ConnectionReport::of(&session);
+    let report = ConnectionReport::new(&session);
     let opened: Result<_, TcpError> = async {
-        let routed = Routed::by_first_message(&session, &mut io).await?;
+        let routed = RoutedConnection::by_server_name(&session, &mut io).await?;
         let opened = open(&session, &routed).await?;
         Ok((routed, opened))
     }
@@ -89,20 +93,20 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
             let (stream, context) = opened.into_parts();
             relay(&session, &report, &routed, &context, io, stream).await;
         }
-        Err(error) => log_failed(&session, &report, &error),
+        Err(error) => log_failure(&session, &report, &error),
     }
 }
 
 /// Returns the session for the SNI of a connection to a wildcard service, if the SNI has a more specific service.
-async fn of_server_name(
+async fn session_for_server_name(
     session: &Session,
-    io: &mut Sniffed<TunnelIo>,
+    io: &mut SniffedStream<TunnelIo>,
 ) -> Result<Option<Session>, TcpError> {
     if !session.target.is_wildcard() {
         return Ok(None);
     }
     match routed::server_name(io).await? {
-        Some(name) => Ok(session.of_host(&name)?),
+        Some(name) => Ok(session.for_host(&name)?),
         None => Ok(None),
     }
 }
@@ -110,54 +114,56 @@ async fn of_server_name(
 /// Serves a tunnel to a port with undeclared protocol, for which no policy, JWT rule, plugin or rate limit needs HTTP
 /// requests: as HTTP or as opaque TCP, detected from the first bytes. Server-first protocols do not wait for the
 /// client's bytes.
-pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
-    let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.opening())
+pub(crate) async fn serve_unknown(session: Session, mut io: SniffedStream<TunnelIo>) {
+    let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.detect_protocol())
         .await
         .ok();
-    if let Some(Opening::Http(version)) = client {
+    if let Some(DetectedProtocol::Http(version)) = client {
         return l7::serve(session, io, version).await;
     }
     if client.is_some() {
-        match of_server_name(&session, &mut io).await {
+        match session_for_server_name(&session, &mut io).await {
             Ok(Some(specific)) => return serve_tls(specific, io).await,
             Ok(None) => {}
-            Err(error) => return log_failed(&session, &ConnectionReport::of(&session), &error),
+            Err(error) => return log_failure(&session, &ConnectionReport::new(&session), &error),
         }
     }
-    let routed = Routed::undeclared();
-    let report = ConnectionReport::of(&session);
+    let routed = RoutedConnection::for_undeclared_port();
+    let report = ConnectionReport::new(&session);
     let (stream, context) = match open(&session, &routed).await {
         Ok(opened) => opened.into_parts(),
-        Err(error) => return log_failed(&session, &report, &error),
+        Err(error) => return log_failure(&session, &report, &error),
     };
     if client.is_some() {
         return relay(&session, &report, &routed, &context, io, stream).await;
     }
-    let mut stream = Sniffed::new(stream);
+    let mut stream = SniffedStream::new(stream);
     // A server-first protocol is not HTTP.
     let (opening, is_client_first) = tokio::select! {
         biased;
-        opening = decided(&mut io) => (opening, true),
-        () = stream.first_bytes() => (Opening::Other, false),
+        opening = detect_protocol(&mut io) => (opening, true),
+        () = stream.wait_for_first_byte() => (DetectedProtocol::Other, false),
     };
-    if is_client_first && opening == Opening::Other {
-        match of_server_name(&session, &mut io).await {
+    if is_client_first && opening == DetectedProtocol::Other {
+        match session_for_server_name(&session, &mut io).await {
             Ok(Some(specific)) => {
                 drop((stream, context));
                 return serve_tls(specific, io).await;
             }
             Ok(None) => {}
-            Err(error) => return log_failed(&session, &report, &error),
+            Err(error) => return log_failure(&session, &report, &error),
         }
     }
     match opening {
         // Each request chooses its own endpoint.
-        Opening::Http(version) => {
+        DetectedProtocol::Http(version) => {
             let _closing = stream.shutdown().await;
             drop(context);
             l7::serve(session, io, version).await;
         }
-        Opening::LongLine | Opening::Other | Opening::Nothing => {
+        DetectedProtocol::RequestLineTooLong
+        | DetectedProtocol::Other
+        | DetectedProtocol::Empty => {
             relay(&session, &report, &routed, &context, io, stream).await;
         }
     }
@@ -165,15 +171,15 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
 
 /// Detects whether a connection begins with HTTP. A request line that stays incomplete until a timeout is not HTTP: the
 /// client may wait for the server.
-async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
-    io.first_bytes().await;
-    let opening = tokio::time::timeout(REQUEST_LINE_TIMEOUT, io.opening()).await;
-    opening.unwrap_or(Opening::Other)
+async fn detect_protocol(io: &mut SniffedStream<TunnelIo>) -> DetectedProtocol {
+    io.wait_for_first_byte().await;
+    let opening = tokio::time::timeout(REQUEST_LINE_TIMEOUT, io.detect_protocol()).await;
+    opening.unwrap_or(DetectedProtocol::Other)
 }
 
 /// Evaluates the policies of the target, and those of the service to which a route forwards the connection. Returns the
 /// first denial.
-fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
+fn evaluate_policies(session: &Session, routed: &RoutedConnection) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
@@ -184,14 +190,14 @@ fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
         && let Some(scope) = backend_scope(session, routed, there.as_deref(), service)
     {
         let connection = Connection {
-            destination: waypoint.address_of(service, *port),
+            destination: waypoint.service_address(service, *port),
             ..connection
         };
         let there = policies.evaluate_connection(scope, &connection);
         decision.dry_run.extend(there.dry_run);
         decision.audits.extend(there.audits);
         if decision.is_allowed() {
-            decision.why = there.why;
+            decision.reason = there.reason;
         }
     }
     decision
@@ -200,7 +206,7 @@ fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
 /// Returns the scope of the policies that apply to a connection at the backend of its route.
 fn backend_scope<'a>(
     session: &Session,
-    routed: &Routed,
+    routed: &RoutedConnection,
     there: Option<&'a Attachments>,
     service: &'a NamespacedHostname,
 ) -> Option<Scope<'a>> {
@@ -215,19 +221,23 @@ fn backend_scope<'a>(
 
 /// Whether no attachment of the route's backend (JWT rule, plugin or rate limit) requires HTTP, so that the connection
 /// may be forwarded as opaque bytes.
-fn may_be_opaque(session: &Session, routed: &Routed) -> bool {
+fn may_be_opaque(session: &Session, routed: &RoutedConnection) -> bool {
     destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
 }
 
 /// Whether the current policies of the target and of the route's backend require no authorization provider other than
 /// the one that has allowed the connection.
-fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
+fn is_provider_unchanged(
+    session: &Session,
+    routed: &RoutedConnection,
+    by: Option<&ArcStr>,
+) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
     let connection = session.connection(routed.sni.as_deref());
     let attachments = session.attachments();
     let required = policies.required_connection_check(attachments.scope(), &connection);
-    if !l7::is_still_admitted(&required, by) {
+    if !l7::is_check_satisfied(&required, by) {
         return false;
     }
     let Destination::Backend(service, port) = &routed.destination else {
@@ -238,18 +248,18 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
         return true;
     };
     let connection = Connection {
-        destination: waypoint.address_of(service, *port),
+        destination: waypoint.service_address(service, *port),
         ..connection
     };
     let required = policies.required_connection_check(scope, &connection);
-    l7::is_still_admitted(&required, by)
+    l7::is_check_satisfied(&required, by)
 }
 
 /// Counts denials by dry-run policies, and logs a connection that an AUDIT policy matches.
 fn record_policy_effects(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
         let metrics = &session.shard.waypoint.http_metrics;
-        metrics.dry_run_denied(&dry_run.policy);
+        metrics.count_dry_run_denial(&dry_run.policy);
     }
     if let Some(policy) = decision.audits.first() {
         let (caller, target) = (session.caller.address, session.target.address());
@@ -258,11 +268,15 @@ fn record_policy_effects(session: &Session, decision: &HttpDecision) {
 }
 
 /// Completes when changed policies no longer allow the connection.
-async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) {
+async fn wait_until_revoked(
+    session: &Session,
+    routed: &RoutedConnection,
+    provider: Option<&ArcStr>,
+) {
     let mut changes = session.shard.waypoint.published.watch();
     while evaluate_policies(session, routed).is_allowed()
         && is_provider_unchanged(session, routed, provider)
-        && routed.http_object(session).is_none()
+        && routed.object_requiring_http(session).is_none()
         && may_be_opaque(session, routed)
     {
         if changes.changed().await.is_err() {
@@ -296,7 +310,7 @@ struct ConnectionContext {
 /// Endpoint lease and connection permit under a `DestinationRule`, released when the connection closes.
 #[derive(Debug)]
 struct ConnectionLease {
-    port: Arc<Port>,
+    port: Arc<DestinationPort>,
     #[expect(dead_code, reason = "what it does is to be held")]
     endpoint: EndpointLease,
     #[expect(dead_code, reason = "what it does is to be held")]
@@ -304,12 +318,15 @@ struct ConnectionLease {
 }
 
 /// Authorizes a connection, chooses an endpoint, and connects to it.
-async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, TcpError> {
+async fn open(
+    session: &Session,
+    routed: &RoutedConnection,
+) -> Result<UpstreamConnection, TcpError> {
     let decision = evaluate_policies(session, routed);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
-    if let Some(object) = routed.http_object(session) {
+    if let Some(object) = routed.object_requiring_http(session) {
         return Err(TcpError::NotHttp(object));
     }
     if !may_be_opaque(session, routed) {
@@ -323,12 +340,16 @@ async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, 
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
     let waypoint = &session.shard.waypoint;
-    let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
-    let port = routed.destination.ruled_port(session);
+    let own = waypoint
+        .local
+        .wait_until_known()
+        .await
+        .ok_or(TcpError::NoOwnWorkload)?;
+    let port = routed.destination.destination_rule_port(session);
     let mut permit = None;
     if let Some(port) = &port {
-        port.supported()?;
-        permit = port.connection(waypoint.rule_context())?;
+        port.check_supported()?;
+        permit = port.try_take_connection(waypoint.rule_context())?;
     }
     let mut failed = Vec::new();
     let mut first = None;
@@ -348,16 +369,19 @@ async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, 
                 return Ok(UpstreamConnection { stream, context });
             }
             // No bytes were sent on the connection: another endpoint may be tried, once.
-            Err(ConnectFailure::At(error, Some(uid)))
+            Err(ConnectFailure::Endpoint(error, Some(uid)))
                 if failed.is_empty()
-                    && matches!(error, UpstreamError::Connect(_) | UpstreamError::TooLong(_)) =>
+                    && matches!(
+                        error,
+                        UpstreamError::Connect(_) | UpstreamError::ConnectTimeout(_)
+                    ) =>
             {
-                tracing::debug!(workload = %uid, error = chain(&error), "trying another endpoint");
+                tracing::debug!(workload = %uid, error = format_error_chain(&error), "trying another endpoint");
                 failed.push(uid);
                 first = Some(error);
             }
-            Err(ConnectFailure::At(error, _)) => return Err(first.unwrap_or(error).into()),
-            Err(ConnectFailure::Nowhere(error)) => {
+            Err(ConnectFailure::Endpoint(error, _)) => return Err(first.unwrap_or(error).into()),
+            Err(ConnectFailure::NoUpstream(error)) => {
                 return Err(first.map_or_else(|| error.into(), TcpError::Upstream));
             }
         }
@@ -367,21 +391,21 @@ async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, 
 /// Reason why no upstream connection was opened.
 enum ConnectFailure {
     /// Failed connection attempt; with the uid of the endpoint's workload, if the endpoint is a known workload.
-    At(UpstreamError, Option<ArcStr>),
+    Endpoint(UpstreamError, Option<ArcStr>),
     /// Destination rule that leaves no usable endpoint.
-    Nowhere(NoUpstream),
+    NoUpstream(NoUpstream),
 }
 
 async fn connect(
     session: &Session,
     destination: &Destination,
-    own: &Local,
-    port: Option<&Arc<Port>>,
+    own: &LocalPod,
+    port: Option<&Arc<DestinationPort>>,
     failed: &[ArcStr],
 ) -> Result<(Stream, SocketAddr, Option<EndpointLease>), ConnectFailure> {
     let waypoint = &session.shard.waypoint;
     let pass_through = destination.pass_through(session).await;
-    let pass_through = pass_through.map_err(|error| ConnectFailure::At(error, None))?;
+    let pass_through = pass_through.map_err(|error| ConnectFailure::Endpoint(error, None))?;
     let rule = || {
         port.map(|port| {
             let hash = match &port.policy().balancing {
@@ -406,7 +430,7 @@ async fn connect(
         None => {
             let ruled = rule()
                 .transpose()
-                .map_err(ConnectFailure::Nowhere)?
+                .map_err(ConnectFailure::NoUpstream)?
                 .flatten();
             let (route, held) = match ruled {
                 Some((route, held)) => (Ok(route), Some(held)),
@@ -419,8 +443,8 @@ async fn connect(
             (upstream, held)
         }
     };
-    let upstream = upstream.map_err(|error| ConnectFailure::At(error, None))?;
-    let host = destination.host(session);
+    let upstream = upstream.map_err(|error| ConnectFailure::Endpoint(error, None))?;
+    let host = destination.default_sni(session);
     let tls_upstream = tls.filter(|_| held.is_some() || !upstream.is_waypoint());
     let tls_upstream = tls_upstream.map(|origination| TlsUpstream {
         origination,
@@ -438,8 +462,9 @@ async fn connect(
     let upstreams = &session.shard.upstreams;
     let applied = upstream.applied_services(session.target.service_name());
     let (client, called) = (session.caller.address, session.target.address());
-    let preamble = port.and_then(|port| Preamble::of(port.policy(), &upstream, client, called));
-    let connecting = upstreams.connect(Connect {
+    let preamble = port
+        .and_then(|port| ProxyProtocolHeader::for_policy(port.policy(), &upstream, client, called));
+    let connecting = upstreams.connect(ConnectParameters {
         upstream: &upstream,
         own,
         forwarded: &forwarded,
@@ -456,17 +481,17 @@ async fn connect(
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {
-            Ok(_) => Some(Outcome::Connected),
+            Ok(_) => Some(EndpointOutcome::Connected),
             // A lack of room in the client's budget is not the endpoint's failure.
             Err(UpstreamError::Memory(_)) => None,
-            Err(_) => Some(Outcome::Failed),
+            Err(_) => Some(EndpointOutcome::Failed),
         };
         if let Some(outcome) = outcome {
             held.report(waypoint.rule_context(), outcome);
         }
     }
     let uid = || upstream.workload().map(|one| one.uid().clone());
-    let stream = connected.map_err(|error| ConnectFailure::At(error, uid()))?;
+    let stream = connected.map_err(|error| ConnectFailure::Endpoint(error, uid()))?;
     Ok((stream, upstream.endpoint(), held))
 }
 
@@ -483,7 +508,7 @@ async fn lifetime_expired(limits: &DestinationLimits) {
 async fn relay<A, B>(
     session: &Session,
     report: &ConnectionReport,
-    routed: &Routed,
+    routed: &RoutedConnection,
     context: &ConnectionContext,
     client: A,
     server: B,
@@ -506,33 +531,33 @@ async fn relay<A, B>(
         endpoint: Some(*endpoint),
         service: service.as_ref(),
     };
-    let labels = session.traffic_labels_of(service.clone());
-    let metrics = report.series(session, &labels, route).open();
-    report.opened(session, route);
+    let labels = session.traffic_labels_for(service.clone());
+    let metrics = report.traffic_series(session, &labels, route).open();
+    report.report_opened(session, route);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
-    let idle_timeout = IdleTimeout::of(limits.tcp_idle_timeout);
+    let idle_timeout = IdleTimeout::new(limits.tcp_idle_timeout);
     let copied = {
         let (client, server) = (Mutex::new(client), Mutex::new(server));
         let (near, far) = (&client, &server);
-        let mut client = Metered::new(near, |bytes| {
+        let mut client = CountingIo::new(near, |bytes| {
             idle_timeout.restart();
-            metrics.received(bytes);
-            report.received(bytes);
+            metrics.add_received(bytes);
+            report.add_received_bytes(bytes);
         });
-        let mut server = Metered::new(far, |bytes| {
+        let mut server = CountingIo::new(far, |bytes| {
             idle_timeout.restart();
-            metrics.sent(bytes);
-            report.sent(bytes);
+            metrics.add_sent(bytes);
+            report.add_sent_bytes(bytes);
         });
         tokio::select! {
             biased;
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
-            error = reset_by_client(near) => Err(error),
-            () = drain.cut() => Ok((0, 0)),
+            error = wait_for_client_reset(near) => Err(error),
+            () = drain.wait_until_deadline() => Ok((0, 0)),
             () = lifetime_expired(&limits) => Ok((0, 0)),
-            () = idle_timeout.expired() => Ok((0, 0)),
-            () = revoked(session, routed, provider) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = idle_timeout.wait_until_expired() => Ok((0, 0)),
+            () = wait_until_revoked(session, routed, provider) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let mut end = ConnectionEnd {
@@ -542,12 +567,12 @@ async fn relay<A, B>(
     let reason = match &copied {
         Ok(_) => Reason::None,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            let object = routed.http_object(session);
+            let object = routed.object_requiring_http(session);
             let object = object.map(|object| TcpError::NotHttp(object).to_string());
             let decision = evaluate_policies(session, routed);
             end.is_refused = true;
-            end.policy = decision.denied_by().map(ToString::to_string);
-            end.termination = object.or_else(|| decision.details());
+            end.policy = decision.denying_policy().map(ToString::to_string);
+            end.termination = object.or_else(|| decision.response_code_details());
             tracing::info!(caller = %session.caller.address, "a connection is closed: a policy denies it now");
             Reason::Deny
         }
@@ -558,26 +583,26 @@ async fn relay<A, B>(
         }
     };
     metrics.close(reason);
-    report.closed(session, route, &end);
+    report.report_closed(session, route, &end);
 }
 
-fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
+fn log_failure(session: &Session, report: &ConnectionReport, error: &TcpError) {
     let (caller, target) = (session.caller.address, session.target.address());
-    tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
+    tracing::warn!(%caller, %target, error = format_error_chain(error), "a connection is not passed through");
     let reason = match error {
         TcpError::Denied(decision) => {
             record_policy_effects(session, decision);
             Reason::Deny
         }
         TcpError::Unauthorized(_) | TcpError::NotHttp(_) => Reason::Deny,
-        TcpError::NoOwn
+        TcpError::NoOwnWorkload
         | TcpError::Route(_)
         | TcpError::Upstream(_)
-        | TcpError::Rule(_)
-        | TcpError::Misdirected(_) => Reason::Connect,
+        | TcpError::DestinationRule(_)
+        | TcpError::MisdirectedHost(_) => Reason::Connect,
     };
     let route = ConnectionRoute::default();
-    let series = report.series(session, &session.traffic_labels(), route);
-    series.fail(reason);
-    report.closed(session, route, &ConnectionEnd::of(error));
+    let series = report.traffic_series(session, &session.traffic_labels(), route);
+    series.count_failure(reason);
+    report.report_closed(session, route, &ConnectionEnd::from_error(error));
 }

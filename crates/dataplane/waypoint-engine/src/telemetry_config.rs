@@ -14,48 +14,49 @@ use ambit_model::{
     TelemetryTracing, WaypointTelemetry,
 };
 use ambit_observation::{
-    Expression, ExpressionError, Format, FormatError, ISTIO_TEXT, Observation, Wants,
-    span::{self, Tag, TagSource},
+    Expression, ExpressionError, FormatError, ISTIO_TEXT, LogFormat, NeededHeaders,
+    RequestObservation,
+    span::{self, SpanTag, TagSource},
 };
-use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
+use ambit_telemetry::http::{FamilyOverrides, MetricOverrides, RelabeledValues};
 use http::HeaderName;
 use serde_json::Value;
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-pub(crate) use queue::{Exporters, Item, NewQueue, Queue};
+pub(crate) use queue::{ExportItem, Exporters, NewQueue, Queue};
 
 /// Compiled telemetry configuration of a service, a namespace or the waypoint.
 #[derive(Debug)]
 pub(crate) struct TelemetryConfig {
     pub(crate) tracing: Option<Tracing>,
     /// Access logs, which replace the waypoint's default one; `None` keeps the default.
-    pub(crate) logs: Option<Vec<Log>>,
-    labels: Option<Labels>,
+    pub(crate) logs: Option<Vec<AccessLog>>,
+    labels: Option<LabelOverrides>,
     /// Request and response headers that access logs and span tags read.
-    pub(crate) wants: Wants,
+    pub(crate) wants: NeededHeaders,
 }
 
 /// Compiled tracing configuration: sampling, tags and the collector's queue.
 #[derive(Debug)]
 pub(crate) struct Tracing {
     pub(crate) settings: TelemetryTracing,
-    pub(crate) tags: Vec<Tag>,
+    pub(crate) tags: Vec<SpanTag>,
     pub(crate) queue: Queue,
 }
 
 /// Access log of a telemetry configuration: filter, format and destination.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct AccessLog {
     filter: Option<Expression>,
-    format: Format,
+    format: LogFormat,
     /// Queue of the OpenTelemetry collector, and the log name that the collector receives; `None` for standard output.
     to: Option<(Queue, ArcStr)>,
 }
 
-impl Log {
+impl AccessLog {
     /// Whether the log's filter matches a request or connection.
-    fn takes(&self, of: &Observation<'_>) -> bool {
+    fn matches(&self, of: &RequestObservation<'_>) -> bool {
         let filter = self.filter.as_ref();
         filter.is_none_or(|filter| filter.matches(of))
     }
@@ -63,13 +64,13 @@ impl Log {
 
 /// Overrides of metric labels, by expressions over request attributes.
 #[derive(Debug)]
-struct Labels {
-    relabel: Arc<Relabel>,
+struct LabelOverrides {
+    relabel: Arc<MetricOverrides>,
     values: Vec<Expression>,
 }
 
 /// Maximum length of a label value, in bytes.
-const MAX_LABEL: usize = 256;
+const MAX_LABEL_VALUE_BYTES: usize = 256;
 
 /// Invalid telemetry setting from the control plane.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +85,7 @@ pub(crate) enum TelemetryConfigError {
     Header(ArcStr),
 }
 
-fn expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
+fn parse_expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
     Expression::new(text).map_err(|error| TelemetryConfigError::Expression(text.clone(), error))
 }
 
@@ -94,22 +95,26 @@ impl TelemetryConfig {
         sent: WaypointTelemetry,
         to: &Exporters,
     ) -> Result<Self, TelemetryConfigError> {
-        let mut wants = Wants::default();
-        let tracing = sent.tracing.map(|sent| tracing(sent, to, &mut wants));
+        let mut wants = NeededHeaders::default();
+        let tracing = sent
+            .tracing
+            .map(|sent| compile_tracing(sent, to, &mut wants));
         let logs = sent.logs.map(|all| {
-            let all = all.into_iter().map(|sent| log(sent, to, &mut wants));
+            let all = all
+                .into_iter()
+                .map(|sent| compile_log(sent, to, &mut wants));
             all.collect::<Result<Vec<_>, _>>()
         });
         let (tracing, logs) = (tracing.transpose()?, logs.transpose()?);
-        let (mut relabel, mut values) = (Relabel::default(), Vec::new());
+        let (mut relabel, mut values) = (MetricOverrides::default(), Vec::new());
         let is_changed = !sent.metrics.is_empty();
         for metric in sent.metrics {
             let mut labels = Vec::new();
             for (name, value) in metric.labels {
                 let place = match value {
                     Some(text) => {
-                        let value = expression(&text)?;
-                        wants.add(&value.wants());
+                        let value = parse_expression(&text)?;
+                        wants.merge(&value.needed_headers());
                         values.push(value);
                         Some(values.len() - 1)
                     }
@@ -118,48 +123,50 @@ impl TelemetryConfig {
                 labels.push((name, place));
             }
             let disabled = metric.disabled;
-            relabel.set(metric.family, FamilyRule { disabled, labels });
+            relabel.set(metric.family, FamilyOverrides { disabled, labels });
         }
         let relabel = Arc::new(relabel);
         Ok(Self {
             tracing,
             logs,
-            labels: is_changed.then_some(Labels { relabel, values }),
+            labels: is_changed.then_some(LabelOverrides { relabel, values }),
             wants,
         })
     }
 
     /// Whether none of the access logs is written to standard output.
-    pub(crate) fn is_silent(&self) -> bool {
+    pub(crate) fn has_no_stdout_log(&self) -> bool {
         let logs = self.logs.as_ref();
         logs.is_some_and(|logs| logs.iter().all(|log| log.to.is_some()))
     }
 
     /// Evaluates the overridden metric labels of a request or connection; `None` without overrides.
-    pub(crate) fn labels(&self, of: &Observation<'_>) -> Option<Changed> {
+    pub(crate) fn labels(&self, of: &RequestObservation<'_>) -> Option<RelabeledValues> {
         let labels = self.labels.as_ref()?;
         let value = |value: &Expression| {
-            let mut text = value.text(of).unwrap_or_else(|| "unknown".to_owned());
-            let mut end = MAX_LABEL.min(text.len());
+            let mut text = value
+                .evaluate_text(of)
+                .unwrap_or_else(|| "unknown".to_owned());
+            let mut end = MAX_LABEL_VALUE_BYTES.min(text.len());
             while !text.is_char_boundary(end) {
                 end -= 1;
             }
             text.truncate(end);
             text
         };
-        Some(Changed {
+        Some(RelabeledValues {
             relabel: labels.relabel.clone(),
             values: labels.values.iter().map(value).collect(),
         })
     }
 }
 
-fn tracing(
+fn compile_tracing(
     sent: TelemetryTracing,
     to: &Exporters,
-    wants: &mut Wants,
+    wants: &mut NeededHeaders,
 ) -> Result<Tracing, TelemetryConfigError> {
-    wants.add(&span::wants());
+    wants.merge(&span::span_headers());
     let mut tags = Vec::new();
     for tag in &sent.tags {
         let source = match &tag.value {
@@ -173,13 +180,13 @@ fn tracing(
                 let default = Some(default.clone()).filter(|text| !text.is_empty());
                 TagSource::Header(header, default)
             }
-            TelemetryTagValue::Formatter(text) => TagSource::Format(Format::text(text)?),
+            TelemetryTagValue::Formatter(text) => TagSource::Format(LogFormat::parse_text(text)?),
         };
-        let tag = Tag {
+        let tag = SpanTag {
             name: tag.name.clone(),
             source,
         };
-        wants.add(&tag.wants());
+        wants.merge(&tag.needed_headers());
         tags.push(tag);
     }
     Ok(Tracing {
@@ -189,19 +196,23 @@ fn tracing(
     })
 }
 
-fn log(sent: TelemetryLog, to: &Exporters, wants: &mut Wants) -> Result<Log, TelemetryConfigError> {
+fn compile_log(
+    sent: TelemetryLog,
+    to: &Exporters,
+    wants: &mut NeededHeaders,
+) -> Result<AccessLog, TelemetryConfigError> {
     let format = match &sent.format {
-        TelemetryFormat::Default => Format::text(ISTIO_TEXT)?,
-        TelemetryFormat::Text(text) => Format::text(text)?,
-        TelemetryFormat::Json(text) => Format::json(&serde_json::from_str(text)?)?,
+        TelemetryFormat::Default => LogFormat::parse_text(ISTIO_TEXT)?,
+        TelemetryFormat::Text(text) => LogFormat::parse_text(text)?,
+        TelemetryFormat::Json(text) => LogFormat::from_json(&serde_json::from_str(text)?)?,
     };
-    let filter = sent.filter.as_ref().map(expression).transpose()?;
-    wants.add(&format.wants());
+    let filter = sent.filter.as_ref().map(parse_expression).transpose()?;
+    wants.merge(&format.needed_headers());
     if let Some(filter) = &filter {
-        wants.add(&filter.wants());
+        wants.merge(&filter.needed_headers());
     }
     let collector = sent.collector.as_ref();
-    Ok(Log {
+    Ok(AccessLog {
         filter,
         format,
         to: collector.map(|collector| (to.queue(collector), sent.name.clone())),
@@ -225,7 +236,7 @@ impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
     /// Whether requests wait for the initial records: they do not, since telemetry is not needed to serve them.
-    const IS_NEEDED: bool = false;
+    const BLOCKS_READINESS: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {
         let target = record.scope.clone();
@@ -276,7 +287,7 @@ impl TelemetryConfigs {
 
     /// Returns the telemetry configuration for requests to these services: that of the first service that has one, else
     /// that of the namespace, else that of the waypoint.
-    pub(crate) fn of(
+    pub(crate) fn effective(
         &self,
         services: &[NamespacedHostname],
         namespace: &str,

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use ambit_codec::grpc_frame;
 use ambit_model::OtlpCollector;
 use ambit_otlp::{LOGS_METHOD, Resource, TRACES_METHOD};
-use ambit_telemetry::http::{ExportOutcome, Signal};
+use ambit_telemetry::http::{ExportOutcome, ExportSignal};
 use bytes::Bytes;
 use http::{
     HeaderName, HeaderValue, Request, StatusCode,
@@ -15,16 +15,16 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 
 use crate::{
-    calls::{self, CallFor, Callee},
-    extensions::Slots,
+    calls::{self, CallIdentity, Callee},
+    extensions::PluginSlots,
     fair_share::FairShares,
     hops::Hops,
     in_flight_checks::InFlightChecks,
     message::{self, Version},
     mirrors::Mirrors,
-    retry_budget::Budgets,
-    stalls::Stalls,
-    telemetry_config::{Item, NewQueue},
+    retry_budget::RetryBudgets,
+    stall_detector::StallDetector,
+    telemetry_config::{ExportItem, NewQueue},
     upstream::UpstreamPools,
     waypoint::{Shard, Waypoint},
 };
@@ -43,18 +43,18 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Starts an export task for each new queue, while the process runs.
 pub async fn run(waypoint: Arc<Waypoint>) {
-    let waiting = waypoint.published.exporters().begun();
+    let waiting = waypoint.published.exporters().take_new_queues();
     let Some(mut waiting) = waiting else {
         return;
     };
     let shard = Arc::new(Shard {
         upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
         mirrors: Mirrors::default(),
-        stalls: Stalls::new(waypoint.config.streams.stall_timeout),
+        stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
         shares: FairShares::default(),
-        extensions: Slots::default(),
-        retries: Budgets::default(),
+        extensions: PluginSlots::default(),
+        retries: RetryBudgets::default(),
         waypoint,
     });
     while let Some(begun) = waiting.recv().await {
@@ -84,30 +84,30 @@ async fn export(
         while let Some((item, bytes)) = next {
             counted.push(bytes);
             match item {
-                Item::Span(span) => spans.push(*span),
-                Item::Line(line) => lines.push(*line),
+                ExportItem::Span(span) => spans.push(*span),
+                ExportItem::Line(line) => lines.push(*line),
             }
             is_full = spans.len() + lines.len() >= MAX_BATCH_ITEMS;
             next = if is_full { None } else { items.try_recv().ok() };
         }
         let mut batches = Vec::new();
         if !spans.is_empty() {
-            let message = ambit_otlp::traces(&resource, &spans);
-            batches.push((Signal::Traces, message, spans.len()));
+            let message = ambit_otlp::encode_traces(&resource, &spans);
+            batches.push((ExportSignal::Traces, message, spans.len()));
         }
         if !lines.is_empty() {
-            let message = ambit_otlp::logs(&resource, &lines);
-            batches.push((Signal::Logs, message, lines.len()));
+            let message = ambit_otlp::encode_logs(&resource, &lines);
+            batches.push((ExportSignal::Logs, message, lines.len()));
         }
         drop((spans, lines));
         let mut failed = None;
         for (signal, message, many) in batches {
             let many = u64::try_from(many).unwrap_or(u64::MAX);
             let timeout = collector.timeout.unwrap_or(DEFAULT_TIMEOUT);
-            let calling = call(&shard, &collector, signal, message);
+            let calling = send_batch(&shard, &collector, signal, message);
             let called = match tokio::time::timeout(timeout, calling).await {
                 Ok(called) => called,
-                Err(_) => Err(ExportError::TooLong(timeout)),
+                Err(_) => Err(ExportError::Timeout(timeout)),
             };
             let rejected = match called {
                 Ok(rejected) => rejected.min(many),
@@ -117,8 +117,8 @@ async fn export(
                 }
             };
             let metrics = &shard.waypoint.http_metrics;
-            metrics.exported(signal, ExportOutcome::Sent, many - rejected);
-            metrics.exported(signal, ExportOutcome::Failed, rejected);
+            metrics.count_exported(signal, ExportOutcome::Sent, many - rejected);
+            metrics.count_exported(signal, ExportOutcome::Failed, rejected);
         }
         drop(counted);
         let Some(error) = failed else {
@@ -156,30 +156,30 @@ enum ExportError {
     #[error(transparent)]
     Call(#[from] calls::CallError),
     #[error("it took longer than {0:?}")]
-    TooLong(Duration),
+    Timeout(Duration),
     #[error("its response is truncated or too long: {0}")]
-    Answer(Box<dyn std::error::Error + Send + Sync>),
+    ResponseBody(Box<dyn std::error::Error + Send + Sync>),
     #[error("it answers {0}")]
     Status(StatusCode),
     #[error("it answers with the status {0} of gRPC")]
     Grpc(String),
     #[error("its name, path or headers cannot be written")]
-    Form,
+    InvalidResponse,
 }
 
 /// Sends a batch to its collector, and returns the number of records that the collector rejected (partial success).
-async fn call(
+async fn send_batch(
     shard: &Shard,
     collector: &OtlpCollector,
-    signal: Signal,
+    signal: ExportSignal,
     message: Vec<u8>,
 ) -> Result<u64, ExportError> {
     let callee = Callee {
         service: &collector.service,
         port: collector.port,
-        caller: CallFor::Mesh,
+        caller: CallIdentity::Waypoint,
         hops: Hops::NONE,
-        on_behalf: None,
+        initiator: None,
     };
     let is_grpc = collector.http_path.is_none();
     let version = if is_grpc {
@@ -187,14 +187,14 @@ async fn call(
     } else {
         Version::Http1
     };
-    let request = request(collector, signal, message).ok_or(ExportError::Form)?;
+    let request = build_request(collector, signal, message).ok_or(ExportError::InvalidResponse)?;
     let response = calls::request(shard, callee, version, request).await?;
     let (head, body) = response.into_parts();
     if head.status != StatusCode::OK {
         return Err(ExportError::Status(head.status));
     }
     let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-    let body = body.map_err(ExportError::Answer)?;
+    let body = body.map_err(ExportError::ResponseBody)?;
     let trailers = body.trailers().cloned();
     let answer = body.to_bytes();
     let answer = if is_grpc {
@@ -207,37 +207,37 @@ async fn call(
             let status = status.unwrap_or_else(|| "-".into());
             return Err(ExportError::Grpc(status.into_owned()));
         }
-        grpc_frame::unframed(&answer).unwrap_or_default()
+        grpc_frame::decode_grpc_frame(&answer).unwrap_or_default()
     } else {
         &answer
     };
     Ok(match signal {
-        Signal::Traces => ambit_otlp::rejected_spans(answer),
-        Signal::Logs => ambit_otlp::rejected_lines(answer),
+        ExportSignal::Traces => ambit_otlp::rejected_spans(answer),
+        ExportSignal::Logs => ambit_otlp::rejected_log_records(answer),
     })
 }
 
-fn request(
+fn build_request(
     collector: &OtlpCollector,
-    signal: Signal,
+    signal: ExportSignal,
     message: Vec<u8>,
 ) -> Option<Request<message::Body>> {
     let authority = format!("{}:{}", collector.service.hostname, collector.port);
     let path = match (&collector.http_path, signal) {
         (Some(path), _) => path.as_str(),
-        (None, Signal::Traces) => TRACES_METHOD,
-        (None, Signal::Logs) => LOGS_METHOD,
+        (None, ExportSignal::Traces) => TRACES_METHOD,
+        (None, ExportSignal::Logs) => LOGS_METHOD,
     };
     let is_grpc = collector.http_path.is_none();
     let body = match is_grpc {
-        true => Bytes::from(grpc_frame::framed(&message)?),
+        true => Bytes::from(grpc_frame::encode_grpc_frame(&message)?),
         false => Bytes::from(message),
     };
     let request = Request::post(match is_grpc {
         true => format!("http://{authority}{path}"),
         false => path.to_owned(),
     });
-    let mut request = request.body(message::text(body)).ok()?;
+    let mut request = request.body(message::text_body(body)).ok()?;
     let headers = request.headers_mut();
     for (name, value) in &collector.headers {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;

@@ -4,22 +4,24 @@
 //! The tunnels of one connection share a part of the free budget: with few connections each has large windows, with
 //! many connections small ones. A connection's charged window grows with its number of tunnels.
 
-use ambit_hbone::{DialError, Settings, pool::Reserved};
+use ambit_hbone::{DialError, Settings, pool::ConnectionReservation};
 use ambit_model::Reason;
 use parking_lot::Mutex;
 
-use crate::memory::{ConnectionMemory, Exhausted, Permit, Use, WindowShares};
+use crate::memory::{
+    BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit, WindowDivisors,
+};
 
 /// Minimum number of window bytes that the tunnels of one connection share.
 const MIN_SHARED_BYTES: usize = 64 << 10;
 /// Divisors of the free budgets of a caller and of the process: the quotient is the number of bytes that the tunnels of
 /// one downstream connection share. All its windows together have less than four times as much. Connections to
 /// endpoints get a smaller part, since they are numerous and stay open for further tunnels.
-const CONNECTION_SHARES: WindowShares = WindowShares {
+const DOWNSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
     of_caller: 64,
     of_process: 1024,
 };
-const UPSTREAM_SHARES: WindowShares = WindowShares {
+const UPSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
     of_caller: 512,
     of_process: 4096,
 };
@@ -35,11 +37,11 @@ pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_BYTES + MAX_SEND_BUFFER_BYTES
 
 /// Returns the HTTP/2 settings of a new downstream connection, with windows by the caller's free budget.
 pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
-    within(configured, memory.share_of_windows(CONNECTION_SHARES))
+    scaled_settings(configured, memory.window_bytes(DOWNSTREAM_WINDOW_DIVISORS))
 }
 
 /// Returns the HTTP/2 settings of a connection whose tunnels share this many window bytes.
-fn within(configured: &Settings, shared: usize) -> Settings {
+fn scaled_settings(configured: &Settings, shared: usize) -> Settings {
     let shared = u32::try_from(shared.max(MIN_SHARED_BYTES)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
     Settings {
@@ -55,7 +57,7 @@ fn within(configured: &Settings, shared: usize) -> Settings {
 /// Charge for the receive windows of one downstream HBONE connection.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
-    permit: Permit,
+    permit: MemoryPermit,
     /// Bytes by which each tunnel enlarges the charged window.
     of_tunnel: usize,
     /// Highest number of concurrent tunnels so far, which the permit covers.
@@ -67,9 +69,12 @@ impl ReceiveWindows {
     ///
     /// # Errors
     /// When a budget has no room.
-    pub(crate) fn open(settings: &Settings, memory: &ConnectionMemory) -> Result<Self, Exhausted> {
+    pub(crate) fn open(
+        settings: &Settings,
+        memory: &ConnectionMemory,
+    ) -> Result<Self, BudgetExhausted> {
         Ok(Self {
-            permit: memory.open(settings.server_bytes())?,
+            permit: memory.charge_tunnel(settings.server_connection_bytes())?,
             of_tunnel: settings.stream_bytes(),
             peak: 0,
         })
@@ -80,9 +85,13 @@ impl ReceiveWindows {
     ///
     /// # Errors
     /// When a budget has no room.
-    pub(crate) fn grow(&mut self, open: usize, memory: &ConnectionMemory) -> Result<(), Exhausted> {
+    pub(crate) fn grow(
+        &mut self,
+        open: usize,
+        memory: &ConnectionMemory,
+    ) -> Result<(), BudgetExhausted> {
         if open > self.peak {
-            memory.grow(Use::Connection, &mut self.permit, self.of_tunnel)?;
+            memory.grow(ChargePurpose::Connection, &mut self.permit, self.of_tunnel)?;
             self.peak = open;
         }
         Ok(())
@@ -96,8 +105,8 @@ pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
     /// Permit for a connection with minimal windows, taken in advance in case the pool has no connection.
-    connection: Mutex<Option<Permit>>,
-    tunnel: Option<Permit>,
+    connection: Mutex<Option<MemoryPermit>>,
+    tunnel: Option<MemoryPermit>,
 }
 
 impl<'a> UpstreamWindows<'a> {
@@ -108,10 +117,10 @@ impl<'a> UpstreamWindows<'a> {
     pub(crate) fn open(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
-    ) -> Result<Self, Exhausted> {
-        let smallest = within(configured, MIN_SHARED_BYTES);
-        let tunnel = memory.open_upstream(TUNNEL_COST_BYTES + smallest.stream_bytes())?;
-        let connection = memory.open_upstream(smallest.client_bytes())?;
+    ) -> Result<Self, BudgetExhausted> {
+        let smallest = scaled_settings(configured, MIN_SHARED_BYTES);
+        let tunnel = memory.charge_upstream_tunnel(TUNNEL_COST_BYTES + smallest.stream_bytes())?;
+        let connection = memory.charge_upstream_tunnel(smallest.client_connection_bytes())?;
         Ok(Self {
             memory,
             configured,
@@ -121,18 +130,20 @@ impl<'a> UpstreamWindows<'a> {
     }
 
     /// Takes the tunnel's permit, which is held as long as the tunnel is open.
-    pub(crate) fn tunnel(&mut self) -> Option<Permit> {
+    pub(crate) fn tunnel(&mut self) -> Option<MemoryPermit> {
         self.tunnel.take()
     }
 
     /// Returns the settings and permits of a new connection. If the budget has no room for usual windows, the
     /// connection gets the minimal windows that were charged in advance, so that tunnels that wait for it do not fail.
-    pub(crate) fn connection(&self) -> Result<Option<Reserved>, DialError> {
+    pub(crate) fn connection(&self) -> Result<Option<ConnectionReservation>, DialError> {
         let charged = self.connection.lock().take();
-        let smallest = within(self.configured, MIN_SHARED_BYTES);
+        let smallest = scaled_settings(self.configured, MIN_SHARED_BYTES);
         let mut permit = charged.map_or_else(
             || {
-                let taken = self.memory.open_upstream(smallest.client_bytes());
+                let taken = self
+                    .memory
+                    .charge_upstream_tunnel(smallest.client_connection_bytes());
                 taken.map_err(|full| DialError::Prepare {
                     text: "no room for a connection",
                     reason: Reason::Connect,
@@ -141,13 +152,13 @@ impl<'a> UpstreamWindows<'a> {
             },
             Ok,
         )?;
-        let shared = self.memory.share_of_windows(UPSTREAM_SHARES);
-        let settings = within(self.configured, shared);
+        let shared = self.memory.window_bytes(UPSTREAM_WINDOW_DIVISORS);
+        let settings = scaled_settings(self.configured, shared);
         let more = settings
-            .client_bytes()
-            .saturating_sub(smallest.client_bytes());
+            .client_connection_bytes()
+            .saturating_sub(smallest.client_connection_bytes());
         let settings = permit.grow(more).map_or(smallest, |()| settings);
-        Ok(Some(Reserved {
+        Ok(Some(ConnectionReservation {
             settings: settings.into(),
             permit: Box::new(permit),
         }))

@@ -1,10 +1,10 @@
 //! Opens connections to upstreams, in HBONE tunnels or in plaintext, and pools HTTP connections.
 
-mod aborting;
 mod error;
 mod http_pool;
 mod next_hop;
-mod preamble;
+mod proxy_protocol;
+mod reset_on_drop;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,19 +12,22 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
 use ambit_model::{DestinationLimits, Identity};
-use ambit_proxy::{Dialer, Local, dial::tunnel_headers};
+use ambit_proxy::{Dialer, LocalPod, dial::tunnel_headers};
 use ambit_sys::socket::keep_alive;
 
 use crate::{
-    applied_services::AppliedServices, config::HeaderLimits, destination::in_time, hops::Hops,
-    memory::ConnectionMemory, origination::TlsUpstream, tunnel_windows::UpstreamWindows,
+    applied_services::AppliedServices, config::HeaderLimits, destination::with_connect_timeout,
+    hops::Hops, memory::ConnectionMemory, origination::TlsUpstream,
+    tunnel_windows::UpstreamWindows,
 };
 
-pub(crate) use aborting::{Aborting, InUse, RequestGuard};
 pub(crate) use error::UpstreamError;
-pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, ReuseLimits, STREAM_WINDOW, StreamSlot};
+pub(crate) use http_pool::{
+    Checkout, HttpKey, HttpPool, ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot,
+};
 pub(crate) use next_hop::Upstream;
-pub(crate) use preamble::Preamble;
+pub(crate) use proxy_protocol::ProxyProtocolHeader;
+pub(crate) use reset_on_drop::{ConnectionActivity, RequestGuard, ResetOnDropStream};
 pub(crate) use stream::Stream;
 
 /// Connection pools of one worker.
@@ -37,10 +40,10 @@ pub(crate) struct UpstreamPools {
 
 /// Parameters of a new connection to an upstream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Connect<'a> {
+pub(crate) struct ConnectParameters<'a> {
     pub(crate) upstream: &'a Upstream,
     /// Workload record of the waypoint itself, the source of the connection.
-    pub(crate) own: &'a Local,
+    pub(crate) own: &'a LocalPod,
     /// Address of the original client, reported to the next proxy (`Forwarded` header of the CONNECT).
     pub(crate) forwarded: &'a Forwarded,
     /// Services whose attachments have been applied, named to the next waypoint in the CONNECT.
@@ -62,12 +65,12 @@ pub(crate) struct ConnectOptions<'a> {
     /// TLS settings, if the waypoint originates TLS to the endpoint.
     pub(crate) tls: Option<TlsUpstream<'a>>,
     /// PROXY protocol header, sent before TLS.
-    pub(crate) preamble: Option<&'a Preamble>,
+    pub(crate) preamble: Option<&'a ProxyProtocolHeader>,
 }
 
 /// Returns the client address that tunnels report for the waypoint's own calls and for connections that callers share:
 /// the waypoint's pod, without a port.
-pub(crate) fn own_client(own: &Local) -> Forwarded {
+pub(crate) fn forwarded_for_waypoint(own: &LocalPod) -> Forwarded {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     Forwarded {
@@ -80,7 +83,7 @@ impl UpstreamPools {
     /// Creates the empty connection pools of a worker.
     pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
         let tunnels = Pool::new(dialer.http2.clone());
-        dialer.state.follow_pool(&tunnels);
+        dialer.state.close_departed_in(&tunnels);
         Self {
             tunnels,
             dialer: dialer.clone(),
@@ -90,30 +93,36 @@ impl UpstreamPools {
 
     /// Opens a connection: applies the connect timeout of the destination's rule, sends the PROXY protocol header, and
     /// performs the TLS handshake where they are configured.
-    pub(crate) async fn connect(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
+    pub(crate) async fn connect(
+        &self,
+        connect: ConnectParameters<'_>,
+    ) -> Result<Stream, UpstreamError> {
         let ConnectOptions {
             limits,
             tls,
             preamble,
         } = connect.options;
         let connecting = async {
-            let mut stream = self.connect_at_all(connect).await?;
+            let mut stream = self.connect_transport(connect).await?;
             if let Some(preamble) = preamble {
                 let sent = preamble.send(&mut stream).await;
-                sent.map_err(UpstreamError::Preamble)?;
+                sent.map_err(UpstreamError::ProxyProtocol)?;
             }
             match tls {
                 None => Ok(stream),
-                Some(tls) => Ok(Stream::Tls(Box::new(tls.begin(stream).await?))),
+                Some(tls) => Ok(Stream::Tls(Box::new(tls.handshake(stream).await?))),
             }
         };
-        let connected = in_time(limits.connect_timeout, connecting).await;
-        connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
+        let connected = with_connect_timeout(limits.connect_timeout, connecting).await;
+        connected.unwrap_or_else(|most| Err(UpstreamError::ConnectTimeout(most)))
     }
 
     /// Opens the TCP connection or HBONE tunnel, without PROXY protocol header and TLS.
-    async fn connect_at_all(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
-        let Connect {
+    async fn connect_transport(
+        &self,
+        connect: ConnectParameters<'_>,
+    ) -> Result<Stream, UpstreamError> {
+        let ConnectParameters {
             upstream,
             own,
             forwarded,
@@ -139,7 +148,7 @@ impl UpstreamPools {
                     hops.write(&mut headers, upstream.is_waypoint());
                 }
                 applied.write(&mut headers);
-                let source = own_client(own).client.ip();
+                let source = forwarded_for_waypoint(own).client.ip();
                 let dialer = Dialer {
                     identity: identity.unwrap_or(&self.dialer.identity).clone(),
                     ..self.dialer.clone()

@@ -12,9 +12,9 @@ use std::{
 use ambit_certificates::Certificates;
 use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload, WorkloadStatus};
 use ambit_proxy::{
-    Dialer, InFlight, Lifecycle, LocalWorkload,
-    dial::Waits,
-    state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
+    Dialer, Lifecycle, LocalWorkload, SetupCounters,
+    dial::WaypointWaits,
+    state::{LOCAL_WORKLOAD_TIMEOUT, SharedState},
 };
 use ambit_route::{Route, RouteError};
 use ambit_telemetry::{Metrics, http::HttpMetrics};
@@ -22,16 +22,16 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    destination::RuleContext,
-    extensions::Slots,
+    destination::DestinationRuleContext,
+    extensions::PluginSlots,
     fair_share::FairShares,
     in_flight_checks::InFlightChecks,
     memory::{Memory, MemoryLimits},
     mirrors::Mirrors,
-    names::Names,
-    published::Published,
-    retry_budget::Budgets,
-    stalls::Stalls,
+    names::HostResolver,
+    published::PublishedConfig,
+    retry_budget::RetryBudgets,
+    stall_detector::StallDetector,
     upstream::UpstreamPools,
 };
 
@@ -43,12 +43,12 @@ pub struct Waypoint {
     /// Workloads and services of the mesh.
     pub state: SharedState,
     /// Records that the control plane has published for this waypoint.
-    pub published: Published,
+    pub published: PublishedConfig,
     /// Workload record of the waypoint itself.
     pub local: LocalWorkload,
     /// Opens TCP connections and HBONE tunnels under the waypoint's identity.
     pub dialer: Dialer,
-    pub(crate) setups: InFlight,
+    pub(crate) setups: SetupCounters,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
     /// Registry of open connections, and their drain during shutdown.
@@ -59,11 +59,11 @@ pub struct Waypoint {
     /// Address of the waypoint in records of services and workloads.
     pub(crate) address: GatewayAddress,
     /// Key-value data and queues that plugins share (proxy-wasm shared data).
-    pub(crate) shared_data: ambit_wasm::Shared,
+    pub(crate) shared_data: ambit_wasm::SharedState,
     /// Notified when a plugin enqueues a message in a shared queue.
     pub(crate) queues: tokio::sync::watch::Sender<()>,
     /// DNS resolver for hosts outside of the mesh.
-    pub(crate) names: Names,
+    pub(crate) names: HostResolver,
     created: Instant,
     /// Time of the latest CONNECT, in milliseconds since the creation of the waypoint.
     last_tunnel: AtomicU64,
@@ -75,7 +75,7 @@ pub struct WaypointInputs {
     /// Workloads and services of the mesh.
     pub state: SharedState,
     /// Records that the control plane has published for this waypoint.
-    pub published: Published,
+    pub published: PublishedConfig,
     /// Source of certificates.
     pub certificates: Certificates,
     /// Metrics of connections.
@@ -91,14 +91,14 @@ pub(crate) struct Shard {
     pub(crate) upstreams: UpstreamPools,
     pub(crate) mirrors: Mirrors,
     /// Watched bodies, of which stalled ones are dropped.
-    pub(crate) stalls: Stalls,
+    pub(crate) stalls: StallDetector,
     /// Checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of plugins.
     pub(crate) checks: InFlightChecks,
     /// CPU shares of callers.
     pub(crate) shares: FairShares,
     /// Retry budgets of destinations.
-    pub(crate) retries: Budgets,
-    pub(crate) extensions: Slots,
+    pub(crate) retries: RetryBudgets,
+    pub(crate) extensions: PluginSlots,
 }
 
 impl Shard {
@@ -107,11 +107,11 @@ impl Shard {
         Self {
             upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
             mirrors: Mirrors::default(),
-            stalls: Stalls::new(waypoint.config.streams.stall_timeout),
+            stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
             checks: InFlightChecks::default(),
             shares: FairShares::default(),
-            retries: Budgets::default(),
-            extensions: Slots::default(),
+            retries: RetryBudgets::default(),
+            extensions: PluginSlots::default(),
             waypoint,
         }
     }
@@ -119,13 +119,13 @@ impl Shard {
 
 /// Reason why the waypoint does not know the mesh well enough to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum MeshUnknown {
-    /// Initial configuration that is incomplete: see [`Published::is_known`].
+pub(crate) enum NotReadyError {
+    /// Initial configuration that is incomplete: see [`PublishedConfig::is_complete`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
-    Published,
+    ConfigurationIncomplete,
     /// Missing workload record of the waypoint's own pod.
     #[error("the control plane has not published the waypoint's own pod")]
-    Own,
+    NoOwnWorkload,
 }
 
 impl Waypoint {
@@ -138,7 +138,9 @@ impl Waypoint {
             metrics,
             http_metrics,
         } = inputs;
-        published.guard().except(config.allowed_hosts.clone());
+        published
+            .guard()
+            .set_exceptions(config.allowed_hosts.clone());
         Self {
             local: LocalWorkload::new(
                 state.clone(),
@@ -155,20 +157,20 @@ impl Waypoint {
                 node: config.node.clone(),
                 network: config.network.clone(),
                 state: state.clone(),
-                waits: Waits::default(),
+                waits: WaypointWaits::default(),
             },
-            setups: InFlight::new(config.setup_limits),
+            setups: SetupCounters::new(config.setup_limits),
             memory: Memory::new(
-                MemoryLimits::of(config.memory_limit / 2),
+                MemoryLimits::from_process_limit(config.memory_limit / 2),
                 http_metrics.clone(),
             ),
             lifecycle: Lifecycle::default(),
             metrics,
             http_metrics,
             address: config.address(),
-            shared_data: ambit_wasm::Shared::default(),
+            shared_data: ambit_wasm::SharedState::default(),
             queues: tokio::sync::watch::Sender::new(()),
-            names: Names::new(published.guard().clone()),
+            names: HostResolver::new(published.guard().clone()),
             created: Instant::now(),
             last_tunnel: AtomicU64::new(0),
             config,
@@ -190,7 +192,7 @@ impl Waypoint {
 
     /// Waits until the record of the waypoint's own pod excludes it from load balancing, so that clients open no new
     /// tunnels. A pod that is being deleted is still chosen while no other pod of the waypoint is ready.
-    pub async fn removed_from_load_balancing(&self) {
+    pub async fn wait_for_load_balancer_removal(&self) {
         let mut changes = self.local.changes();
         loop {
             changes.mark_unchanged();
@@ -211,12 +213,12 @@ impl Waypoint {
 
     /// Returns the bytes that are charged to all callers, and their limit.
     pub fn memory_budget(&self) -> (usize, usize) {
-        (self.memory.held(), self.memory.limit())
+        (self.memory.charged_bytes(), self.memory.limit())
     }
 
     /// Returns the state and metrics that destination rules need.
-    pub(crate) fn rule_context(&self) -> RuleContext<'_> {
-        RuleContext {
+    pub(crate) fn rule_context(&self) -> DestinationRuleContext<'_> {
+        DestinationRuleContext {
             state: &self.state,
             metrics: &self.http_metrics,
         }
@@ -224,7 +226,7 @@ impl Waypoint {
 
     /// Returns the destination address of a service port for policies: the service's first address, or the unspecified
     /// address.
-    pub(crate) fn address_of(&self, service: &NamespacedHostname, port: u16) -> SocketAddr {
+    pub(crate) fn service_address(&self, service: &NamespacedHostname, port: u16) -> SocketAddr {
         let table = self.state.table();
         let service = table.service(service);
         let first = service.and_then(|service| service.vips.first());
@@ -233,43 +235,55 @@ impl Waypoint {
     }
 
     /// Returns the workload record of the waypoint's own pod; fails while the configuration or this record is missing.
-    pub(crate) async fn own(&self) -> Result<Arc<Workload>, MeshUnknown> {
-        if !self.published.is_known() {
-            return Err(MeshUnknown::Published);
+    pub(crate) async fn own_workload(&self) -> Result<Arc<Workload>, NotReadyError> {
+        if !self.published.is_complete() {
+            return Err(NotReadyError::ConfigurationIncomplete);
         }
-        let local = self.local.known().await.ok_or(MeshUnknown::Own)?;
+        let local = self
+            .local
+            .wait_until_known()
+            .await
+            .ok_or(NotReadyError::NoOwnWorkload)?;
         Ok(local.workload.clone())
     }
 
     /// Looks up a route, and requests records that it lacks, such as that of a backend's waypoint, until it is complete
     /// or a deadline expires.
-    pub(crate) async fn completed(
+    pub(crate) async fn find_complete_route(
         &self,
         look: impl Fn() -> Result<Route, RouteError> + Sync,
     ) -> Result<Route, RouteError> {
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
-        self.state.completed(deadline, look).await
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
+        self.state.route_with_demands(deadline, look).await
     }
 
     /// Requests the record of an unknown address from the control plane, and waits for it. If the control plane does
     /// not respond in time, the address stays unknown.
-    pub(crate) async fn learn(&self, address: &NetworkAddress) {
-        if self.state.table().knows_address(address) {
+    pub(crate) async fn request_record(&self, address: &NetworkAddress) {
+        if self.state.table().has_address(address) {
             return;
         }
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
-        if let Err(error) = self.state.learn(address.to_string(), deadline).await {
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
+        if let Err(error) = self
+            .state
+            .subscribe_to_record(address.to_string(), deadline)
+            .await
+        {
             tracing::warn!(%address, %error, "the control plane does not answer a request for an address");
         }
     }
 
     /// Requests the record of an unknown service from the control plane, and waits for it.
-    pub(crate) async fn learn_service(&self, service: &NamespacedHostname) {
+    pub(crate) async fn request_service_record(&self, service: &NamespacedHostname) {
         if self.state.table().service(service).is_some() {
             return;
         }
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
-        if let Err(error) = self.state.learn(service.to_string(), deadline).await {
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
+        if let Err(error) = self
+            .state
+            .subscribe_to_record(service.to_string(), deadline)
+            .await
+        {
             tracing::warn!(%service, %error, "the control plane does not say where a service is");
         }
     }

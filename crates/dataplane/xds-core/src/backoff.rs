@@ -11,7 +11,7 @@ const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 
 /// How a stream, or an attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ending {
+pub enum StreamEnding {
     /// The connection or stream could not be opened.
     ConnectFailed,
     /// The server ended the stream in an ordinary way (rollout, connection age, transport closed).
@@ -22,7 +22,7 @@ pub enum Ending {
     Closed,
 }
 
-impl Ending {
+impl StreamEnding {
     /// Returns the label `reason` in the metric of terminations.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -54,17 +54,17 @@ impl Default for Backoff {
 impl Backoff {
     /// Returns the delay after the end of a stream. A stream that ends before its first response counts as rejected,
     /// however it ends: reconnecting at once would spin.
-    pub(crate) fn after(&mut self, ending: Ending, was_useful: bool) -> Duration {
+    pub(crate) fn next_delay(&mut self, ending: StreamEnding, was_useful: bool) -> Duration {
         match ending {
-            Ending::Transient if was_useful => {
+            StreamEnding::Transient if was_useful => {
                 *self = Self::default();
                 INITIAL_DELAY
             }
-            Ending::Closed if was_useful => {
+            StreamEnding::Closed if was_useful => {
                 *self = Self::default();
                 Duration::ZERO
             }
-            Ending::ConnectFailed => double(&mut self.unreachable, UNREACHABLE_CAP),
+            StreamEnding::ConnectFailed => double(&mut self.unreachable, UNREACHABLE_CAP),
             _ => {
                 self.unreachable = INITIAL_DELAY;
                 double(&mut self.refused, REFUSED_CAP)
@@ -86,35 +86,59 @@ mod tests {
     #[test]
     fn failures_double_the_delay_and_ordinary_ends_reset_it() {
         let mut backoff = Backoff::default();
-        let mut refuse = || backoff.after(Ending::Refused, false).as_millis();
+        let mut refuse = || backoff.next_delay(StreamEnding::Refused, false).as_millis();
         assert_eq!([refuse(), refuse(), refuse()], [10, 20, 40]);
-        assert_eq!(backoff.after(Ending::Refused, true).as_millis(), 80);
-        assert_eq!(backoff.after(Ending::Transient, true).as_millis(), 10);
-        assert_eq!(backoff.after(Ending::Refused, true).as_millis(), 10);
-        assert_eq!(backoff.after(Ending::Closed, true), Duration::ZERO);
+        assert_eq!(
+            backoff.next_delay(StreamEnding::Refused, true).as_millis(),
+            80
+        );
+        assert_eq!(
+            backoff
+                .next_delay(StreamEnding::Transient, true)
+                .as_millis(),
+            10
+        );
+        assert_eq!(
+            backoff.next_delay(StreamEnding::Refused, true).as_millis(),
+            10
+        );
+        assert_eq!(
+            backoff.next_delay(StreamEnding::Closed, true),
+            Duration::ZERO
+        );
         for _ in 0..20 {
-            backoff.after(Ending::Refused, false);
+            backoff.next_delay(StreamEnding::Refused, false);
         }
-        assert_eq!(backoff.after(Ending::Refused, false), REFUSED_CAP);
+        assert_eq!(
+            backoff.next_delay(StreamEnding::Refused, false),
+            REFUSED_CAP
+        );
     }
 
     #[test]
     fn returned_server_is_connected_within_a_second() {
         let mut backoff = Backoff::default();
-        let mut fail = || backoff.after(Ending::ConnectFailed, false).as_millis();
+        let mut fail = || {
+            backoff
+                .next_delay(StreamEnding::ConnectFailed, false)
+                .as_millis()
+        };
         assert_eq!([fail(), fail(), fail()], [10, 20, 40]);
         for _ in 0..20 {
-            let delay = backoff.after(Ending::ConnectFailed, false);
+            let delay = backoff.next_delay(StreamEnding::ConnectFailed, false);
             assert!(delay <= Duration::from_secs(1), "{delay:?}");
         }
         // Refusals while the server starts have delays of their own.
-        assert_eq!(backoff.after(Ending::Refused, false), INITIAL_DELAY);
+        assert_eq!(
+            backoff.next_delay(StreamEnding::Refused, false),
+            INITIAL_DELAY
+        );
     }
 
     #[test]
     fn server_that_closes_at_once_gets_growing_delays() {
         let mut backoff = Backoff::default();
-        let mut close = || backoff.after(Ending::Closed, false).as_millis();
+        let mut close = || backoff.next_delay(StreamEnding::Closed, false).as_millis();
         assert_eq!([close(), close(), close()], [10, 20, 40]);
     }
 }

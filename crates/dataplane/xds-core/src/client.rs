@@ -14,12 +14,12 @@ use std::{
 use arcstr::ArcStr;
 use hashbrown::HashMap;
 
-use crate::{Ending, backoff::Backoff, known::Known};
+use crate::{StreamEnding, backoff::Backoff, known::ResourceVersions};
 
 /// Time for which the client caches that a resource does not exist.
 const ABSENT_TTL: Duration = Duration::from_secs(30);
 /// Maximum cached names of resources that do not exist.
-const MAX_ABSENT: usize = 4096;
+const MAX_ABSENT_NAMES: usize = 4096;
 /// Version of a resource that was replaced by a substitute: no server uses it, so that the server sends the resource
 /// again.
 const REPLACED_VERSION: &str = "not-understood";
@@ -27,7 +27,7 @@ const REPLACED_VERSION: &str = "not-understood";
 const MAX_NACK_BYTES: usize = 4096;
 
 /// Index of a resource type in the client's configuration.
-pub type Kind = usize;
+pub type TypeIndex = usize;
 
 /// Subscription to a resource type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct TypeConfig {
 
 /// Request on the stream (`DeltaDiscoveryRequest`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub struct DeltaRequest {
     /// Type URL of the resources.
     pub type_url: ArcStr,
     /// Names to subscribe to.
@@ -61,18 +61,18 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Sends a request on the stream.
-    Send(Request),
+    Send(DeltaRequest),
     /// Wakes the callers that wait for a resource.
-    Answered {
+    DemandResolved {
         /// Index of the resource type.
-        kind: Kind,
+        kind: TypeIndex,
         /// Name of the resource as requested.
         name: ArcStr,
     },
     /// Reports that every type with a wildcard subscription has been received. Emitted once.
     Ready,
     /// Connects to the server after a delay.
-    Connect {
+    ReconnectAfter {
         /// Delay from now.
         after: Duration,
     },
@@ -91,21 +91,21 @@ pub struct Client {
 #[derive(Debug)]
 struct TypeState {
     config: TypeConfig,
-    known: Known,
+    versions: ResourceVersions,
     synced: bool,
-    demands: Demands,
+    demands: NameDemands,
 }
 
 /// Names that were requested on demand and have no resource: still pending, or known not to exist.
 #[derive(Debug, Default)]
-struct Demands {
-    names: HashMap<ArcStr, Demand>,
+struct NameDemands {
+    names: HashMap<ArcStr, DemandState>,
     /// Names that are known not to exist, oldest first; entries whose name has another state now are skipped.
     absent: VecDeque<(Instant, ArcStr)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Demand {
+enum DemandState {
     Pending,
     AbsentSince(Instant),
 }
@@ -117,9 +117,9 @@ impl Client {
             .into_iter()
             .map(|config| TypeState {
                 config,
-                known: Known::default(),
+                versions: ResourceVersions::default(),
                 synced: false,
-                demands: Demands::default(),
+                demands: NameDemands::default(),
             })
             .collect();
         Self {
@@ -143,46 +143,49 @@ impl Client {
     }
 
     /// Handles the end of a stream, or a failed attempt to open one.
-    pub fn on_disconnected(&mut self, ending: Ending) -> Vec<Effect> {
+    pub fn on_disconnected(&mut self, ending: StreamEnding) -> Vec<Effect> {
         self.connected = false;
-        vec![Effect::Connect {
-            after: self.backoff.after(ending, self.received),
+        vec![Effect::ReconnectAfter {
+            after: self.backoff.next_delay(ending, self.received),
         }]
     }
 
     /// Requests a resource for a caller that waits. Has no effect for a type with a wildcard subscription, or while
     /// the client knows that the resource does not exist: then the caller need not wait.
-    pub fn on_demand(&mut self, kind: Kind, name: &str, now: Instant) -> Vec<Effect> {
+    pub fn on_demand(&mut self, kind: TypeIndex, name: &str, now: Instant) -> Vec<Effect> {
         let Some(state) = self.types.get_mut(kind) else {
             return Vec::new();
         };
         let name = ArcStr::from(name);
         if !state.config.on_demand {
-            return vec![Effect::Answered { kind, name }];
+            return vec![Effect::DemandResolved { kind, name }];
         }
         match state.demands.names.get(&name) {
-            Some(Demand::Pending) => return Vec::new(),
-            Some(Demand::AbsentSince(since)) if now.duration_since(*since) < ABSENT_TTL => {
-                return vec![Effect::Answered { kind, name }];
+            Some(DemandState::Pending) => return Vec::new(),
+            Some(DemandState::AbsentSince(since)) if now.duration_since(*since) < ABSENT_TTL => {
+                return vec![Effect::DemandResolved { kind, name }];
             }
             _ => {}
         }
-        state.demands.names.insert(name.clone(), Demand::Pending);
+        state
+            .demands
+            .names
+            .insert(name.clone(), DemandState::Pending);
         if !self.connected {
             return Vec::new();
         }
-        vec![Effect::Send(Request {
+        vec![Effect::Send(DeltaRequest {
             type_url: state.config.type_url.clone(),
             subscribe: vec![name],
-            ..Request::default()
+            ..DeltaRequest::default()
         })]
     }
 
     /// Withdraws a request whose last waiting caller is gone, so that it is not repeated. An earlier subscription
     /// stays until its response or the end of the stream.
-    pub fn withdraw(&mut self, kind: Kind, name: &str) {
+    pub fn withdraw_demand(&mut self, kind: TypeIndex, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
-            && state.demands.names.get(name) == Some(&Demand::Pending)
+            && state.demands.names.get(name) == Some(&DemandState::Pending)
         {
             state.demands.names.remove(name);
         }
@@ -208,8 +211,8 @@ impl Client {
     }
 
     /// Returns the number of known resources of a type.
-    pub fn known(&self, kind: Kind) -> usize {
-        self.types.get(kind).map_or(0, |state| state.known.len())
+    pub fn known_resources(&self, kind: TypeIndex) -> usize {
+        self.types.get(kind).map_or(0, |state| state.versions.len())
     }
 
     /// Whether every type with a wildcard subscription has been received once.
@@ -219,7 +222,7 @@ impl Client {
 }
 
 impl TypeState {
-    fn first_requests(&self) -> Vec<Request> {
+    fn first_requests(&self) -> Vec<DeltaRequest> {
         let everything = || vec![arcstr::literal!("*")];
         let type_url = self.config.type_url.clone();
         let (subscribe, unsubscribe) = match self.config.on_demand {
@@ -227,19 +230,19 @@ impl TypeState {
             true => (everything(), everything()),
             false => (Vec::new(), Vec::new()),
         };
-        let first = Request {
+        let first = DeltaRequest {
             type_url: type_url.clone(),
             subscribe,
             unsubscribe,
-            initial_versions: self.known.to_versions(),
+            initial_versions: self.versions.to_versions(),
             is_first: true,
-            ..Request::default()
+            ..DeltaRequest::default()
         };
         let open: Vec<ArcStr> = self.demands.names.keys().cloned().collect();
-        let demands = (!open.is_empty()).then(|| Request {
+        let demands = (!open.is_empty()).then(|| DeltaRequest {
             type_url,
             subscribe: open,
-            ..Request::default()
+            ..DeltaRequest::default()
         });
         [first].into_iter().chain(demands).collect()
     }
@@ -249,7 +252,7 @@ impl TypeState {
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
-    kind: Option<Kind>,
+    kind: Option<TypeIndex>,
     type_url: ArcStr,
     nonce: String,
     answered: Vec<ArcStr>,
@@ -260,12 +263,12 @@ pub struct Push<'a> {
 
 impl Push<'_> {
     /// Returns the index of the push's resource type; `None` for an unknown type.
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<TypeIndex> {
         self.kind
     }
 
     /// Whether a resource of the push was rejected without a substitute so far.
-    pub fn is_refused(&self) -> bool {
+    pub fn is_unknown_type(&self) -> bool {
         self.rejected > 0
     }
 
@@ -274,9 +277,9 @@ impl Push<'_> {
     }
 
     /// Records a resource that the handler accepted.
-    pub fn accepted(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
+    pub fn accept_resource(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
-        state.known.insert(name.clone(), version);
+        state.versions.insert(name.clone(), version);
         if state.demands.names.is_empty() {
             return;
         }
@@ -289,9 +292,9 @@ impl Push<'_> {
     }
 
     /// Rejects a resource. Callers that wait for it are woken, since no other response will arrive.
-    pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
+    pub fn reject_resource(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
-        self.note(name, reason);
+        self.note_error(name, reason);
         let Some(state) = self.state() else { return };
         if let Some((name, _)) = state.demands.names.remove_entry(name) {
             self.answered.push(name);
@@ -300,15 +303,15 @@ impl Push<'_> {
 
     /// Records a resource that was rejected and replaced by a substitute until a valid one arrives: the push is
     /// rejected, yet the type counts as received.
-    pub fn replaced(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
+    pub fn replace_resource(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
         self.replaced += 1;
-        self.note(name, reason);
+        self.note_error(name, reason);
         if let Some(state) = self.state() {
-            state.known.insert(name.clone(), REPLACED_VERSION);
+            state.versions.insert(name.clone(), REPLACED_VERSION);
         }
     }
 
-    fn note(&mut self, name: &str, reason: &dyn std::fmt::Display) {
+    fn note_error(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         if self.error.len() < MAX_NACK_BYTES {
             let separator = if self.error.is_empty() { "" } else { "; " };
             self.error.push_str(&format!("{separator}{name}: {reason}"));
@@ -316,9 +319,9 @@ impl Push<'_> {
     }
 
     /// Records a removed resource, or a requested one that does not exist.
-    pub fn removed(&mut self, name: &str, now: Instant) {
+    pub fn remove_resource(&mut self, name: &str, now: Instant) {
         let Some(state) = self.state() else { return };
-        state.known.remove(name);
+        state.versions.remove(name);
         if let Some(name) = state.demands.set_absent(name, now) {
             self.answered.push(name);
         }
@@ -332,7 +335,7 @@ impl Push<'_> {
         let mut unsubscribe = Vec::new();
         if let Some(state) = self.state() {
             state.synced |= complete;
-            unsubscribe = state.demands.evict();
+            unsubscribe = state.demands.evict_absent();
         }
         let Self {
             client,
@@ -351,25 +354,25 @@ impl Push<'_> {
             error.truncate(end);
             error.push_str(&format!("… ({refused} resources in all)"));
         }
-        effects.push(Effect::Send(Request {
+        effects.push(Effect::Send(DeltaRequest {
             type_url: type_url.clone(),
             nonce: Some(nonce),
             error: (refused > 0).then_some(error),
-            ..Request::default()
+            ..DeltaRequest::default()
         }));
         if !unsubscribe.is_empty() {
             // A separate request: servers ignore subscription changes in an acknowledgement.
-            effects.push(Effect::Send(Request {
+            effects.push(Effect::Send(DeltaRequest {
                 type_url,
                 unsubscribe,
-                ..Request::default()
+                ..DeltaRequest::default()
             }));
         }
         if let Some(kind) = kind {
             effects.extend(
                 answered
                     .into_iter()
-                    .map(|name| Effect::Answered { kind, name }),
+                    .map(|name| Effect::DemandResolved { kind, name }),
             );
         }
         let mut whole = client.types.iter().filter(|state| !state.config.on_demand);
@@ -381,23 +384,24 @@ impl Push<'_> {
     }
 }
 
-impl Demands {
+impl NameDemands {
     /// Caches that a resource does not exist; returns the name if callers may wait for it.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
-        self.names.insert(name.clone(), Demand::AbsentSince(now));
+        self.names
+            .insert(name.clone(), DemandState::AbsentSince(now));
         self.absent.push_back((now, name.clone()));
         Some(name)
     }
 
     /// Drops the oldest names of resources that do not exist beyond the limit, and returns them.
-    fn evict(&mut self) -> Vec<ArcStr> {
+    fn evict_absent(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
-        while self.absent.len() > MAX_ABSENT {
+        while self.absent.len() > MAX_ABSENT_NAMES {
             let Some((since, name)) = self.absent.pop_front() else {
                 break;
             };
-            if self.names.get(&name) == Some(&Demand::AbsentSince(since)) {
+            if self.names.get(&name) == Some(&DemandState::AbsentSince(since)) {
                 self.names.remove(&name);
                 evicted.push(name);
             }

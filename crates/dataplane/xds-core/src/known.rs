@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 /// Names and versions of the known resources. A large mesh has very many: a version that is a
 /// hexadecimal hash, as usual, is stored as a number.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct ResourceVersions {
     versions: HashMap<ArcStr, Version>,
 }
 
@@ -36,7 +36,7 @@ fn hex(number: u64) -> String {
     format!("{number:x}")
 }
 
-impl Known {
+impl ResourceVersions {
     pub(crate) fn insert(&mut self, name: ArcStr, version: &str) {
         self.versions.insert(name, Version::new(version));
     }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn versions_are_returned_unchanged() {
-        let mut known = Known::default();
+        let mut known = ResourceVersions::default();
         for version in [
             "",
             "0",

@@ -7,8 +7,8 @@ mod client;
 mod known;
 
 pub use arcstr::ArcStr;
-pub use backoff::Ending;
-pub use client::{Client, Effect, Kind, Push, Request, TypeConfig};
+pub use backoff::StreamEnding;
+pub use client::{Client, DeltaRequest, Effect, Push, TypeConfig, TypeIndex};
 
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,8 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-const WHOLE: Kind = 0;
-const POLICIES: Kind = 1;
+const ADDRESSES: TypeIndex = 0;
+const POLICIES: TypeIndex = 1;
 
 fn client(on_demand: bool) -> Client {
     let config = |type_url: &str, on_demand| TypeConfig {
@@ -20,7 +20,7 @@ fn client(on_demand: bool) -> Client {
     Client::new(vec![config("address", on_demand), config("policy", false)])
 }
 
-fn sent(effects: &[Effect]) -> Vec<Request> {
+fn sent(effects: &[Effect]) -> Vec<DeltaRequest> {
     let request = |effect: &Effect| match effect {
         Effect::Send(request) => Some(request.clone()),
         _ => None,
@@ -31,7 +31,7 @@ fn sent(effects: &[Effect]) -> Vec<Request> {
 fn push(client: &mut Client, type_url: &str, names: &[&str]) -> Vec<Effect> {
     let mut push = client.begin_push(type_url, "nonce".into());
     for name in names {
-        push.accepted(&(*name).into(), "1", &[]);
+        push.accept_resource(&(*name).into(), "1", &[]);
     }
     push.finish()
 }
@@ -66,10 +66,10 @@ fn a_push_is_acknowledged_with_its_nonce_alone() {
     let mut client = client(false);
     client.on_connected();
     let ack = sent(&push(&mut client, "address", &["a"]));
-    let expected = Request {
+    let expected = DeltaRequest {
         type_url: "address".into(),
         nonce: Some("nonce".into()),
-        ..Request::default()
+        ..DeltaRequest::default()
     };
     assert_eq!(ack, [expected]);
 }
@@ -89,7 +89,7 @@ fn readiness_comes_once_with_the_first_clean_push_of_every_type() {
     client.on_connected();
     assert!(!push(&mut client, "address", &["a"]).contains(&Effect::Ready));
     let mut bad = client.begin_push("policy", "n".into());
-    bad.rejected("ns/p", &"no");
+    bad.reject_resource("ns/p", &"no");
     assert!(!bad.finish().contains(&Effect::Ready));
     assert!(push(&mut client, "policy", &[]).contains(&Effect::Ready));
     assert!(!push(&mut client, "policy", &[]).contains(&Effect::Ready));
@@ -108,15 +108,15 @@ fn a_nack_names_every_bad_resource_and_its_reason() {
     let mut client = client(false);
     client.on_connected();
     let mut push = client.begin_push("address", "n".into());
-    push.accepted(&"good".into(), "1", &[]);
-    push.rejected("bad", &"odd address");
-    push.rejected("worse", &"no uid");
+    push.accept_resource(&"good".into(), "1", &[]);
+    push.reject_resource("bad", &"odd address");
+    push.reject_resource("worse", &"no uid");
     let nack = sent(&push.finish());
     assert_eq!(
         nack[0].error.as_deref(),
         Some("bad: odd address; worse: no uid")
     );
-    assert_eq!(client.known(WHOLE), 1);
+    assert_eq!(client.known_resources(ADDRESSES), 1);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_nack_of_very_many_resources_stays_small() {
     client.on_connected();
     let mut push = client.begin_push("address", "n".into());
     for _ in 0..100_000 {
-        push.rejected("näme", &"réason");
+        push.reject_resource("näme", &"réason");
     }
     let error = sent(&push.finish())[0].error.clone().unwrap();
     assert!(
@@ -140,10 +140,10 @@ fn reconnect_reports_known_resources() {
     client.on_connected();
     push(&mut client, "address", &["a", "b"]);
     let mut second = client.begin_push("address", "n".into());
-    second.removed("b", Instant::now());
-    second.rejected("a", &"bad now");
+    second.remove_resource("b", Instant::now());
+    second.reject_resource("a", &"bad now");
     second.finish();
-    client.on_disconnected(Ending::Closed);
+    client.on_disconnected(StreamEnding::Closed);
     let requests = sent(&client.on_connected());
     // The refused update leaves the last good version known: its removal must be reported.
     assert_eq!(requests[0].initial_versions, [("a".into(), "1".to_owned())]);
@@ -156,21 +156,21 @@ fn a_demand_is_answered_by_name_by_alias_and_by_absence() {
     client.on_connected();
     let now = Instant::now();
     for key in ["/10.0.0.1", "ns/host", "/10.0.0.9"] {
-        let requests = sent(&client.on_demand(WHOLE, key, now));
+        let requests = sent(&client.on_demand(ADDRESSES, key, now));
         assert_eq!(requests[0].subscribe, [key]);
         assert_eq!(requests[0].nonce, None);
         // A second demand sends nothing while the first is pending.
-        assert!(client.on_demand(WHOLE, key, now).is_empty());
+        assert!(client.on_demand(ADDRESSES, key, now).is_empty());
     }
     let mut push = client.begin_push("address", "n".into());
-    push.accepted(&"c//Pod/ns/a".into(), "1", &["/10.0.0.1".into()]);
-    push.accepted(&"ns/host".into(), "1", &[]);
-    push.removed("/10.0.0.9", now);
+    push.accept_resource(&"c//Pod/ns/a".into(), "1", &["/10.0.0.1".into()]);
+    push.accept_resource(&"ns/host".into(), "1", &[]);
+    push.remove_resource("/10.0.0.9", now);
     let effects = push.finish();
     for key in ["/10.0.0.1", "ns/host", "/10.0.0.9"] {
         assert!(
-            effects.contains(&Effect::Answered {
-                kind: WHOLE,
+            effects.contains(&Effect::DemandResolved {
+                kind: ADDRESSES,
                 name: key.into()
             }),
             "{key}"
@@ -183,13 +183,13 @@ fn negative_responses_are_cached_for_a_while() {
     let mut client = client(true);
     client.on_connected();
     let now = Instant::now();
-    client.on_demand(WHOLE, "/10.0.0.9", now);
+    client.on_demand(ADDRESSES, "/10.0.0.9", now);
     let mut push = client.begin_push("address", "n".into());
-    push.removed("/10.0.0.9", now);
+    push.remove_resource("/10.0.0.9", now);
     push.finish();
-    let again = client.on_demand(WHOLE, "/10.0.0.9", now + Duration::from_secs(1));
-    assert!(matches!(&again[..], [Effect::Answered { .. }]));
-    let later = client.on_demand(WHOLE, "/10.0.0.9", now + Duration::from_secs(60));
+    let again = client.on_demand(ADDRESSES, "/10.0.0.9", now + Duration::from_secs(1));
+    assert!(matches!(&again[..], [Effect::DemandResolved { .. }]));
+    let later = client.on_demand(ADDRESSES, "/10.0.0.9", now + Duration::from_secs(60));
     assert!(matches!(&later[..], [Effect::Send(_)]));
 }
 
@@ -201,9 +201,9 @@ fn negative_answers_take_bounded_memory() {
     let mut unsubscribed = 0;
     for number in 0..10_000 {
         let key = format!("/{number}");
-        client.on_demand(WHOLE, &key, now);
+        client.on_demand(ADDRESSES, &key, now);
         let mut push = client.begin_push("address", "n".into());
-        push.removed(&key, now);
+        push.remove_resource(&key, now);
         unsubscribed += sent(&push.finish())
             .iter()
             .map(|r| r.unsubscribe.len())
@@ -217,7 +217,7 @@ fn demands_made_while_disconnected_are_sent_on_the_next_stream() {
     let mut client = client(true);
     assert!(
         client
-            .on_demand(WHOLE, "ns/host", Instant::now())
+            .on_demand(ADDRESSES, "ns/host", Instant::now())
             .is_empty()
     );
     let requests = sent(&client.on_connected());
@@ -231,13 +231,13 @@ fn demands_made_while_disconnected_are_sent_on_the_next_stream() {
 #[test]
 fn demands_of_wildcard_types_need_no_waiting() {
     let effects = client(false).on_demand(POLICIES, "ns/p", Instant::now());
-    assert!(matches!(&effects[..], [Effect::Answered { .. }]));
+    assert!(matches!(&effects[..], [Effect::DemandResolved { .. }]));
 }
 
 // === convergence ===
 
 /// Resources of the server: names to versions; resources whose version is divisible by 7 are invalid.
-type Truth = BTreeMap<String, u64>;
+type ServerState = BTreeMap<String, u64>;
 
 /// Stream from the naive server's side: the resources that it assumes the client has.
 #[derive(Default)]
@@ -247,7 +247,7 @@ struct Session {
 }
 
 impl Session {
-    fn on_request(&mut self, request: &Request) {
+    fn on_request(&mut self, request: &DeltaRequest) {
         if request.is_first && request.type_url == "address" {
             self.opened = true;
             self.sent = request
@@ -261,7 +261,11 @@ impl Session {
     }
 
     /// Returns a push of at most `limit` differences between the server's resources and the client's.
-    fn next_push(&mut self, truth: &Truth, limit: usize) -> (Vec<(String, u64)>, Vec<String>) {
+    fn next_push(
+        &mut self,
+        truth: &ServerState,
+        limit: usize,
+    ) -> (Vec<(String, u64)>, Vec<String>) {
         let changed: Vec<_> = truth
             .iter()
             .filter(|(name, version)| self.sent.get(*name) != Some(version))
@@ -312,20 +316,20 @@ fn is_bad(version: u64) -> bool {
 /// Delivers a push to the client; `held` is the test's store of accepted resources.
 fn deliver(
     client: &mut Client,
-    held: &mut Truth,
+    held: &mut ServerState,
     (changed, removed): (Vec<(String, u64)>, Vec<String>),
 ) -> Vec<Effect> {
     let mut push = client.begin_push("address", "n".into());
     for (name, version) in changed {
         if is_bad(version) {
-            push.rejected(&name, &"bad");
+            push.reject_resource(&name, &"bad");
         } else {
-            push.accepted(&name.as_str().into(), &format!("{version:x}"), &[]);
+            push.accept_resource(&name.as_str().into(), &format!("{version:x}"), &[]);
             held.insert(name, version);
         }
     }
     for name in removed {
-        push.removed(&name, Instant::now());
+        push.remove_resource(&name, Instant::now());
         held.remove(&name);
     }
     push.finish()
@@ -347,7 +351,7 @@ proptest! {
     fn a_client_converges_under_loss(steps in vec(step(), 0..60)) {
         let mut client = client(false);
         let mut session = reconnect(&mut client);
-        let (mut truth, mut held) = (Truth::new(), Truth::new());
+        let (mut truth, mut held) = (ServerState::new(), ServerState::new());
         for step in steps {
             match step {
                 Step::Set(name, version) => {
@@ -362,11 +366,11 @@ proptest! {
                 }
                 Step::LosePush(limit) => {
                     session.next_push(&truth, limit);
-                    client.on_disconnected(Ending::Closed);
+                    client.on_disconnected(StreamEnding::Closed);
                     session = reconnect(&mut client);
                 }
                 Step::Break => {
-                    client.on_disconnected(Ending::Refused);
+                    client.on_disconnected(StreamEnding::Refused);
                     session = reconnect(&mut client);
                 }
             }
@@ -380,6 +384,6 @@ proptest! {
         }
         let gone: BTreeSet<_> = held.keys().filter(|name| !truth.contains_key(*name)).collect();
         prop_assert!(gone.is_empty(), "still held: {:?}", gone);
-        prop_assert_eq!(client.known(WHOLE), held.len());
+        prop_assert_eq!(client.known_resources(ADDRESSES), held.len());
     }
 }

@@ -7,31 +7,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_control_channel::{CallHeaders, CallHeadersError};
+use ambit_control_channel::{CallHeadersError, CallMetadata};
 use ambit_model::ArcStr;
 use ambit_rt::ErrorChain;
 use ambit_wire::discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus};
-use ambit_xds_core::{Client as Machine, Effect, Ending, Request};
+use ambit_xds_core::{Client as Machine, DeltaRequest, Effect, StreamEnding};
 use rand::Rng as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
-    Cached, Handler, NotUnderstoodPolicies, Role,
-    intake::{self, Intake, take_in},
+    CachedResource, InvalidPolicyMode, Role, UpdateHandler,
+    intake::{self, DecodeOptions, apply_response},
     role::ADDRESSES,
-    stream::{self, Responses},
+    stream::{self, ResponseStream},
 };
 
 /// Maximum number of queued requests on a stream.
 const MAX_QUEUED_REQUESTS: usize = 64;
 /// Maximum names that connections wait for: connections to unknown addresses must not use unbounded memory while the
 /// control plane is unavailable.
-const MAX_WAITED_NAMES: usize = 4096;
+const MAX_AWAITED_NAMES: usize = 4096;
 
 /// Interval between log lines about an unreachable control plane.
-const REPORT_UNREACHABLE: Duration = Duration::from_secs(15);
+const UNREACHABLE_REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Connection, subscriptions and node identification of the xDS client.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub struct ClientOptions {
     /// Address of the control plane, for logs.
     pub address: String,
     /// Metadata of the stream: token, cluster and `XDS_HEADER_*`.
-    pub headers: CallHeaders,
+    pub headers: CallMetadata,
     /// Program that the client belongs to, which determines the resource types.
     pub role: Role,
     /// Node message that identifies the client to the control plane.
@@ -49,14 +49,14 @@ pub struct ClientOptions {
     /// Whether WDS records are subscribed to by name when they are needed (`XDS_ON_DEMAND`).
     pub on_demand: bool,
     /// Decision about policies that cannot be decoded in full.
-    pub not_understood: NotUnderstoodPolicies,
+    pub invalid_policies: InvalidPolicyMode,
 }
 
 impl ClientOptions {
-    fn intake(&self) -> Intake {
-        Intake {
+    fn intake(&self) -> DecodeOptions {
+        DecodeOptions {
             role: self.role,
-            not_understood: self.not_understood,
+            not_understood: self.invalid_policies,
         }
     }
 }
@@ -67,7 +67,7 @@ pub struct AddressDemand {
     /// Name of the record: `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
     /// Sender that is completed when the handler has applied the response, whether or not the record exists.
-    pub done: oneshot::Sender<()>,
+    pub resolved: oneshot::Sender<()>,
 }
 
 /// xDS client of the control plane.
@@ -94,12 +94,12 @@ enum StreamError {
 }
 
 impl StreamError {
-    fn ending(&self) -> Ending {
+    fn ending(&self) -> StreamEnding {
         match self {
-            Self::Headers(_) | Self::Connect(_) => Ending::ConnectFailed,
-            Self::Stream(status) if is_transient(status) => Ending::Transient,
-            Self::Stream(_) => Ending::Refused,
-            Self::Closed => Ending::Closed,
+            Self::Headers(_) | Self::Connect(_) => StreamEnding::ConnectFailed,
+            Self::Stream(status) if is_transient(status) => StreamEnding::Transient,
+            Self::Stream(_) => StreamEnding::Refused,
+            Self::Closed => StreamEnding::Closed,
         }
     }
 }
@@ -118,7 +118,7 @@ fn is_transient(status: &Status) -> bool {
     }
 }
 
-impl<H: Handler> Client<H> {
+impl<H: UpdateHandler> Client<H> {
     /// Creates a client that passes updates to `handler`. `demands` receives on-demand requests.
     pub fn new(
         options: ClientOptions,
@@ -137,12 +137,12 @@ impl<H: Handler> Client<H> {
 
     /// Restores the resources of a type that an earlier client [cached](Handler::cache), before
     /// [`Self::run`]: the control plane then sends only what has changed.
-    pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = Cached>) {
+    pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = CachedResource>) {
         let intake = self.options.intake();
         let effects = intake::restore(&mut self.machine, &self.handler, intake, type_url, cached);
         // No server is connected that could receive the effect.
         if effects.contains(&Effect::Ready) {
-            self.handler.ready();
+            self.handler.on_ready();
         }
     }
 
@@ -150,30 +150,30 @@ impl<H: Handler> Client<H> {
     pub async fn run(mut self) {
         let mut next_report = Instant::now();
         loop {
-            let error = match self.one_stream().await {
+            let error = match self.run_stream().await {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
             let ending = error.ending();
-            self.handler.ended(ending);
+            self.handler.on_stream_ended(ending);
             let address = self.options.address.as_str();
             let reason = ErrorChain(&error).to_string();
             match ending {
                 // Connecting is tried every second, which is not worth a log line each time.
-                Ending::ConnectFailed if Instant::now() < next_report => {
+                StreamEnding::ConnectFailed if Instant::now() < next_report => {
                     tracing::debug!(address, reason, "control plane connection failed");
                 }
-                Ending::ConnectFailed | Ending::Refused => {
-                    next_report = Instant::now() + REPORT_UNREACHABLE;
+                StreamEnding::ConnectFailed | StreamEnding::Refused => {
+                    next_report = Instant::now() + UNREACHABLE_REPORT_INTERVAL;
                     tracing::warn!(address, reason, "control plane connection failed");
                 }
-                Ending::Transient | Ending::Closed => {
+                StreamEnding::Transient | StreamEnding::Closed => {
                     tracing::info!(address, reason, "control plane connection ended");
                 }
             }
             for effect in self.machine.on_disconnected(ending) {
-                if let Effect::Connect { after } = effect {
-                    self.pause(after).await;
+                if let Effect::ReconnectAfter { after } = effect {
+                    self.wait_before_reconnect(after).await;
                 }
             }
         }
@@ -181,13 +181,13 @@ impl<H: Handler> Client<H> {
 
     /// Waits for the backoff, still accepting on-demand requests for the next stream. The delay is randomized, so
     /// that clients do not reconnect all at once.
-    async fn pause(&mut self, after: Duration) {
+    async fn wait_before_reconnect(&mut self, after: Duration) {
         let spread = rand::rng().random_range(0.8..1.2);
         let mut sleep = pin!(tokio::time::sleep(after.mul_f64(spread)));
         loop {
             tokio::select! {
                 () = &mut sleep => return,
-                demand = next(&mut self.demands) => {
+                demand = next_demand(&mut self.demands) => {
                     // Nothing is sent while disconnected.
                     self.on_demand(demand, None).await;
                 }
@@ -196,7 +196,7 @@ impl<H: Handler> Client<H> {
     }
 
     /// Opens a stream, and serves it until it ends.
-    async fn one_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
+    async fn run_stream(&mut self) -> Result<std::convert::Infallible, StreamError> {
         let (requests, outgoing) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let mut metadata = MetadataMap::new();
         self.options.headers.apply(&mut metadata).await?;
@@ -214,12 +214,12 @@ impl<H: Handler> Client<H> {
             loop {
                 tokio::select! {
                     biased;
-                    opened = &mut open => break opened.map_err(opening_failed)?,
+                    opened = &mut open => break opened.map_err(open_error)?,
                     () = async {}, if effects.is_some() => {
                         let effects = effects.take().unwrap_or_default();
-                        self.carry_out(effects, Some(&requests)).await;
+                        self.apply_effects(effects, Some(&requests)).await;
                     }
-                    demand = next(&mut self.demands) => {
+                    demand = next_demand(&mut self.demands) => {
                         self.on_demand(demand, Some(&requests)).await;
                     }
                 }
@@ -234,7 +234,7 @@ impl<H: Handler> Client<H> {
 
     async fn serve(
         &mut self,
-        stream: &mut Responses,
+        stream: &mut ResponseStream,
         requests: &mpsc::Sender<DeltaDiscoveryRequest>,
     ) -> Result<std::convert::Infallible, StreamError> {
         loop {
@@ -242,13 +242,13 @@ impl<H: Handler> Client<H> {
                 message = stream.next() => {
                     let response = message?.ok_or(StreamError::Closed)?;
                     let bytes = prost::Message::encoded_len(&response);
-                    self.handler.received(&response.type_url, bytes);
+                    self.handler.on_received(&response.type_url, bytes);
                     let intake = self.options.intake();
                     let effects =
-                        take_in(&mut self.machine, &self.handler, intake, response).await;
-                    self.carry_out(effects, Some(requests)).await;
+                        apply_response(&mut self.machine, &self.handler, intake, response).await;
+                    self.apply_effects(effects, Some(requests)).await;
                 }
-                demand = next(&mut self.demands) => {
+                demand = next_demand(&mut self.demands) => {
                     self.on_demand(demand, Some(requests)).await;
                 }
             }
@@ -257,12 +257,15 @@ impl<H: Handler> Client<H> {
 
     async fn on_demand(
         &mut self,
-        AddressDemand { name, done }: AddressDemand,
+        AddressDemand {
+            name,
+            resolved: done,
+        }: AddressDemand,
         requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
     ) {
-        if self.waiters.len() >= MAX_WAITED_NAMES {
-            self.withdraw_unwaited();
-            if self.waiters.len() >= MAX_WAITED_NAMES {
+        if self.waiters.len() >= MAX_AWAITED_NAMES {
+            self.withdraw_abandoned_demands();
+            if self.waiters.len() >= MAX_AWAITED_NAMES {
                 // Dropping `done` reports to the caller that there is no answer.
                 return;
             }
@@ -271,21 +274,21 @@ impl<H: Handler> Client<H> {
         waiters.retain(|waiter| !waiter.is_closed());
         waiters.push(done);
         let effects = self.machine.on_demand(ADDRESSES, &name, Instant::now());
-        self.carry_out(effects, requests).await;
+        self.apply_effects(effects, requests).await;
     }
 
-    fn withdraw_unwaited(&mut self) {
+    fn withdraw_abandoned_demands(&mut self) {
         let machine = &mut self.machine;
         self.waiters.retain(|name, waiters| {
             waiters.retain(|waiter| !waiter.is_closed());
             if waiters.is_empty() {
-                machine.withdraw(ADDRESSES, name);
+                machine.withdraw_demand(ADDRESSES, name);
             }
             !waiters.is_empty()
         });
     }
 
-    async fn carry_out(
+    async fn apply_effects(
         &mut self,
         effects: Vec<Effect>,
         requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
@@ -303,21 +306,21 @@ impl<H: Handler> Client<H> {
                         return;
                     }
                 }
-                Effect::Answered { name, .. } => {
+                Effect::DemandResolved { name, .. } => {
                     for waiter in self.waiters.remove(&name).unwrap_or_default() {
                         // A caller may no longer be waiting.
                         waiter.send(()).ok();
                     }
                 }
-                Effect::Ready => self.handler.ready(),
-                Effect::Connect { .. } => {}
+                Effect::Ready => self.handler.on_ready(),
+                Effect::ReconnectAfter { .. } => {}
             }
         }
     }
 }
 
 /// Returns the next on-demand request; never completes if no more can arrive.
-async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDemand {
+async fn next_demand(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDemand {
     if let Some(receiver) = demands {
         if let Some(demand) = receiver.recv().await {
             return demand;
@@ -329,14 +332,14 @@ async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDem
 
 /// Converts the error of opening a stream. An error status from the server, unlike a failed connection, has no local
 /// cause.
-fn opening_failed(status: Status) -> StreamError {
+fn open_error(status: Status) -> StreamError {
     match status.source().is_some() {
         true => StreamError::Connect(status),
         false => StreamError::Stream(status),
     }
 }
 
-fn to_wire(request: Request, node: &Node) -> DeltaDiscoveryRequest {
+fn to_wire(request: DeltaRequest, node: &Node) -> DeltaDiscoveryRequest {
     let names = |names: Vec<ArcStr>| names.iter().map(ToString::to_string).collect();
     DeltaDiscoveryRequest {
         node: request.is_first.then(|| node.clone()),

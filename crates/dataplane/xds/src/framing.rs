@@ -23,19 +23,19 @@ pub(crate) enum FramingError {
 /// Received bytes that are not parsed yet. Uses only as much memory as was received, whatever length a prefix
 /// announces.
 #[derive(Debug)]
-pub(crate) struct Frames {
-    received: Rope,
+pub(crate) struct FrameReader {
+    received: ChunkedBytes,
     /// Length of the current message, whose prefix was parsed.
-    awaited: Option<usize>,
+    message_length: Option<usize>,
     limit: usize,
 }
 
-impl Frames {
+impl FrameReader {
     /// Creates a parser that rejects messages larger than `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
-            received: Rope::default(),
-            awaited: None,
+            received: ChunkedBytes::default(),
+            message_length: None,
             limit,
         }
     }
@@ -47,12 +47,12 @@ impl Frames {
 
     /// Whether the stream may end here: all received messages are complete.
     pub(crate) fn is_between_messages(&self) -> bool {
-        self.awaited.is_none() && self.received.remaining() == 0
+        self.message_length.is_none() && self.received.remaining() == 0
     }
 
     /// Returns the next complete message, if there is one.
-    pub(crate) fn next(&mut self) -> Result<Option<Rope>, FramingError> {
-        let length = match self.awaited {
+    pub(crate) fn next(&mut self) -> Result<Option<ChunkedBytes>, FramingError> {
+        let length = match self.message_length {
             Some(length) => length,
             None if self.received.remaining() < PREFIX_BYTES => return Ok(None),
             None => {
@@ -63,25 +63,25 @@ impl Frames {
                 if length > self.limit {
                     return Err(FramingError::TooLong(length, self.limit));
                 }
-                *self.awaited.insert(length)
+                *self.message_length.insert(length)
             }
         };
         if self.received.remaining() < length {
             return Ok(None);
         }
-        self.awaited = None;
+        self.message_length = None;
         Ok(Some(self.received.split_to(length)))
     }
 }
 
 /// Bytes of a message in several chunks.
 #[derive(Debug, Default)]
-pub(crate) struct Rope {
+pub(crate) struct ChunkedBytes {
     chunks: VecDeque<Bytes>,
     length: usize,
 }
 
-impl Rope {
+impl ChunkedBytes {
     fn push(&mut self, chunk: Bytes) {
         if !chunk.is_empty() {
             self.length += chunk.len();
@@ -112,7 +112,7 @@ impl Rope {
     }
 }
 
-impl Buf for Rope {
+impl Buf for ChunkedBytes {
     fn remaining(&self) -> usize {
         self.length
     }
@@ -174,7 +174,7 @@ mod tests {
             cuts in prop::collection::vec(1_usize..200, 1..40),
         ) {
             let bytes = framed(&messages);
-            let mut frames = Frames::new(1000);
+            let mut frames = FrameReader::new(1000);
             let mut seen = Vec::new();
             let mut rest = bytes.as_slice();
             for cut in cuts.iter().cycle() {
@@ -200,17 +200,17 @@ mod tests {
 
     #[test]
     fn unreadable_frames_are_refused() {
-        let mut frames = Frames::new(10);
+        let mut frames = FrameReader::new(10);
         frames.push(Bytes::from_static(&[1, 0, 0, 0, 1, 7]));
         assert_eq!(frames.next().unwrap_err(), FramingError::Compressed);
-        let mut frames = Frames::new(10);
+        let mut frames = FrameReader::new(10);
         frames.push(Bytes::from_static(&[0, 0, 0, 0, 11]));
         assert_eq!(frames.next().unwrap_err(), FramingError::TooLong(11, 10));
     }
 
     #[test]
     fn an_end_inside_a_message_is_an_error() {
-        let mut frames = Frames::new(10);
+        let mut frames = FrameReader::new(10);
         frames.push(Bytes::from_static(&[0, 0, 0, 0, 4, 1, 2]));
         assert!(frames.next().unwrap().is_none());
         assert!(!frames.is_between_messages());

@@ -2,23 +2,23 @@
 //!
 //! A resource that is not understood is rejected, and its last good version remains in force. For a policy, that
 //! version may allow connections that the new one denies: a deny-all substitute replaces it at once, see
-//! [`NotUnderstoodPolicies`].
+//! [`InvalidPolicyMode`].
 
 use std::time::Instant;
 
 use ambit_model::{ArcStr, Authorization, Service, WaypointRecord, WaypointRecordType, Workload};
 use ambit_wire::{
     decode::{
-        self, AddressRecord, DecodeError, LeanDeltaResponse, LeanResource, NotUnderstood,
+        self, AddressRecord, DecodeError, LeanDeltaResponse, LeanResource, RecordDecodeError,
         Substitute,
     },
     encode::ADDRESS_TYPE_URL,
     records,
 };
-use ambit_xds_core::{Effect, Ending, Push};
+use ambit_xds_core::{Effect, Push, StreamEnding};
 use bytes::Bytes;
 
-use crate::role::{Resource, Role};
+use crate::role::{ResourceType, Role};
 
 /// Maximum records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
 const MAX_BATCH_RECORDS: usize = 64;
@@ -27,14 +27,14 @@ const RECORDS_BETWEEN_YIELDS: usize = 1024;
 
 /// Decoder of one push's resources, with the batch of updates.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Intake {
+pub(crate) struct DecodeOptions {
     pub(crate) role: Role,
-    pub(crate) not_understood: NotUnderstoodPolicies,
+    pub(crate) not_understood: InvalidPolicyMode,
 }
 
 /// Decision about policies that cannot be decoded in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NotUnderstoodPolicies {
+pub enum InvalidPolicyMode {
     /// Deny every connection in the policy's scope, until an understood version is received or the policy is removed.
     #[default]
     Deny,
@@ -44,7 +44,7 @@ pub enum NotUnderstoodPolicies {
 
 /// Change of the published mesh state.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Update {
+pub enum MeshUpdate {
     /// Addition or change of a workload.
     Workload(Box<Workload>),
     /// Addition or change of a service.
@@ -53,9 +53,9 @@ pub enum Update {
     /// ([`Authorization::not_understood`]).
     Policy(Authorization),
     /// Removal of a workload or service by its name in WDS.
-    AddressGone(ArcStr),
+    AddressRemoved(ArcStr),
     /// Removal of a policy by its name (`namespace/name`).
-    PolicyGone(ArcStr),
+    PolicyRemoved(ArcStr),
     /// Addition, change or removal of a waypoint record.
     Waypoint(WaypointUpdate),
 }
@@ -66,60 +66,60 @@ pub enum WaypointUpdate {
     /// Addition or change of a record, or the substitute that replaces it: resource name and contents.
     Put(ArcStr, WaypointRecord),
     /// Removal of a record by type and resource name.
-    Gone(WaypointRecordType, ArcStr),
+    Removed(WaypointRecordType, ArcStr),
 }
 
 /// Entry of the warm-start cache, for [`crate::Client::restore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cached {
+pub enum CachedResource {
     /// Resource that was accepted, as received.
     Resource(Bytes),
     /// Name of a resource that was removed.
-    Gone(ArcStr),
+    Removed(ArcStr),
 }
 
 /// Receiver of published changes of the mesh state.
-pub trait Handler: Send + 'static {
+pub trait UpdateHandler: Send + 'static {
     /// Applies a batch of updates, and empties it.
-    fn apply(&self, batch: &mut Vec<Update>);
+    fn apply(&self, batch: &mut Vec<MeshUpdate>);
 
     /// Reports the end of a push of workloads and services. Unless they are requested on demand, all existing ones
     /// have been received, except rejected ones.
-    fn addresses_known(&self) {}
+    fn on_addresses_synced(&self) {}
 
     /// Reports the end of a push of policies: all existing ones have been received, except rejected ones.
-    fn policies_known(&self) {}
+    fn on_policies_synced(&self) {}
 
     /// Reports the end of a push of a waypoint record type: all existing records have been received, except rejected
     /// ones.
-    fn waypoint_known(&self, _of: WaypointRecordType) {}
+    fn on_waypoint_records_synced(&self, _of: WaypointRecordType) {}
 
     /// Stores an accepted or removed resource in the warm-start cache, from which the resources can be restored in
     /// this order.
-    fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
+    fn on_resource_accepted(&self, _type_url: &str, _name: &str, _cached: &CachedResource) {}
 
     /// Reports the end of a push for the warm-start cache; with the first push of a type without a rejection, the
     /// cached type is complete.
-    fn push_cached(&self, _type_url: &str, _complete: bool) {}
+    fn on_push_cached(&self, _type_url: &str, _complete: bool) {}
 
     /// Reports that every wildcard subscription has been received once without a rejection.
-    fn ready(&self) {}
+    fn on_ready(&self) {}
 
     /// Reports that a workload or service has this many unknown fields, which are ignored.
-    fn unknown_fields(&self, _type_url: &str, _count: u64) {}
+    fn on_unknown_fields(&self, _type_url: &str, _count: u64) {}
 
     /// Reports a received message of a resource type with its size in bytes (`istio_xds_message_*`).
-    fn received(&self, _type_url: &str, _bytes: usize) {}
+    fn on_received(&self, _type_url: &str, _bytes: usize) {}
 
     /// Reports the end of a stream, or of an attempt to open one (`istio_xds_connection_terminations_total`).
-    fn ended(&self, _ending: Ending) {}
+    fn on_stream_ended(&self, _ending: StreamEnding) {}
 }
 
 /// Processes one push, and returns the effects of its acknowledgement.
-pub(crate) async fn take_in<H: Handler>(
+pub(crate) async fn apply_response<H: UpdateHandler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
-    intake: Intake,
+    intake: DecodeOptions,
     response: LeanDeltaResponse,
 ) -> Vec<Effect> {
     let LeanDeltaResponse {
@@ -133,7 +133,7 @@ pub(crate) async fn take_in<H: Handler>(
     let mut batch = Batch::new(push, handler, intake, cached_type);
     let kind = batch.kind();
     for (index, bytes) in resources.into_iter().enumerate() {
-        batch.resource(kind, index, bytes);
+        batch.apply_resource(kind, index, bytes);
         if index % RECORDS_BETWEEN_YIELDS == RECORDS_BETWEEN_YIELDS - 1 {
             tokio::task::yield_now().await;
         }
@@ -141,23 +141,23 @@ pub(crate) async fn take_in<H: Handler>(
     batch.flush();
     let now = Instant::now();
     for name in &removed_resources {
-        batch.removed(kind, name.as_str().into(), now);
+        batch.remove_resource(kind, name.as_str().into(), now);
     }
     batch.flush();
     if let Some(type_url) = cached_type {
-        handler.push_cached(type_url, !batch.push.is_refused());
+        handler.on_push_cached(type_url, !batch.push.is_unknown_type());
     }
-    report_known(kind, handler);
+    report_synced(kind, handler);
     batch.push.finish()
 }
 
 /// Applies the cached resources of a type, as one push without a server.
-pub(crate) fn restore<H: Handler>(
+pub(crate) fn restore<H: UpdateHandler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
-    intake: Intake,
+    intake: DecodeOptions,
     type_url: &str,
-    cached: impl Iterator<Item = Cached>,
+    cached: impl Iterator<Item = CachedResource>,
 ) -> Vec<Effect> {
     let push = client.begin_push(type_url, String::new());
     let mut batch = Batch::new(push, handler, intake, None);
@@ -165,20 +165,20 @@ pub(crate) fn restore<H: Handler>(
     let now = Instant::now();
     for (index, cached) in cached.enumerate() {
         match cached {
-            Cached::Resource(bytes) => batch.resource(kind, index, bytes),
-            Cached::Gone(name) => batch.removed(kind, name, now),
+            CachedResource::Resource(bytes) => batch.apply_resource(kind, index, bytes),
+            CachedResource::Removed(name) => batch.remove_resource(kind, name, now),
         }
     }
     batch.flush();
-    report_known(kind, handler);
+    report_synced(kind, handler);
     batch.push.finish()
 }
 
-fn report_known<H: Handler>(kind: Option<Resource>, handler: &H) {
+fn report_synced<H: UpdateHandler>(kind: Option<ResourceType>, handler: &H) {
     match kind {
-        Some(Resource::Address) => handler.addresses_known(),
-        Some(Resource::Policy) => handler.policies_known(),
-        Some(Resource::Waypoint(of)) => handler.waypoint_known(of),
+        Some(ResourceType::Address) => handler.on_addresses_synced(),
+        Some(ResourceType::Policy) => handler.on_policies_synced(),
+        Some(ResourceType::Waypoint(of)) => handler.on_waypoint_records_synced(of),
         None => {}
     }
 }
@@ -186,8 +186,8 @@ fn report_known<H: Handler>(kind: Option<Resource>, handler: &H) {
 struct Batch<'a, H> {
     push: Push<'a>,
     handler: &'a H,
-    intake: Intake,
-    updates: Vec<Update>,
+    intake: DecodeOptions,
+    updates: Vec<MeshUpdate>,
     taken: Vec<AcceptedResource>,
     /// Type URL of the push, if its resources are to be cached.
     cached_type: Option<&'a str>,
@@ -203,8 +203,13 @@ struct AcceptedResource {
     replaced: Option<DecodeError>,
 }
 
-impl<'a, H: Handler> Batch<'a, H> {
-    fn new(push: Push<'a>, handler: &'a H, intake: Intake, cached_type: Option<&'a str>) -> Self {
+impl<'a, H: UpdateHandler> Batch<'a, H> {
+    fn new(
+        push: Push<'a>,
+        handler: &'a H,
+        intake: DecodeOptions,
+        cached_type: Option<&'a str>,
+    ) -> Self {
         Self {
             push,
             handler,
@@ -216,22 +221,22 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 
     /// Returns the resource type of the push.
-    fn kind(&self) -> Option<Resource> {
+    fn kind(&self) -> Option<ResourceType> {
         self.push
             .kind()
             .and_then(|kind| self.intake.role.resource(kind))
     }
 
-    fn resource(&mut self, kind: Option<Resource>, index: usize, bytes: Bytes) {
+    fn apply_resource(&mut self, kind: Option<ResourceType>, index: usize, bytes: Bytes) {
         let resource = match LeanResource::read(bytes.clone()) {
             Ok(resource) => resource,
-            Err(error) => return self.rejected(&format!("resource {index}"), &error),
+            Err(error) => return self.reject_resource(&format!("resource {index}"), &error),
         };
         let name = ArcStr::from(resource.name.as_str());
         let Some(kind) = kind else { return };
-        let (update, replaced) = match self.read(kind, &name, &resource) {
+        let (update, replaced) = match self.decode_resource(kind, &name, &resource) {
             Ok(read) => read,
-            Err(error) => return self.rejected(&name, &error),
+            Err(error) => return self.reject_resource(&name, &error),
         };
         self.updates.push(update);
         self.taken.push(AcceptedResource {
@@ -246,30 +251,30 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 
     /// Decodes a resource; if it is not understood in full, returns its substitute with the error.
-    fn read(
+    fn decode_resource(
         &self,
-        kind: Resource,
+        kind: ResourceType,
         name: &ArcStr,
         resource: &LeanResource,
-    ) -> Result<(Update, Option<DecodeError>), DecodeError> {
+    ) -> Result<(MeshUpdate, Option<DecodeError>), DecodeError> {
         let value = resource.value();
         match kind {
-            Resource::Address => {
-                let (update, unknown) = address(name, resource)?;
+            ResourceType::Address => {
+                let (update, unknown) = decode_address(name, resource)?;
                 if unknown > 0 {
-                    self.handler.unknown_fields(ADDRESS_TYPE_URL, unknown);
+                    self.handler.on_unknown_fields(ADDRESS_TYPE_URL, unknown);
                 }
                 Ok((update, None))
             }
-            Resource::Policy => {
+            ResourceType::Policy => {
                 let (policy, error) = self.or_substitute(name, decode::policy(name, &value))?;
-                Ok((Update::Policy(policy), error))
+                Ok((MeshUpdate::Policy(policy), error))
             }
-            Resource::Waypoint(of) => {
+            ResourceType::Waypoint(of) => {
                 let read = records::decode(of, name, &value);
                 let (record, error) = self.or_substitute(name, read)?;
                 let update = WaypointUpdate::Put(name.clone(), record);
-                Ok((Update::Waypoint(update), error))
+                Ok((MeshUpdate::Waypoint(update), error))
             }
         }
     }
@@ -278,13 +283,13 @@ impl<'a, H: Handler> Batch<'a, H> {
     fn or_substitute<T>(
         &self,
         name: &ArcStr,
-        read: Result<T, NotUnderstood<T>>,
+        read: Result<T, RecordDecodeError<T>>,
     ) -> Result<(T, Option<DecodeError>), DecodeError> {
-        let NotUnderstood { error, substitute } = match read {
+        let RecordDecodeError { error, substitute } = match read {
             Ok(record) => return Ok((record, None)),
             Err(refused) => refused,
         };
-        let keeps_policies = self.intake.not_understood == NotUnderstoodPolicies::KeepLastGood;
+        let keeps_policies = self.intake.not_understood == InvalidPolicyMode::KeepLastGood;
         match substitute {
             Some(substitute) if !(substitute.is_policy && keeps_policies) => {
                 let Substitute { record, effect, .. } = substitute;
@@ -295,23 +300,28 @@ impl<'a, H: Handler> Batch<'a, H> {
         }
     }
 
-    fn rejected(&mut self, name: &str, error: &DecodeError) {
+    fn reject_resource(&mut self, name: &str, error: &DecodeError) {
         tracing::warn!(name, %error, "resource refused, its last good version stays");
-        self.push.rejected(name, error);
+        self.push.reject_resource(name, error);
     }
 
-    fn removed(&mut self, kind: Option<Resource>, name: ArcStr, now: Instant) {
+    fn remove_resource(&mut self, kind: Option<ResourceType>, name: ArcStr, now: Instant) {
         // Keeps the order of the push.
         self.flush_accepted();
-        self.push.removed(&name, now);
+        self.push.remove_resource(&name, now);
         if let Some(type_url) = self.cached_type {
-            self.handler
-                .cache(type_url, &name, &Cached::Gone(name.clone()));
+            self.handler.on_resource_accepted(
+                type_url,
+                &name,
+                &CachedResource::Removed(name.clone()),
+            );
         }
         self.updates.push(match kind {
-            Some(Resource::Address) => Update::AddressGone(name),
-            Some(Resource::Policy) => Update::PolicyGone(name),
-            Some(Resource::Waypoint(of)) => Update::Waypoint(WaypointUpdate::Gone(of, name)),
+            Some(ResourceType::Address) => MeshUpdate::AddressRemoved(name),
+            Some(ResourceType::Policy) => MeshUpdate::PolicyRemoved(name),
+            Some(ResourceType::Waypoint(of)) => {
+                MeshUpdate::Waypoint(WaypointUpdate::Removed(of, name))
+            }
             None => return,
         });
         if self.updates.len() >= MAX_BATCH_RECORDS {
@@ -338,12 +348,15 @@ impl<'a, H: Handler> Batch<'a, H> {
             match replaced {
                 None => self
                     .push
-                    .accepted(&name, &resource.version, &resource.aliases),
-                Some(error) => self.push.replaced(&name, &error),
+                    .accept_resource(&name, &resource.version, &resource.aliases),
+                Some(error) => self.push.replace_resource(&name, &error),
             }
             if let Some(type_url) = self.cached_type {
-                self.handler
-                    .cache(type_url, &name, &Cached::Resource(bytes));
+                self.handler.on_resource_accepted(
+                    type_url,
+                    &name,
+                    &CachedResource::Resource(bytes),
+                );
             }
         }
     }
@@ -351,7 +364,10 @@ impl<'a, H: Handler> Batch<'a, H> {
 
 /// Decodes a WDS record by the stream's type, ignoring the resource's own type URL. Also returns the number of
 /// unknown fields.
-fn address(name: &ArcStr, resource: &LeanResource) -> Result<(Update, u64), DecodeError> {
+fn decode_address(
+    name: &ArcStr,
+    resource: &LeanResource,
+) -> Result<(MeshUpdate, u64), DecodeError> {
     let value = resource.value();
     let update = match AddressRecord::decode(&value)? {
         AddressRecord::Workload(mut workload) => {
@@ -359,9 +375,9 @@ fn address(name: &ArcStr, resource: &LeanResource) -> Result<(Update, u64), Deco
                 // Shares the text between the table and the known names.
                 workload.uid = name.clone();
             }
-            Update::Workload(workload)
+            MeshUpdate::Workload(workload)
         }
-        AddressRecord::Service(service) => Update::Service(service),
+        AddressRecord::Service(service) => MeshUpdate::Service(service),
     };
     Ok((update, AddressRecord::unknown_fields(&value)))
 }

@@ -43,12 +43,12 @@ impl NodeInfo {
             namespace,
             ..
         } = self;
-        let (role, ip) = (role.as_str(), self.address());
+        let (role, ip) = (role.as_str(), self.ip_address());
         // The last label is this literal text, not the cluster's domain.
         format!("{role}~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local")
     }
 
-    fn address(&self) -> String {
+    fn ip_address(&self) -> String {
         self.ip
             .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string())
     }
@@ -65,26 +65,26 @@ impl NodeInfo {
         let own = [
             ("NAME", name.clone()),
             ("NAMESPACE", namespace.clone()),
-            ("INSTANCE_IPS", self.address()),
+            ("INSTANCE_IPS", self.ip_address()),
             ("NODE_NAME", node_name.clone()),
         ];
         let mut fields: BTreeMap<String, Value> = own
             .into_iter()
-            .map(|(key, value)| (key.to_owned(), text(value)))
+            .map(|(key, value)| (key.to_owned(), string_value(value)))
             .collect();
         for (key, value) in env.with_prefix("ISTIO_META_") {
-            fields.insert(key.to_owned(), text(value));
+            fields.insert(key.to_owned(), string_value(value));
         }
         for (key, value) in proxy_metadata {
             let key = key.strip_prefix("ISTIO_META_").unwrap_or(key);
-            fields.insert(key.to_owned(), text(value));
+            fields.insert(key.to_owned(), string_value(value));
         }
         for (key, value) in env.with_prefix("ISTIO_METAJSON_") {
             let value = serde_json::from_str(value).map_err(|source| NodeMetadataError {
                 variable: format!("ISTIO_METAJSON_{key}"),
                 source,
             })?;
-            fields.insert(key.to_owned(), json(value));
+            fields.insert(key.to_owned(), json_value(value));
         }
         Ok(Node {
             id: self.id(),
@@ -94,13 +94,13 @@ impl NodeInfo {
     }
 }
 
-fn text(value: impl Into<String>) -> Value {
+fn string_value(value: impl Into<String>) -> Value {
     Value {
         kind: Some(Kind::StringValue(value.into())),
     }
 }
 
-fn json(value: serde_json::Value) -> Value {
+fn json_value(value: serde_json::Value) -> Value {
     let kind = match value {
         serde_json::Value::Null => Kind::NullValue(0),
         serde_json::Value::Bool(value) => Kind::BoolValue(value),
@@ -108,12 +108,12 @@ fn json(value: serde_json::Value) -> Value {
         serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
         serde_json::Value::String(value) => Kind::StringValue(value),
         serde_json::Value::Array(values) => Kind::ListValue(ListValue {
-            values: values.into_iter().map(json).collect(),
+            values: values.into_iter().map(json_value).collect(),
         }),
         serde_json::Value::Object(fields) => Kind::StructValue(Struct {
             fields: fields
                 .into_iter()
-                .map(|(key, value)| (key, json(value)))
+                .map(|(key, value)| (key, json_value(value)))
                 .collect(),
         }),
     };
@@ -152,7 +152,7 @@ mod tests {
             ("CLUSTER_ID", "c1"),
             ("NETWORK", "net"),
         ] {
-            assert_eq!(fields[key], text(value), "{key}");
+            assert_eq!(fields[key], string_value(value), "{key}");
         }
         assert!(matches!(fields["LABELS"].kind, Some(Kind::StructValue(_))));
     }

@@ -5,7 +5,7 @@ use ambit_wire::{
     encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
     records,
 };
-use ambit_xds_core::{Kind, TypeConfig};
+use ambit_xds_core::{TypeConfig, TypeIndex};
 
 /// Program that an xDS client belongs to, which determines its subscriptions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Role {
 
 /// Resource type that the client understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
+pub enum ResourceType {
     /// Workloads and services (WDS).
     Address,
     /// Layer 4 authorization policies.
@@ -28,8 +28,8 @@ pub enum Resource {
     Waypoint(WaypointRecordType),
 }
 
-/// Index of [`Resource::Address`] for every role; the one type that can be requested on demand.
-pub(crate) const ADDRESSES: Kind = 0;
+/// Index of [`ResourceType::Address`] for every role; the one type that can be requested on demand.
+pub(crate) const ADDRESSES: TypeIndex = 0;
 
 impl Role {
     /// Returns the role's name, which is the first part of the client's node id.
@@ -42,36 +42,36 @@ impl Role {
 
     /// Iterates over the resource types of the role, for waypoints in the order of pushes: settings and policies
     /// first.
-    fn resources(self) -> impl Iterator<Item = Resource> {
+    fn resources(self) -> impl Iterator<Item = ResourceType> {
         let (own, of_waypoints): (&[_], &[_]) = match self {
-            Self::NodeProxy => (&[Resource::Address, Resource::Policy], &[]),
-            Self::Waypoint => (&[Resource::Address], WaypointRecordType::ALL),
+            Self::NodeProxy => (&[ResourceType::Address, ResourceType::Policy], &[]),
+            Self::Waypoint => (&[ResourceType::Address], WaypointRecordType::ALL),
         };
         let own = own.iter().copied();
-        own.chain(of_waypoints.iter().copied().map(Resource::Waypoint))
+        own.chain(of_waypoints.iter().copied().map(ResourceType::Waypoint))
     }
 
     /// Iterates over the type URLs that the role subscribes to.
     pub fn type_urls(self) -> impl Iterator<Item = &'static str> {
-        self.resources().map(Resource::type_url)
+        self.resources().map(ResourceType::type_url)
     }
 
     /// Returns the subscriptions of the role, in the order of their [`Kind`].
     pub(crate) fn types(self, on_demand: bool) -> Vec<TypeConfig> {
-        let config = |resource: Resource| TypeConfig {
+        let config = |resource: ResourceType| TypeConfig {
             type_url: resource.type_url().into(),
-            on_demand: on_demand && resource == Resource::Address,
+            on_demand: on_demand && resource == ResourceType::Address,
         };
         self.resources().map(config).collect()
     }
 
     /// Returns the resource type with an index.
-    pub(crate) fn resource(self, kind: Kind) -> Option<Resource> {
+    pub(crate) fn resource(self, kind: TypeIndex) -> Option<ResourceType> {
         self.resources().nth(kind)
     }
 }
 
-impl Resource {
+impl ResourceType {
     /// Returns the type URL of the resource type.
     pub fn type_url(self) -> &'static str {
         match self {

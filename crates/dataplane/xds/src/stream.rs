@@ -17,17 +17,17 @@ use tonic::{
     transport::Channel,
 };
 
-use crate::framing::{Frames, FramingError};
+use crate::framing::{FrameReader, FramingError};
 
 /// Maximum size of a response, in bytes.
 const MAX_MESSAGE_BYTES: usize = 200 << 20;
 
 /// Receiving side of an open stream.
 #[derive(Debug)]
-pub(crate) struct Responses {
+pub(crate) struct ResponseStream {
     body: Body,
     http_status: http::StatusCode,
-    frames: Frames,
+    frames: FrameReader,
 }
 
 /// Opens a stream. A server may send its response headers only with its first message, so requests must be sendable
@@ -36,7 +36,7 @@ pub(crate) async fn open(
     mut channel: Channel,
     metadata: MetadataMap,
     requests: impl Stream<Item = DeltaDiscoveryRequest> + Send + 'static,
-) -> Result<Responses, Status> {
+) -> Result<ResponseStream, Status> {
     std::future::poll_fn(|context| GrpcService::<Body>::poll_ready(&mut channel, context))
         .await
         .map_err(|error| Status::from_error(error.into()))?;
@@ -60,15 +60,15 @@ pub(crate) async fn open(
         .map_err(|error| Status::from_error(error.into()))?;
     match Status::from_header_map(response.headers()) {
         Some(status) if status.code() != Code::Ok => Err(status),
-        _ => Ok(Responses {
+        _ => Ok(ResponseStream {
             http_status: response.status(),
             body: response.into_body(),
-            frames: Frames::new(MAX_MESSAGE_BYTES),
+            frames: FrameReader::new(MAX_MESSAGE_BYTES),
         }),
     }
 }
 
-impl Responses {
+impl ResponseStream {
     /// Returns the next response; `None` when the server ended the stream without an error.
     /// Cancelling loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<LeanDeltaResponse>, Status> {
@@ -81,18 +81,21 @@ impl Responses {
                     });
             }
             let Some(frame) = self.body.frame().await else {
-                return self.ended(None);
+                return self.stream_result(None);
             };
             match frame?.into_data() {
                 Ok(data) => self.frames.push(data),
-                Err(frame) => return self.ended(frame.trailers_ref()),
+                Err(frame) => return self.stream_result(frame.trailers_ref()),
             }
         }
     }
 
     /// Converts the end of the stream to its result: the gRPC status is in the trailers; without them the HTTP status
     /// gives the error (gRPC's "HTTP to gRPC Status Code Mapping").
-    fn ended(&self, trailers: Option<&HeaderMap>) -> Result<Option<LeanDeltaResponse>, Status> {
+    fn stream_result(
+        &self,
+        trailers: Option<&HeaderMap>,
+    ) -> Result<Option<LeanDeltaResponse>, Status> {
         match trailers.and_then(Status::from_header_map) {
             Some(status) if status.code() != Code::Ok => return Err(status),
             Some(_) if self.frames.is_between_messages() => return Ok(None),

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_control_channel::{CallHeaders, TokenSource};
+use ambit_control_channel::{CallMetadata, TokenSource};
 use ambit_model::{Authorization, Scope, Service, Workload};
 use ambit_rt::{AbortOnDrop, spawn_abortable};
 use ambit_wire::{
@@ -37,7 +37,7 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+async fn within_deadline<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(DEADLINE, future)
         .await
         .unwrap_or_else(|_| panic!("timed out: {what}"))
@@ -54,7 +54,7 @@ struct Session {
 
 impl Session {
     async fn request(&mut self) -> DeltaDiscoveryRequest {
-        soon("a request", self.requests.message())
+        within_deadline("a request", self.requests.message())
             .await
             .unwrap()
             .expect("the stream goes on")
@@ -129,52 +129,54 @@ impl ControlPlane {
     }
 
     async fn session(&mut self) -> Session {
-        soon("a stream", self.sessions.recv()).await.unwrap()
+        within_deadline("a stream", self.sessions.recv())
+            .await
+            .unwrap()
     }
 }
 
 // === the client ===
 
 #[derive(Clone, Default)]
-struct Recorder(Arc<Recorded>);
+struct Recorder(Arc<RecordedEvents>);
 
 #[derive(Default)]
-struct Recorded {
-    updates: Mutex<Vec<Update>>,
+struct RecordedEvents {
+    updates: Mutex<Vec<MeshUpdate>>,
     received: Mutex<Vec<(String, usize)>>,
     unknown: Mutex<Vec<(String, u64)>>,
-    cached: Mutex<Vec<(String, Cached)>>,
+    cached: Mutex<Vec<(String, CachedResource)>>,
     complete: Mutex<Vec<String>>,
-    endings: watch::Sender<Vec<Ending>>,
+    endings: watch::Sender<Vec<StreamEnding>>,
     ready: watch::Sender<bool>,
 }
 
-impl Handler for Recorder {
-    fn apply(&self, batch: &mut Vec<Update>) {
+impl UpdateHandler for Recorder {
+    fn apply(&self, batch: &mut Vec<MeshUpdate>) {
         self.0.updates.lock().unwrap().append(batch);
     }
 
-    fn ready(&self) {
+    fn on_ready(&self) {
         self.0.ready.send_replace(true);
     }
 
-    fn cache(&self, type_url: &str, _name: &str, cached: &Cached) {
+    fn on_resource_accepted(&self, type_url: &str, _name: &str, cached: &CachedResource) {
         let cached = (type_url.to_owned(), cached.clone());
         self.0.cached.lock().unwrap().push(cached);
     }
 
-    fn push_cached(&self, type_url: &str, complete: bool) {
+    fn on_push_cached(&self, type_url: &str, complete: bool) {
         if complete {
             self.0.complete.lock().unwrap().push(type_url.to_owned());
         }
     }
 
-    fn unknown_fields(&self, type_url: &str, count: u64) {
+    fn on_unknown_fields(&self, type_url: &str, count: u64) {
         let counted = (type_url.to_owned(), count);
         self.0.unknown.lock().unwrap().push(counted);
     }
 
-    fn received(&self, type_url: &str, bytes: usize) {
+    fn on_received(&self, type_url: &str, bytes: usize) {
         self.0
             .received
             .lock()
@@ -182,24 +184,25 @@ impl Handler for Recorder {
             .push((type_url.to_owned(), bytes));
     }
 
-    fn ended(&self, ending: Ending) {
+    fn on_stream_ended(&self, ending: StreamEnding) {
         self.0.endings.send_modify(|endings| endings.push(ending));
     }
 }
 
 impl Recorder {
-    fn updates(&self) -> Vec<Update> {
+    fn updates(&self) -> Vec<MeshUpdate> {
         self.0.updates.lock().unwrap().clone()
     }
 
-    async fn ending(&self) -> Ending {
+    async fn ending(&self) -> StreamEnding {
         let mut endings = self.0.endings.subscribe();
-        let seen = soon("an ending", endings.wait_for(|endings| !endings.is_empty())).await;
+        let seen =
+            within_deadline("an ending", endings.wait_for(|endings| !endings.is_empty())).await;
         *seen.unwrap().last().unwrap()
     }
 }
 
-fn options(address: &str, headers: CallHeaders, on_demand: bool) -> ClientOptions {
+fn options(address: &str, headers: CallMetadata, on_demand: bool) -> ClientOptions {
     ClientOptions {
         channel: Endpoint::from_shared(address.to_owned())
             .unwrap()
@@ -212,12 +215,12 @@ fn options(address: &str, headers: CallHeaders, on_demand: bool) -> ClientOption
             ..Node::default()
         },
         on_demand,
-        not_understood: NotUnderstoodPolicies::Deny,
+        invalid_policies: InvalidPolicyMode::Deny,
     }
 }
 
-fn headers() -> CallHeaders {
-    CallHeaders::new(
+fn headers() -> CallMetadata {
+    CallMetadata::new(
         Some(TokenSource::Literal("token".into())),
         Some("c1"),
         [("extra", "1")],
@@ -225,7 +228,7 @@ fn headers() -> CallHeaders {
     .unwrap()
 }
 
-fn start(address: &str, headers: CallHeaders) -> (Recorder, AbortOnDrop<()>) {
+fn start(address: &str, headers: CallMetadata) -> (Recorder, AbortOnDrop<()>) {
     let recorder = Recorder::default();
     let client = Client::new(options(address, headers, false), recorder.clone(), None);
     (recorder, spawn_abortable("client under test", client.run()))
@@ -284,13 +287,13 @@ fn policy(name: &str) -> Resource {
     )
 }
 
-fn names(updates: &[Update]) -> Vec<String> {
-    let name = |update: &Update| match update {
-        Update::Workload(workload) => workload.uid.to_string(),
-        Update::Service(service) => service.namespaced_hostname().to_string(),
-        Update::Policy(policy) => policy.key().to_string(),
-        Update::AddressGone(name) | Update::PolicyGone(name) => format!("-{name}"),
-        Update::Waypoint(update) => format!("{update:?}"),
+fn names(updates: &[MeshUpdate]) -> Vec<String> {
+    let name = |update: &MeshUpdate| match update {
+        MeshUpdate::Workload(workload) => workload.uid.to_string(),
+        MeshUpdate::Service(service) => service.namespaced_hostname().to_string(),
+        MeshUpdate::Policy(policy) => policy.key().to_string(),
+        MeshUpdate::AddressRemoved(name) | MeshUpdate::PolicyRemoved(name) => format!("-{name}"),
+        MeshUpdate::Waypoint(update) => format!("{update:?}"),
     };
     updates.iter().map(name).collect()
 }
@@ -334,7 +337,7 @@ async fn a_client_subscribes_applies_acknowledges_and_becomes_ready() {
         .await;
     assert_eq!(session.request().await.response_nonce, "n2");
     let mut ready = recorder.0.ready.subscribe();
-    soon("readiness", ready.wait_for(|ready| *ready))
+    within_deadline("readiness", ready.wait_for(|ready| *ready))
         .await
         .unwrap();
     assert_eq!(names(&recorder.updates())[3], "ns/p");
@@ -403,7 +406,7 @@ async fn reconnect_reports_the_known_versions() {
         .await;
     session.request().await;
     drop(session);
-    assert_eq!(recorder.ending().await, Ending::Closed);
+    assert_eq!(recorder.ending().await, StreamEnding::Closed);
     let mut session = control_plane.session().await;
     let mut versions: Vec<_> = session
         .request()
@@ -485,7 +488,12 @@ async fn demands_wake_all_waiters_once_the_response_is_applied() {
     let demand = |name: &str| {
         let (done, answered) = oneshot::channel();
         let name = name.to_owned();
-        demands.try_send(AddressDemand { name, done }).unwrap();
+        demands
+            .try_send(AddressDemand {
+                name,
+                resolved: done,
+            })
+            .unwrap();
         answered
     };
     // By an alias, by two demands for the same name, and with a negative response.
@@ -500,27 +508,29 @@ async fn demands_wake_all_waiters_once_the_response_is_applied() {
         .send(ADDRESS_TYPE_URL, "n1", vec![workload("u")], &[])
         .await;
     for answered in by_alias {
-        soon("the answer", answered).await.unwrap();
+        within_deadline("the answer", answered).await.unwrap();
         assert_eq!(names(&recorder.updates())[0], "u");
     }
     session
         .send(ADDRESS_TYPE_URL, "n2", vec![], &["ns/none"])
         .await;
-    soon("the negative answer", absent).await.unwrap();
+    within_deadline("the negative answer", absent)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn retry_after_a_refusal_uses_the_current_token() {
     let mut control_plane = ControlPlane::start().await;
-    let refused = CallHeaders::new(None, None, [("refuse", "yes")]).unwrap();
+    let refused = CallMetadata::new(None, None, [("refuse", "yes")]).unwrap();
     let (recorder, client) = start(&control_plane.address, refused);
-    assert_eq!(recorder.ending().await, Ending::Refused);
+    assert_eq!(recorder.ending().await, StreamEnding::Refused);
     drop(client);
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("token");
     std::fs::write(&path, "first").unwrap();
-    let headers = CallHeaders::new(Some(TokenSource::File(path.clone())), None, []).unwrap();
+    let headers = CallMetadata::new(Some(TokenSource::File(path.clone())), None, []).unwrap();
     let (_recorder, _client) = start(&control_plane.address, headers);
     let session = control_plane.session().await;
     assert_eq!(
@@ -542,7 +552,7 @@ async fn an_unreachable_control_plane_is_a_failed_connection() {
     let address = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let (recorder, _client) = start(&address, headers());
-    assert_eq!(recorder.ending().await, Ending::ConnectFailed);
+    assert_eq!(recorder.ending().await, StreamEnding::ConnectFailed);
 }
 
 #[tokio::test]
@@ -571,7 +581,7 @@ async fn invalid_stream_keeps_the_known_resources() {
         .send(Err(Status::internal("broken")))
         .await
         .unwrap();
-    assert_eq!(recorder.ending().await, Ending::Refused);
+    assert_eq!(recorder.ending().await, StreamEnding::Refused);
     let mut session = control_plane.session().await;
     assert_eq!(session.request().await.initial_resource_versions.len(), 1);
     assert_eq!(names(&recorder.updates()), ["u"]);

@@ -18,9 +18,9 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 
-use crate::report::Line;
-use rig::Rig;
-use table::Row;
+use crate::report::ReportLine;
+use rig::BenchCluster;
+use table::ClusterRow;
 pub(crate) use table::print;
 
 /// Values for `ambit install` that select locally built images.
@@ -45,21 +45,27 @@ const SCENARIOS: &[&str] = &[
 ];
 
 /// Measures all scenarios, or only the named one. `archives` are the image archives to load into the cluster.
-pub(crate) fn run(only: Option<&str>, archives: &[PathBuf]) -> Result<(Vec<Row>, Vec<Line>)> {
+pub(crate) fn run(
+    only: Option<&str>,
+    archives: &[PathBuf],
+) -> Result<(Vec<ClusterRow>, Vec<ReportLine>)> {
     ensure!(
         only.is_none_or(|only| SCENARIOS.contains(&only)),
         "there is {}",
         SCENARIOS.join(", ")
     );
-    ambit_rt::current_thread()?.block_on(async {
-        let rig = Rig::up(archives).await?;
+    ambit_rt::current_thread_runtime()?.block_on(async {
+        let rig = BenchCluster::up(archives).await?;
         let measured = measure(&rig, only).await;
         rig.down()?;
         measured
     })
 }
 
-async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)> {
+async fn measure(
+    rig: &BenchCluster,
+    only: Option<&str>,
+) -> Result<(Vec<ClusterRow>, Vec<ReportLine>)> {
     let is_selected = |name: &str| only.is_none_or(|only| only == name);
     let (mut rows, mut lines) = (Vec::new(), Vec::new());
     if is_selected("start") || is_selected("leave") {
@@ -118,7 +124,7 @@ async fn measure(rig: &Rig, only: Option<&str>) -> Result<(Vec<Row>, Vec<Line>)>
         rows.push(faults::agent_crash_looping(rig).await?);
     }
     if is_selected("boot") {
-        rows.push(boot::rewritten(rig).await?);
+        rows.push(boot::cni_rewritten_at_boot(rig).await?);
     }
     if is_selected("policy") {
         lines.extend(policies::last_node(rig).await?);

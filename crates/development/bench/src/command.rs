@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     cluster, control, figure, memory,
-    report::{self, Line},
+    report::{self, ReportLine},
     traffic, waypoint,
 };
 
@@ -18,7 +18,7 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     if let [mode, envoy, directory] = &*arguments
         && mode == "envoy-as-waypoint"
     {
-        return waypoint::stand_in(Path::new(envoy), Path::new(directory));
+        return waypoint::run_as_waypoint(Path::new(envoy), Path::new(directory));
     }
     if arguments.first().is_some_and(|mode| mode == "authorizer") {
         return waypoint::serve_authorizer();
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
         figures = waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
         if only.is_some() {
-            return figure::write(&figures);
+            return figure::write_figures(&figures);
         }
     }
     if is_selected("cluster") {
@@ -61,6 +61,6 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         cluster::print(&rows);
     }
     report::print(&lines);
-    figures.extend(lines.iter().map(Line::figure));
-    figure::write(&figures)
+    figures.extend(lines.iter().map(ReportLine::to_figure));
+    figure::write_figures(&figures)
 }

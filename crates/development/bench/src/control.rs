@@ -19,26 +19,26 @@ use ambit_testkit::ApiServer;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::report::Line;
+use crate::report::ReportLine;
 use attacks::Attack;
-use board::Board;
-use plane::Plane;
-use population::{PODS, POLICIES, SLICES, Size};
-use proxies::Fleet;
+use board::DeliveryBoard;
+use plane::ControlPlaneProcess;
+use population::{ClusterSize, PODS, POLICIES, SLICES};
+use proxies::ProxyFleet;
 
 /// Numbers of objects in the simulated cluster.
-const SIZE: Size = Size {
+const DEFAULT_SIZE: ClusterSize = ClusterSize {
     nodes: 1000,
     services: 5000,
     pods_each: 10,
     namespaces: 250,
 };
 /// Number of pods that are added or removed per second during the churn.
-const RATE: u32 = 100;
+const CHANGES_PER_SECOND: u32 = 100;
 /// Duration of the churn of pods.
-const CHURN: Duration = Duration::from_secs(30);
+const CHURN_DURATION: Duration = Duration::from_secs(30);
 /// Number of changes between the creation of a pod and its removal.
-const LIFE: u32 = 200;
+const POD_LIFETIME_CHANGES: u32 = 200;
 /// Distance between the pod numbers of two rounds of new pods, with and without an attack on the control plane.
 const ROUND_DISTANCE: u32 = 10_000;
 /// Number of policies that are created one after the other.
@@ -48,8 +48,8 @@ const POLICY_NUMBERS: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// Runs the benchmarks of the control plane. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, for trials.
-pub(crate) fn run() -> Result<Vec<Line>> {
-    let mut bench = Bench::start(scaled(SIZE)?)?;
+pub(crate) fn run() -> Result<Vec<ReportLine>> {
+    let mut bench = ControlPlaneBench::start(scaled(DEFAULT_SIZE)?)?;
     bench.first_state()?;
     bench.idle()?;
     bench.churn()?;
@@ -63,13 +63,13 @@ pub(crate) fn run() -> Result<Vec<Line>> {
     clippy::cast_sign_loss,
     reason = "counts far below 2^32"
 )]
-fn scaled(size: Size) -> Result<Size> {
+fn scaled(size: ClusterSize) -> Result<ClusterSize> {
     let scale: f64 = match std::env::var("AMBIT_BENCH_SCALE") {
         Ok(scale) => scale.parse()?,
         Err(_) => 1.0,
     };
     let of = |count: u32| ((f64::from(count) * scale).ceil() as u32).max(1);
-    Ok(Size {
+    Ok(ClusterSize {
         nodes: of(size.nodes),
         services: of(size.services),
         namespaces: of(size.namespaces),
@@ -77,22 +77,22 @@ fn scaled(size: Size) -> Result<Size> {
     })
 }
 
-struct Bench {
-    size: Size,
+struct ControlPlaneBench {
+    size: ClusterSize,
     api: ApiServer,
-    plane: Plane,
-    fleet: Option<Fleet>,
-    lines: Vec<Line>,
+    plane: ControlPlaneProcess,
+    fleet: Option<ProxyFleet>,
+    lines: Vec<ReportLine>,
     _directory: tempfile::TempDir,
 }
 
-impl Bench {
+impl ControlPlaneBench {
     /// Fills the simulated API server, and then starts the control plane.
-    fn start(size: Size) -> Result<Self> {
+    fn start(size: ClusterSize) -> Result<Self> {
         let api = ApiServer::start();
         fill(&api, size);
         let directory = tempfile::tempdir()?;
-        let mut plane = Plane::start(&api.kubeconfig(), directory.path())?;
+        let mut plane = ControlPlaneProcess::start(&api.kubeconfig(), directory.path())?;
         let none = plane.usage()?;
         let ready = plane.ready(Duration::from_secs(300)).inspect_err(|_| {
             let log = std::fs::read_to_string(directory.path().join("control.log"));
@@ -116,10 +116,10 @@ impl Bench {
 
     /// Measures the time until all proxies have connected and received the initial state.
     fn first_state(&mut self) -> Result<()> {
-        let board = Arc::new(Board::new(POLICY_NUMBERS + POLICY_CHANGES));
+        let board = Arc::new(DeliveryBoard::new(POLICY_NUMBERS + POLICY_CHANGES));
         let before = self.plane.usage()?;
         let start = Instant::now();
-        let fleet = Fleet::start(self.size.nodes, &self.plane.target()?, board);
+        let fleet = ProxyFleet::start(self.size.nodes, &self.plane.target()?, board);
         fleet.synced(Duration::from_secs(900))?;
         let took = start.elapsed();
         let after = self.plane.usage()?;
@@ -135,7 +135,7 @@ impl Bench {
     }
 
     fn idle(&mut self) -> Result<()> {
-        let resident = crate::rig::settled(|| Ok(self.plane.usage()?.resident))?;
+        let resident = crate::rig::wait_until_settled(|| Ok(self.plane.usage()?.resident))?;
         self.line("memory with all proxies", "MB", resident);
         let before = self.plane.usage()?;
         thread::sleep(Duration::from_secs(5));
@@ -154,20 +154,23 @@ impl Bench {
         let start = Instant::now();
         let mut peak: f64 = 0.0;
         for change in 0.. {
-            let due = Duration::from_secs(1) * change / RATE;
-            if due >= CHURN {
+            let due = Duration::from_secs(1) * change / CHANGES_PER_SECOND;
+            if due >= CHURN_DURATION {
                 break;
             }
             thread::sleep(due.saturating_sub(start.elapsed()));
             // At first pods are only added; then each addition is followed by a removal.
-            if change < LIFE {
-                self.bring(change, &board);
+            if change < POD_LIFETIME_CHANGES {
+                self.create_pod(change, &board);
             } else if change.is_multiple_of(2) {
-                self.bring(LIFE + (change - LIFE) / 2, &board);
+                self.create_pod(
+                    POD_LIFETIME_CHANGES + (change - POD_LIFETIME_CHANGES) / 2,
+                    &board,
+                );
             } else {
-                self.take((change - LIFE) / 2, &board);
+                self.delete_pod((change - POD_LIFETIME_CHANGES) / 2, &board);
             }
-            if change.is_multiple_of(RATE) {
+            if change.is_multiple_of(CHANGES_PER_SECOND) {
                 peak = peak.max(self.plane.usage()?.resident);
             }
         }
@@ -181,7 +184,7 @@ impl Bench {
         let latencies = board.latencies(0, self.size.nodes);
         let seconds = elapsed.as_secs_f64() * f64::from(self.size.nodes);
         self.line(
-            &format!("CPU, {RATE} pod changes a second"),
+            &format!("CPU, {CHANGES_PER_SECOND} pod changes a second"),
             "cores",
             after.cores_since(before),
         );
@@ -206,7 +209,7 @@ impl Bench {
             let first = ROUND_DISTANCE * (round + 1);
             let numbers = first..first + self.size.nodes;
             let certificates = new_pods::certificates(&target, self.size, numbers, |number| {
-                self.bring(number, &board);
+                self.create_pod(number, &board);
             })?;
             thread::sleep(Duration::from_secs(2));
             self.fleet()?.check()?;
@@ -219,7 +222,7 @@ impl Bench {
                     records.into_iter().flatten().collect(),
                 ),
             ]
-            .map(|(what, latencies)| (what, Quantiles::of(latencies)));
+            .map(|(what, latencies)| (what, LatencyQuantiles::of(latencies)));
             let Some(attack) = attack else {
                 quiet = Some(figures);
                 continue;
@@ -236,7 +239,7 @@ impl Bench {
     fn policies(&mut self) -> Result<()> {
         let board = Arc::clone(&self.fleet()?.board);
         for number in POLICY_NUMBERS..POLICY_NUMBERS + POLICY_CHANGES {
-            board.made(true, number);
+            board.record_change(true, number);
             self.api.put(POLICIES, self.size.deny(number));
             thread::sleep(Duration::from_millis(400));
         }
@@ -245,15 +248,15 @@ impl Bench {
     }
 
     /// Creates a pod and adds it to its service: first scheduled without an address, then running.
-    fn bring(&self, number: u32, board: &Board) {
-        self.api.put(PODS, self.size.churning(number, false));
-        board.made(true, index(number));
-        self.api.put(PODS, self.size.churning(number, true));
+    fn create_pod(&self, number: u32, board: &DeliveryBoard) {
+        self.api.put(PODS, self.size.churning_pod(number, false));
+        board.record_change(true, index(number));
+        self.api.put(PODS, self.size.churning_pod(number, true));
         self.slice(number);
     }
 
-    fn take(&self, number: u32, board: &Board) {
-        board.made(false, index(number));
+    fn delete_pod(&self, number: u32, board: &DeliveryBoard) {
+        board.record_change(false, index(number));
         let namespace = self.size.churning_namespace(number);
         self.api
             .delete(PODS, &namespace, &population::churning_name(number));
@@ -265,7 +268,7 @@ impl Bench {
         self.api.put(SLICES, self.size.slice(service, number));
     }
 
-    fn fleet(&self) -> Result<&Fleet> {
+    fn fleet(&self) -> Result<&ProxyFleet> {
         self.fleet
             .as_ref()
             .ok_or_else(|| anyhow::anyhow!("the proxies are not connected"))
@@ -291,14 +294,15 @@ impl Bench {
     }
 
     fn line(&mut self, what: &str, unit: &'static str, mesh: f64) {
-        self.lines.push(Line::alone(what, unit, mesh, None));
+        self.lines
+            .push(ReportLine::without_baseline(what, unit, mesh, None));
     }
 }
 
 /// Median and 99th percentile of latencies, in milliseconds.
-struct Quantiles([f64; 2]);
+struct LatencyQuantiles([f64; 2]);
 
-impl Quantiles {
+impl LatencyQuantiles {
     fn of(mut latencies: Vec<Duration>) -> Self {
         latencies.sort_unstable();
         let at = |share: usize| {
@@ -311,21 +315,21 @@ impl Quantiles {
     }
 
     /// Returns one line for each quantile, compared with the `quiet` result without the attack.
-    fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<Line> {
+    fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<ReportLine> {
         let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
         lines
             .map(|((which, attacked), quiet)| {
                 let what = format!("{what}, {attack}, {which}");
-                Line {
+                ReportLine {
                     bare: Some(quiet),
-                    ..Line::alone(&what, "ms", attacked, None)
+                    ..ReportLine::without_baseline(&what, "ms", attacked, None)
                 }
             })
             .collect()
     }
 }
 
-fn fill(api: &ApiServer, size: Size) {
+fn fill(api: &ApiServer, size: ClusterSize) {
     let start = Instant::now();
     for (collection, kind) in population::EMPTY {
         api.serve(collection, kind);
@@ -334,7 +338,7 @@ fn fill(api: &ApiServer, size: Size) {
         api.put(collection, object);
     }
     api.compact();
-    api.answer_posts(TOKEN_REVIEWS, review);
+    api.answer_posts(TOKEN_REVIEWS, token_review_response);
     eprintln!(
         "  (simulated cluster of {} nodes and {} pods made in {:.1} s)",
         size.nodes,
@@ -344,7 +348,7 @@ fn fill(api: &ApiServer, size: Size) {
 }
 
 /// Responds to a TokenReview: every token of a simulated proxy is valid.
-fn review(asked: &Value) -> Value {
+fn token_review_response(asked: &Value) -> Value {
     let token = asked.pointer("/spec/token").and_then(Value::as_str);
     let status = match token.and_then(proxies::proxy_of) {
         Some(number) => json!({

@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 /// Environment variable with the path of the file of results.
-const FILE: &str = "AMBIT_BENCH_FIGURES";
+const FIGURES_FILE_VARIABLE: &str = "AMBIT_BENCH_FIGURES";
 /// Environment variable with the number of rounds of traffic and of a waypoint's loads.
-const ROUNDS: &str = "AMBIT_BENCH_ROUNDS";
+const ROUNDS_VARIABLE: &str = "AMBIT_BENCH_ROUNDS";
 
 /// Result of one benchmark, for the comparison of revisions.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Figure {
+pub(crate) struct BenchmarkFigure {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     pub(crate) value: f64,
@@ -25,9 +25,12 @@ pub(crate) struct Figure {
 ///
 /// # Errors
 /// When the variable is no positive number.
-pub(crate) fn rounds(default: usize) -> Result<usize> {
-    match std::env::var(ROUNDS) {
-        Ok(rounds) => Ok(rounds.parse::<NonZeroUsize>().context(ROUNDS)?.get()),
+pub(crate) fn configured_rounds(default: usize) -> Result<usize> {
+    match std::env::var(ROUNDS_VARIABLE) {
+        Ok(rounds) => Ok(rounds
+            .parse::<NonZeroUsize>()
+            .context(ROUNDS_VARIABLE)?
+            .get()),
         Err(_) => Ok(default),
     }
 }
@@ -37,8 +40,8 @@ pub(crate) fn rounds(default: usize) -> Result<usize> {
 /// # Errors
 ///
 /// When the file cannot be written.
-pub(crate) fn write(figures: &[Figure]) -> Result<()> {
-    let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else {
+pub(crate) fn write_figures(figures: &[BenchmarkFigure]) -> Result<()> {
+    let Some(path) = std::env::var_os(FIGURES_FILE_VARIABLE).map(PathBuf::from) else {
         return Ok(());
     };
     let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;

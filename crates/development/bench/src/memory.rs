@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use crate::{
     process,
-    report::Line,
-    rig::{Rig, settled},
+    report::ReportLine,
+    rig::{BenchLab, wait_until_settled},
 };
 
 fn namespace(name: &str, mode: &str) -> String {
@@ -35,7 +35,7 @@ spec:
 }
 
 /// Runs the memory benchmarks.
-pub(crate) fn run() -> Result<Vec<Line>> {
+pub(crate) fn run() -> Result<Vec<ReportLine>> {
     let bin_dir = std::env::current_exe()?
         .parent()
         .context("a program is in a directory")?
@@ -45,17 +45,22 @@ pub(crate) fn run() -> Result<Vec<Line>> {
     let idle = {
         let manifests =
             namespace("mesh", "ambient") + &sleeper("mesh", "a") + &sleeper("mesh", "b");
-        let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
-        let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
+        let rig = BenchLab::up(&[("rig.yaml".into(), manifests)])?;
+        let resident = |name: &str| wait_until_settled(|| process::resident_mb(&rig.pids(name)?));
         let idle = resident("proxy")?;
-        lines.push(Line::alone("node proxy idle", "MB", idle, Some(22.0)));
-        lines.push(Line::alone(
+        lines.push(ReportLine::without_baseline(
+            "node proxy idle",
+            "MB",
+            idle,
+            Some(22.0),
+        ));
+        lines.push(ReportLine::without_baseline(
             "agent idle",
             "MB",
             resident("agent")?,
             Some(78.0),
         ));
-        lines.push(Line::alone(
+        lines.push(ReportLine::without_baseline(
             "control plane idle",
             "MB",
             resident("control")?,
@@ -70,20 +75,20 @@ pub(crate) fn run() -> Result<Vec<Line>> {
 }
 
 /// Measures memory with 4,000 open connections through both node proxies.
-fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
+fn connections(rig: &BenchLab, lines: &mut Vec<ReportLine>) -> Result<()> {
     const CONNECTIONS: usize = 4000;
     let server = format!("{}:9000", rig.address("mesh", "b")?);
     // The first one loads certificates and code pages, which are not the cost of connections.
     let mut open = vec![rig.dial("mesh/a", &server)?];
-    let before = settled(|| process::resident_mb(&rig.pids("proxy")?))?;
+    let before = wait_until_settled(|| process::resident_mb(&rig.pids("proxy")?))?;
     while open.len() < CONNECTIONS {
         let mut stream = rig.dial("mesh/a", &server)?;
         stream.write_all(b"hello")?;
         stream.read_exact(&mut [0; 5])?;
         open.push(stream);
     }
-    let after = settled(|| process::resident_mb(&rig.pids("proxy")?))?;
-    lines.push(Line::alone(
+    let after = wait_until_settled(|| process::resident_mb(&rig.pids("proxy")?))?;
+    lines.push(ReportLine::without_baseline(
         "node proxy, 4,000 open connections, added",
         "MB",
         after - before,
@@ -93,33 +98,33 @@ fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
 }
 
 /// Measures 100 pods: memory, the time to enrol them, and the time to start one.
-fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
+fn pods(bin_dir: &Path, lines: &mut Vec<ReportLine>) -> Result<()> {
     const PODS: usize = 100;
     let mut manifests = namespace("crowd", "none") + &namespace("mesh", "ambient");
     for n in 0..PODS {
         manifests += &sleeper("crowd", &format!("pod-{n}"));
     }
-    let rig = Rig::up(&[("rig.yaml".into(), manifests)])?;
+    let rig = BenchLab::up(&[("rig.yaml".into(), manifests)])?;
     let start = Instant::now();
     rig.apply("label.yaml", &namespace("crowd", "ambient"))?;
-    rig.until("all captured", |status| {
+    rig.wait_until("all captured", |status| {
         status.pods.iter().all(|pod| pod.captured)
     })?;
     let enrolled = start.elapsed();
-    let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
-    lines.push(Line::alone(
+    let resident = |name: &str| wait_until_settled(|| process::resident_mb(&rig.pids(name)?));
+    lines.push(ReportLine::without_baseline(
         "node proxy, 100 pods",
         "MB",
         resident("proxy")?,
         Some(24.0),
     ));
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "agent, 100 pods",
         "MB",
         resident("agent")?,
         None,
     ));
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "enrolling 100 running pods, label to last captured",
         "ms",
         enrolled.as_secs_f64() * 1e3,
@@ -131,7 +136,7 @@ fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
             &format!("new-{n}.yaml"),
             &sleeper("mesh", &format!("new-{n}")),
         )?;
-        rig.until("the new pod is captured", |status| {
+        rig.wait_until("the new pod is captured", |status| {
             status
                 .pods
                 .iter()
@@ -140,7 +145,7 @@ fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
     }
     let (sum_after, count_after) = rig.agent_histogram("ambit_agent_enrolment_seconds")?;
     let mean = (sum_after - sum) / (count_after - count).max(1.0);
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "enrolling one new pod (the plugin's wait)",
         "ms",
         mean * 1e3,
@@ -156,7 +161,7 @@ fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
         anyhow::ensure!(output.status.success(), "ambit-cni VERSION failed");
     }
     let each = start.elapsed().as_secs_f64() * 1e3 / f64::from(runs);
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "running the CNI plugin (exec to exit)",
         "ms",
         each,
@@ -166,7 +171,7 @@ fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
 }
 
 /// Measures memory with 50,000 workloads and 5,000 services, compared with `idle`.
-fn workloads(idle: f64, lines: &mut Vec<Line>) -> Result<()> {
+fn workloads(idle: f64, lines: &mut Vec<ReportLine>) -> Result<()> {
     const SERVICES: usize = 5000;
     const WORKLOADS_EACH: usize = 10;
     let mut files = vec![(
@@ -203,24 +208,24 @@ spec: {{address: 10.{}.{}.{}, serviceAccount: service-{service}, labels: {{app: 
         }
         files.push((format!("many-{chunk}.yaml"), text));
     }
-    let rig = Rig::up(&files)?;
-    let resident = |name: &str| settled(|| process::resident_mb(&rig.pids(name)?));
+    let rig = BenchLab::up(&files)?;
+    let resident = |name: &str| wait_until_settled(|| process::resident_mb(&rig.pids(name)?));
     let control = resident("control")?;
     let proxy = resident("proxy")?;
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "node proxy, 50,000 workloads, added",
         "MB",
         proxy - idle,
         Some(47.0),
     ));
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "control plane, 50,000 workloads",
         "MB",
         control,
         None,
     ));
     let peak = process::peak_mb(&rig.pids("proxy")?)?;
-    lines.push(Line::alone(
+    lines.push(ReportLine::without_baseline(
         "node proxy, peak while they load",
         "MB",
         peak,

@@ -1,17 +1,17 @@
 //! Table of results: without the mesh, through it, their ratio, and the target ratio.
 
-use crate::figure::Figure;
+use crate::figure::BenchmarkFigure;
 
 /// Direction in which a result is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Better {
+pub(crate) enum BetterDirection {
     Higher,
     Lower,
 }
 
 /// Result of one benchmark in the table.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct ReportLine {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     /// Result without the mesh; `None` where it is meaningless.
@@ -19,12 +19,17 @@ pub(crate) struct Line {
     pub(crate) mesh: f64,
     /// Result of Istio's node proxy on such a machine: a ratio to `bare` if there is one, else a value.
     pub(crate) existing: Option<f64>,
-    pub(crate) better: Better,
+    pub(crate) better: BetterDirection,
 }
 
-impl Line {
+impl ReportLine {
     /// Creates and prints a result without a comparison; smaller is better.
-    pub(crate) fn alone(what: &str, unit: &'static str, mesh: f64, existing: Option<f64>) -> Self {
+    pub(crate) fn without_baseline(
+        what: &str,
+        unit: &'static str,
+        mesh: f64,
+        existing: Option<f64>,
+    ) -> Self {
         eprintln!("  {what}: {mesh:.3} {unit}");
         Self {
             what: what.into(),
@@ -32,7 +37,7 @@ impl Line {
             bare: None,
             mesh,
             existing,
-            better: Better::Lower,
+            better: BetterDirection::Lower,
         }
     }
 
@@ -46,33 +51,37 @@ impl Line {
     ) -> Self {
         Self {
             bare: Some(bare),
-            ..Self::alone(what, unit, mesh, Some(existing))
+            ..Self::without_baseline(what, unit, mesh, Some(existing))
         }
     }
 
     /// Returns the result with its score, for the comparison of revisions.
-    pub(crate) fn figure(&self) -> Figure {
-        Figure {
+    pub(crate) fn to_figure(&self) -> BenchmarkFigure {
+        BenchmarkFigure {
             what: self.what.clone(),
             unit: self.unit,
             value: self.mesh,
             score: match self.better {
-                Better::Higher => self.compared(),
-                Better::Lower => 1.0 / self.compared(),
+                BetterDirection::Higher => self.comparison_score(),
+                BetterDirection::Lower => 1.0 / self.comparison_score(),
             },
         }
     }
 
     /// Returns the value that is compared with Istio's: the ratio, or the value itself.
-    fn compared(&self) -> f64 {
+    fn comparison_score(&self) -> f64 {
         self.bare.map_or(self.mesh, |bare| self.mesh / bare)
     }
 
     fn outcome(&self) -> &'static str {
         match (self.existing, self.better) {
             (None, _) => "",
-            (Some(existing), Better::Higher) if self.compared() >= existing => "better",
-            (Some(existing), Better::Lower) if self.compared() <= existing => "better",
+            (Some(existing), BetterDirection::Higher) if self.comparison_score() >= existing => {
+                "better"
+            }
+            (Some(existing), BetterDirection::Lower) if self.comparison_score() <= existing => {
+                "better"
+            }
             _ => "worse",
         }
     }
@@ -80,7 +89,7 @@ impl Line {
 
 /// Prints the table of results.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
-pub(crate) fn print(lines: &[Line]) {
+pub(crate) fn print(lines: &[ReportLine]) {
     println!(
         "\n{:<52} {:>10} {:>10} {:>8} {:>10}  unit",
         "", "bare", "mesh", "ratio", "existing"
@@ -122,17 +131,17 @@ mod tests {
 
     #[test]
     fn lines_are_rated_by_their_ratio() {
-        let line = Line {
+        let line = ReportLine {
             what: "requests".into(),
             unit: "req/s",
             bare: Some(100.0),
             mesh: 30.0,
             existing: Some(0.25),
-            better: Better::Higher,
+            better: BetterDirection::Higher,
         };
         assert_eq!(line.outcome(), "better");
         assert_eq!(
-            Line {
+            ReportLine {
                 mesh: 20.0,
                 ..line.clone()
             }
@@ -140,8 +149,8 @@ mod tests {
             "worse"
         );
         assert_eq!(
-            Line {
-                better: Better::Lower,
+            ReportLine {
+                better: BetterDirection::Lower,
                 ..line
             }
             .outcome(),

@@ -14,13 +14,13 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process;
 
 /// Running lab, with the directory of manifests that it follows.
-pub(crate) struct Rig {
+pub(crate) struct BenchLab {
     client: Client,
     manifests: tempfile::TempDir,
     _base: tempfile::TempDir,
 }
 
-impl Rig {
+impl BenchLab {
     /// Starts a lab of one node and waits until its pods are ready.
     pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
         let bin_dir = std::env::current_exe()?
@@ -28,7 +28,7 @@ impl Rig {
             .context("a program is in a directory")?
             .to_owned();
         let rig = Self::start(&bin_dir, files)?;
-        rig.until("all pods ready", |status| {
+        rig.wait_until("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
         })?;
         Ok(rig)
@@ -71,7 +71,11 @@ impl Rig {
     }
 
     /// Waits until the lab's status satisfies `enough`, and returns the status.
-    pub(crate) fn until(&self, what: &str, enough: impl FnMut(&Status) -> bool) -> Result<Status> {
+    pub(crate) fn wait_until(
+        &self,
+        what: &str,
+        enough: impl FnMut(&Status) -> bool,
+    ) -> Result<Status> {
         match self.client.wait_until(Duration::from_secs(300), enough)? {
             Ok(status) => Ok(status),
             Err(status) => bail!("not reached: {what}: {status:#?}"),
@@ -142,7 +146,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for BenchLab {
     fn drop(&mut self) {
         if let Err(error) = self.client.down() {
             eprintln!("the lab does not go down: {error}");
@@ -151,7 +155,7 @@ impl Drop for Rig {
 }
 
 /// Repeats a measurement until its value no longer changes.
-pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
+pub(crate) fn wait_until_settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut last = figure()?;
     loop {

@@ -8,8 +8,8 @@ use crate::{
     figure,
     load::{self, BulkLoad, HttpLoad},
     process,
-    report::{Better, Line},
-    rig::{Rig, nginx_configuration},
+    report::{BetterDirection, ReportLine},
+    rig::{BenchLab, nginx_configuration},
 };
 
 /// Duration of each measurement in seconds.
@@ -54,13 +54,13 @@ spec:
 }
 
 /// Pair of pods that is measured, in the mesh or outside.
-struct Side<'a> {
-    rig: &'a Rig,
+struct TrafficSide<'a> {
+    rig: &'a BenchLab,
     namespace: &'static str,
     server: String,
 }
 
-impl Side<'_> {
+impl TrafficSide<'_> {
     fn http(&self, connections: u32, keep_alive: bool) -> Result<HttpLoad> {
         let url = format!("http://{}:8080/", self.server);
         let command = load::wrk(connections, SECONDS, keep_alive, &url);
@@ -83,12 +83,12 @@ impl Side<'_> {
 
 /// Measures both pairs of pods alternately, and returns the medians.
 fn compare(
-    plain: &Side<'_>,
-    mesh: &Side<'_>,
-    measure: impl Fn(&Side<'_>) -> Result<f64>,
+    plain: &TrafficSide<'_>,
+    mesh: &TrafficSide<'_>,
+    measure: impl Fn(&TrafficSide<'_>) -> Result<f64>,
 ) -> Result<(f64, f64)> {
     let mut figures = (Vec::new(), Vec::new());
-    for _ in 0..figure::rounds(ROUNDS)? {
+    for _ in 0..figure::configured_rounds(ROUNDS)? {
         figures.0.push(measure(plain)?);
         figures.1.push(measure(mesh)?);
     }
@@ -101,21 +101,21 @@ fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 /// Runs the traffic benchmarks.
-pub(crate) fn run() -> Result<Vec<Line>> {
+pub(crate) fn run() -> Result<Vec<ReportLine>> {
     let scratch = tempfile::tempdir()?;
-    let rig = Rig::up(&[("rig.yaml".into(), manifests(scratch.path())?)])?;
-    rig.until("the mesh's pods captured", |status| {
+    let rig = BenchLab::up(&[("rig.yaml".into(), manifests(scratch.path())?)])?;
+    rig.wait_until("the mesh's pods captured", |status| {
         status
             .pods
             .iter()
             .all(|pod| pod.captured == (pod.namespace == "mesh"))
     })?;
-    let plain = Side {
+    let plain = TrafficSide {
         rig: &rig,
         namespace: "plain",
         server: rig.address("plain", "server")?,
     };
-    let mesh = Side {
+    let mesh = TrafficSide {
         rig: &rig,
         namespace: "mesh",
         server: rig.address("mesh", "server")?,
@@ -127,7 +127,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
     let mut line = |what: &str, unit, (bare, mesh), existing, better| {
         eprintln!("  {what}: {bare:.2} bare, {mesh:.2} through the mesh ({unit})");
         let what = what.to_owned();
-        lines.push(Line {
+        lines.push(ReportLine {
             what,
             unit,
             bare: Some(bare),
@@ -145,7 +145,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
             "Gbit/s",
             figures,
             existing,
-            Better::Higher,
+            BetterDirection::Higher,
         );
     }
     let median_of_one = compare(&plain, &mesh, |side| {
@@ -157,7 +157,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
             Ok(side.http(connections, true)?.requests_per_second)
         })?;
         let what = format!("requests, {connections} connections");
-        line(&what, "req/s", figures, existing, Better::Higher);
+        line(&what, "req/s", figures, existing, BetterDirection::Higher);
     }
     let figures = compare(&plain, &mesh, |side| {
         Ok(side.http(16, false)?.requests_per_second)
@@ -167,16 +167,16 @@ pub(crate) fn run() -> Result<Vec<Line>> {
         "conn/s",
         figures,
         0.32,
-        Better::Higher,
+        BetterDirection::Higher,
     );
     let (bare, through) = median_of_one;
-    let alone = |what: &str, unit, mesh, existing| Line {
+    let alone = |what: &str, unit, mesh, existing| ReportLine {
         what: what.into(),
         unit,
         bare: None,
         mesh,
         existing: Some(existing),
-        better: Better::Lower,
+        better: BetterDirection::Lower,
     };
     lines.push(alone(
         "added latency, 1 connection, median",
@@ -191,7 +191,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
     lines.push(alone(
         "CPU of the proxy a request (both ends)",
         "us",
-        micros(spent) / per(load.requests),
+        micros(spent) / microseconds_per_request(load.requests),
         45.0,
     ));
     let before = process::cpu_time(proxy)?;
@@ -214,6 +214,6 @@ fn micros(duration: Duration) -> f64 {
     clippy::cast_precision_loss,
     reason = "a count of requests, far below 2^52"
 )]
-fn per(count: u64) -> f64 {
+fn microseconds_per_request(count: u64) -> f64 {
     count.max(1) as f64
 }

@@ -21,20 +21,20 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-pub(crate) use self::{authorizer::serve as serve_authorizer, envoy::stand_in};
+pub(crate) use self::{authorizer::serve as serve_authorizer, envoy::run_as_waypoint};
 use self::{
-    lab::{Lab, Load},
-    scenario::{RULES_OF_SERVICE, Scenario, Step},
-    table::Row,
+    lab::{Load, WaypointLab},
+    scenario::{RULES_OF_SERVICE, Scenario, ScenarioStep},
+    table::WaypointRow,
     tokens::Algorithm,
 };
-use crate::figure::Figure;
+use crate::figure::BenchmarkFigure;
 
 /// Benchmark that starts its own lab.
-type Part = fn(envoy: &Path) -> Result<Vec<Row>>;
+type BenchmarkPart = fn(envoy: &Path) -> Result<Vec<WaypointRow>>;
 
 /// Benchmarks by their names on the command line.
-const PARTS: &[(&str, Part)] = &[
+const BENCHMARK_PARTS: &[(&str, BenchmarkPart)] = &[
     ("loads", loads),
     ("grpc", grpc),
     ("policies", policies),
@@ -49,25 +49,25 @@ const PARTS: &[(&str, Part)] = &[
 ];
 
 /// Runs the named benchmarks, or all, and prints and returns their results; `envoy` is the binary to compare with.
-pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<Vec<Figure>> {
+pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<Vec<BenchmarkFigure>> {
     ensure!(envoy.exists(), "there is no Envoy at {}", envoy.display());
-    let known = |name: &str| PARTS.iter().any(|(part, _)| *part == name);
+    let known = |name: &str| BENCHMARK_PARTS.iter().any(|(part, _)| *part == name);
     if let Some(unknown) = only.iter().find(|name| !known(name)) {
-        let all: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+        let all: Vec<&str> = BENCHMARK_PARTS.iter().map(|(name, _)| *name).collect();
         bail!("there is no part {unknown:?} but {}", all.join(", "));
     }
     let mut rows = Vec::new();
-    for (name, part) in PARTS {
+    for (name, part) in BENCHMARK_PARTS {
         if only.is_empty() || only.iter().any(|selected| selected == name) {
             rows.extend(part(envoy)?);
         }
     }
     table::print(&rows);
-    Ok(rows.iter().map(Row::figure).collect())
+    Ok(rows.iter().map(WaypointRow::figure).collect())
 }
 
-fn loads(envoy: &Path) -> Result<Vec<Row>> {
-    let lab = Lab::up(envoy, Scenario::default())?;
+fn loads(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    let lab = WaypointLab::up(envoy, Scenario::default())?;
     let mut rows = vec![lab.memory("idle", true)?];
     for load in [
         Load::Http1(1),
@@ -82,14 +82,14 @@ fn loads(envoy: &Path) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn grpc(envoy: &Path) -> Result<Vec<Row>> {
-    let lab = Lab::up(envoy, Scenario::default())?;
+fn grpc(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    let lab = WaypointLab::up(envoy, Scenario::default())?;
     let mut rows = lab.compare("", Load::Grpc(1))?;
     rows.extend(lab.compare("", Load::Grpc(8))?);
     Ok(rows)
 }
 
-fn policies(envoy: &Path) -> Result<Vec<Row>> {
+fn policies(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let scenario = Scenario {
         policies: 100,
         ..Scenario::default()
@@ -97,7 +97,7 @@ fn policies(envoy: &Path) -> Result<Vec<Row>> {
     with_scenario(envoy, "100 policies", scenario)
 }
 
-fn rules(envoy: &Path) -> Result<Vec<Row>> {
+fn rules(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let scenario = Scenario {
         rules: 100,
         ..Scenario::default()
@@ -105,7 +105,7 @@ fn rules(envoy: &Path) -> Result<Vec<Row>> {
     with_scenario(envoy, "100 rules", scenario)
 }
 
-fn many_rules(envoy: &Path) -> Result<Vec<Row>> {
+fn many_rules(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let scenario = Scenario {
         rules: RULES_OF_SERVICE,
         services: 9,
@@ -115,49 +115,49 @@ fn many_rules(envoy: &Path) -> Result<Vec<Row>> {
 }
 
 /// Measures requests of which one in a hundred is traced, and requests that are all traced.
-fn traces(envoy: &Path) -> Result<Vec<Row>> {
+fn traces(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let mut rows = Vec::new();
     for percentage in [1, 100] {
         let what = format!("traced {percentage} %");
-        rows.extend(with_step(envoy, &what, Step::Trace(percentage))?);
+        rows.extend(with_step(envoy, &what, ScenarioStep::Trace(percentage))?);
     }
     Ok(rows)
 }
 
 /// Measures requests with a JWT, for each signature algorithm.
-fn verified_tokens(envoy: &Path) -> Result<Vec<Row>> {
+fn verified_tokens(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let mut rows = Vec::new();
     for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
         let what = format!("token by {}", algorithm.name());
-        rows.extend(with_step(envoy, &what, Step::Token(algorithm))?);
+        rows.extend(with_step(envoy, &what, ScenarioStep::Token(algorithm))?);
     }
     Ok(rows)
 }
 
-fn external_authorization(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "authorizer over gRPC", Step::Authorize)
+fn external_authorization(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    with_step(envoy, "authorizer over gRPC", ScenarioStep::Authorize)
 }
 
-fn plugins(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "plugin that touches headers", Step::Plugin)
+fn plugins(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    with_step(envoy, "plugin that touches headers", ScenarioStep::Plugin)
 }
 
-fn consistent_hashing(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "hashing over 1,000 endpoints", Step::Hash)
+fn consistent_hashing(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    with_step(envoy, "hashing over 1,000 endpoints", ScenarioStep::Hash)
 }
 
 /// Measures 32 connections whose requests need an additional processing step.
-fn with_step(envoy: &Path, what: &str, step: Step) -> Result<Vec<Row>> {
+fn with_step(envoy: &Path, what: &str, step: ScenarioStep) -> Result<Vec<WaypointRow>> {
     let scenario = Scenario {
         step: Some(step),
         ..Scenario::default()
     };
-    let lab = Lab::up(envoy, scenario)?;
+    let lab = WaypointLab::up(envoy, scenario)?;
     lab.compare(&format!("{what}, "), Load::Http1(32))
 }
 
-fn with_scenario(envoy: &Path, what: &str, scenario: Scenario) -> Result<Vec<Row>> {
-    let lab = Lab::up(envoy, scenario)?;
+fn with_scenario(envoy: &Path, what: &str, scenario: Scenario) -> Result<Vec<WaypointRow>> {
+    let lab = WaypointLab::up(envoy, scenario)?;
     let mut rows = vec![lab.memory(what, true)?];
     rows.extend(lab.compare(&format!("{what}, "), Load::Http1(32))?);
     Ok(rows)

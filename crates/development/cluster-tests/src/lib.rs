@@ -26,9 +26,11 @@ mod wait;
 mod waypoint;
 mod wire;
 
-pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryCni, Slot};
-pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
-pub use ambit_testkit::{binary, target};
+pub use ambit_cluster::{
+    Cluster, ClusterPaths, IpFamily, Node, NodeBoot, Options, PrimaryCni, Slot,
+};
+pub use ambit_lab::{ExpectedOutcome, FlowKind, FlowReport, GetOutcome};
+pub use ambit_testkit::{built_binary, target_directory};
 pub use load::{Failure, Load, Outcome};
 pub use mesh::{Access, MESH_NAMESPACE, Mesh, Part, VALUES, sources};
 pub use network_policies::{PolicyEngine, assert_network_policies_hold};

@@ -9,14 +9,16 @@ use std::{
     sync::OnceLock,
 };
 
-use ambit_cluster::{Cluster, Places, Slot, objects};
-use ambit_testkit::documents::repository;
+use ambit_cluster::{Cluster, ClusterPaths, Slot, objects};
+use ambit_testkit::documents::repository_root;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::runtime::Runtime;
 
-use crate::{binary, pod::is_ready, process::succeed, target, wait::until, wire::Wire};
+use crate::{
+    built_binary, pod::is_ready, process::succeed, target_directory, wait::until, wire::Wire,
+};
 
 /// Namespace in which the mesh is installed.
 pub const MESH_NAMESPACE: &str = "istio-system";
@@ -212,7 +214,7 @@ impl Mesh {
 
     /// Finds the cluster of a slot, and loads Ambit's images if it was just started.
     fn loaded(slot: Slot, holder: Option<Holder>) -> Self {
-        let places = Places::in_target(&target(), slot);
+        let places = ClusterPaths::in_target(&target_directory(), slot);
         let cluster = Cluster::find(places, slot)
             .expect("the cluster's state can be read")
             .expect("the cluster is up");
@@ -269,7 +271,7 @@ impl Mesh {
     /// Runs a Helm command that must succeed; returns its output.
     #[track_caller]
     fn helm(&self, args: &[&str]) -> String {
-        let mut command = ambit_testkit::helm();
+        let mut command = ambit_testkit::helm_command();
         succeed(
             command
                 .args(args)
@@ -359,7 +361,7 @@ impl Mesh {
     /// Runs `ambit` with these arguments, which must succeed; returns its output.
     #[track_caller]
     pub fn ambit(&self, args: &[&str]) -> String {
-        let mut command = Command::new(binary("ambit"));
+        let mut command = Command::new(built_binary("ambit"));
         succeed(
             command
                 .args(args)
@@ -382,12 +384,12 @@ impl Mesh {
             .map(quoted)
             .collect();
         let script = format!("kubectl() {{ {} \"$@\"; }}\n{command}", words.join(" "));
-        let programs = binary("ambit");
+        let programs = built_binary("ambit");
         let programs = programs.parent().expect("a directory");
         let path = std::env::var("PATH").expect("a path");
         Command::new("sh")
             .args(["-ec", &script])
-            .current_dir(repository())
+            .current_dir(repository_root())
             .env("PATH", format!("{}:{path}", programs.display()))
             .env("KUBECONFIG", self.cluster.kubeconfig())
             .output()
@@ -493,7 +495,7 @@ impl Mesh {
 fn archives() -> Vec<PathBuf> {
     ["agent", "node-proxy", "control", "waypoint", "tools"]
         .map(|name| {
-            let path = target().join(format!("cluster/ambit/{name}.tar"));
+            let path = target_directory().join(format!("cluster/ambit/{name}.tar"));
             assert!(
                 path.exists(),
                 "no image {}: use `cargo xtask test`",
@@ -512,9 +514,9 @@ const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
 fn hold(slot: Slot, options: &[&str]) -> Holder {
     let release = std::env::var(KUBERNETES);
     let release = release.map(|release| format!("--kubernetes={release}"));
-    let mut child = Command::new(binary("ambit-cluster"))
+    let mut child = Command::new(built_binary("ambit-cluster"))
         .arg("--target")
-        .arg(target())
+        .arg(target_directory())
         .arg("--sources")
         .arg(sources())
         .arg(format!("--slot={slot}"))

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::{Ending, Mesh, Space, is_ready, restarts, until};
+use crate::{GetOutcome, Mesh, Space, is_ready, restarts, until};
 
 /// NetworkPolicy that allows some clients to call some ports of the server.
 const INGRESS: &str = "apiVersion: networking.k8s.io/v1
@@ -112,6 +112,6 @@ fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
 }
 
 /// Returns whether packets of a call were dropped or rejected.
-fn is_blocked(ending: Ending) -> bool {
-    ending.is_cut() || matches!(ending, Ending::TimedOut | Ending::Refused)
+fn is_blocked(ending: GetOutcome) -> bool {
+    ending.is_cut() || matches!(ending, GetOutcome::TimedOut | GetOutcome::Refused)
 }

@@ -10,8 +10,8 @@ use kube::Api;
 use serde_json::Value;
 
 use crate::{
-    Expected, FlowKind, FlowReport, IpFamily, Mesh, Node, Space, assert_nothing_in_plaintext,
-    assert_only_tls, is_ready, until,
+    ExpectedOutcome, FlowKind, FlowReport, IpFamily, Mesh, Node, Space,
+    assert_nothing_in_plaintext, assert_only_tls, is_ready, until,
 };
 
 /// Treatment of kubelet's probes with STRICT mTLS.
@@ -112,14 +112,14 @@ fn assert_probes_alone_in_plaintext(
         outside.client(name, Some(node));
         name
     });
-    let until_all_come_to = |expected: Expected<'_>| {
+    let until_all_come_to = |expected: ExpectedOutcome<'_>| {
         for client in clients {
             for url in &urls {
                 outside.until_get(client, url, expected);
             }
         }
     };
-    until_all_come_to(Expected::Answer);
+    until_all_come_to(ExpectedOutcome::Success);
     space.apply(
         "apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -127,7 +127,7 @@ metadata: {name: strict}
 spec: {mtls: {mode: STRICT}}
 ",
     );
-    until_all_come_to(Expected::Denial("istio_converted_static_strict"));
+    until_all_come_to(ExpectedOutcome::Denial("istio_converted_static_strict"));
     match probes {
         // The server's node knows the policy by now: another server there becomes ready by its probes.
         Probes::Exempt => {

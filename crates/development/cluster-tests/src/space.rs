@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use ambit_lab::{Ending, Expected, denials};
+use ambit_lab::{ExpectedOutcome, GetOutcome, count_denials};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
     Api, ResourceExt,
@@ -286,45 +286,48 @@ impl<'a> Space<'a> {
     pub fn get(&self, app: &str, url: &str) -> Result<String, String> {
         let (ending, text) = self.try_get(app, url);
         match ending {
-            Ending::Answered => Ok(text),
+            GetOutcome::Success => Ok(text),
             _ => Err(format!("{ending:?}: {text}")),
         }
     }
 
     /// Sends a `GET` from a pod of the app; returns its outcome and its output.
-    pub fn try_get(&self, app: &str, url: &str) -> (Ending, String) {
+    pub fn try_get(&self, app: &str, url: &str) -> (GetOutcome, String) {
         let output = self.exec(app, &["ambit-lab-tool", "get", url, "--timeout=5000"]);
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
             text += &String::from_utf8_lossy(&output.stderr);
         }
         // None: `kubectl` was killed.
-        (Ending::of(output.status.code().unwrap_or(-1)), text)
+        (
+            GetOutcome::from_exit_code(output.status.code().unwrap_or(-1)),
+            text,
+        )
     }
 
     /// Repeats [`Self::get`] until the expected outcome: `true` is a response, `false` a denial by a policy, which must
     /// be in an access log. Any other failure is not accepted.
     #[track_caller]
-    pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<Expected<'e>>) {
+    pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<ExpectedOutcome<'e>>) {
         let expected = expected.into();
         let denials = || match expected {
-            Expected::Denial(policy) => {
+            ExpectedOutcome::Denial(policy) => {
                 // kube-proxy may put the node's address in the place of its pod's.
                 let client = self
                     .pods(app)
                     .iter()
                     .flat_map(|pod| addresses(pod).into_iter().chain(node_addresses(pod)))
                     .collect::<Vec<_>>();
-                Some(denials(&self.mesh.access_log(), &client, policy))
+                Some(count_denials(&self.mesh.access_log(), &client, policy))
             }
-            Expected::Answer | Expected::Failure(_) => None,
+            ExpectedOutcome::Success | ExpectedOutcome::Failure(_) => None,
         };
         let before = denials();
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let (ending, text) = self.try_get(app, url);
             // Logs are written after the answer: the next look may find it.
-            if expected.permits(ending) && (before.is_none() || denials() > before) {
+            if expected.matches(ending) && (before.is_none() || denials() > before) {
                 return;
             }
             assert!(

@@ -6,16 +6,16 @@ use anyhow::Result;
 use kube::Client;
 
 use crate::{
-    module_files::{Definitions, GATEWAY_API},
+    module_files::{CrdSource, GATEWAY_API},
     network::Network,
-    options::{Options, Places, Slot},
+    options::{ClusterPaths, Options, Slot},
     process::Processes,
 };
 
 /// Running cluster, which this or another process has started.
 #[derive(Debug)]
 pub struct Cluster {
-    places: Places,
+    places: ClusterPaths,
     options: Options,
     network: Network,
     processes: Processes,
@@ -23,7 +23,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Finds the cluster of a slot, if it exists.
-    pub fn find(places: Places, slot: Slot) -> Result<Option<Self>> {
+    pub fn find(places: ClusterPaths, slot: Slot) -> Result<Option<Self>> {
         match fs::read(places.state.join("cluster.json")) {
             Ok(text) => Ok(Some(Self::new(
                 places,
@@ -34,7 +34,7 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn new(places: Places, slot: Slot, options: Options) -> Self {
+    pub(crate) fn new(places: ClusterPaths, slot: Slot, options: Options) -> Self {
         Self {
             network: Network::new(slot, &options),
             processes: Processes::new(&places.state),
@@ -48,7 +48,7 @@ impl Cluster {
         self.definitions(&GATEWAY_API)
     }
 
-    pub(crate) fn definitions(&self, of: &Definitions) -> Result<String> {
+    pub(crate) fn definitions(&self, of: &CrdSource) -> Result<String> {
         Ok(fs::read_to_string(self.bin().join(of.manifest))?)
     }
 
@@ -71,7 +71,7 @@ impl Cluster {
 
     /// Returns a client of the API server, as cluster administrator.
     pub async fn client(&self) -> Result<Client> {
-        Ok(ambit_kube_kit::client(Some(&self.kubeconfig()), "ambit-cluster").await?)
+        Ok(ambit_kube_kit::create_client(Some(&self.kubeconfig()), "ambit-cluster").await?)
     }
 
     /// Returns the options with which the cluster was started.
@@ -79,7 +79,7 @@ impl Cluster {
         &self.options
     }
 
-    pub(crate) fn places(&self) -> &Places {
+    pub(crate) fn places(&self) -> &ClusterPaths {
         &self.places
     }
 

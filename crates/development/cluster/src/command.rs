@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 
 /// Command line of an external program: the program with its arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct Tool(Vec<OsString>);
+pub(crate) struct ToolCommand(Vec<OsString>);
 
-impl Tool {
+impl ToolCommand {
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
         Self(vec![program.as_ref().to_owned()])
     }
@@ -50,31 +50,31 @@ impl Tool {
         let output = self
             .command()
             .output()
-            .with_context(|| self.does_not_start())?;
-        self.succeeded(&output)
+            .with_context(|| self.start_error())?;
+        self.check_status(&output)
     }
 
     /// Runs the program like [`Self::run`], with `text` on its standard input.
-    pub(crate) fn feed(&self, text: &str) -> Result<()> {
+    pub(crate) fn run_with_input(&self, text: &str) -> Result<()> {
         let mut child = self
             .command()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| self.does_not_start())?;
+            .with_context(|| self.start_error())?;
         if let Some(mut stdin) = child.stdin.take() {
             stdin.write_all(text.as_bytes())?;
         }
-        self.succeeded(&child.wait_with_output()?).map(drop)
+        self.check_status(&child.wait_with_output()?).map(drop)
     }
 
-    fn does_not_start(&self) -> String {
+    fn start_error(&self) -> String {
         let name = self.0.first().cloned().unwrap_or_default();
         format!("cannot start {}", name.display())
     }
 
-    fn succeeded(&self, output: &Output) -> Result<String> {
+    fn check_status(&self, output: &Output) -> Result<String> {
         ensure!(
             output.status.success(),
             "{} failed ({}): {}{}",
@@ -90,8 +90,8 @@ impl Tool {
 /// Runs many `ip` commands (Debian package iproute2) at once, here or in a network namespace.
 pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let namespace = namespace.map(|namespace| ["-n", namespace]);
-    Tool::new("ip")
+    ToolCommand::new("ip")
         .args(namespace.iter().flatten())
         .args(["-batch", "-"])
-        .feed(lines)
+        .run_with_input(lines)
 }

@@ -9,7 +9,7 @@ use std::{io::Read, os::unix::process::CommandExt, path::PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
-use crate::{Boot, Cluster, Options, Places, Slot};
+use crate::{Cluster, ClusterPaths, NodeBoot, Options, Slot};
 
 /// Arguments of the command line.
 #[derive(Debug, Parser)]
@@ -81,7 +81,7 @@ enum Command {
 /// When it fails; the message contains the remedy.
 pub fn run(args: Args) -> Result<()> {
     // The nodes' processes see the same files, but have other working directories.
-    let places = Places::in_target(&std::path::absolute(&args.target)?, args.slot);
+    let places = ClusterPaths::in_target(&std::path::absolute(&args.target)?, args.slot);
     let find = || {
         Cluster::find(places.clone(), args.slot)?
             .context("no cluster is up; bring one up with `cargo xtask cluster up`")
@@ -93,7 +93,7 @@ pub fn run(args: Args) -> Result<()> {
                 println!("export KUBECONFIG={}", cluster.kubeconfig().display());
                 return Ok(());
             }
-            let _held = Cluster::hold(&places)?;
+            let _held = Cluster::lock_slot(&places)?;
             // The process that held the cluster may have been killed, and left parts of it.
             Cluster::down(places.clone(), args.slot)?;
             let cluster = Cluster::up(places.clone(), args.slot, options, &args.sources)
@@ -125,9 +125,9 @@ pub fn run(args: Args) -> Result<()> {
             rewrite_cni,
         } => {
             let boot = if rewrite_cni {
-                Boot::CniRewritten
+                NodeBoot::CniRewritten
             } else {
-                Boot::Plain
+                NodeBoot::AsConfigured
             };
             find()?.node(number).start(boot)?;
         }

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use crate::{command::Tool, network::Network};
+use crate::{command::ToolCommand, network::Network};
 
 /// Names of the control plane's components, in the order of their start.
-pub(crate) const PARTS: [&str; 4] = [ETCD, API_SERVER, CONTROLLERS, SCHEDULER];
+pub(crate) const COMPONENTS: [&str; 4] = [ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER];
 pub(crate) const ETCD: &str = "etcd";
 pub(crate) const API_SERVER: &str = "apiserver";
-pub(crate) const CONTROLLERS: &str = "controllers";
+pub(crate) const CONTROLLER_MANAGER: &str = "controllers";
 pub(crate) const SCHEDULER: &str = "scheduler";
 
 /// Paths of the control plane's programs, keys and data.
@@ -21,16 +21,16 @@ pub(crate) struct ControlPlane<'a> {
 
 impl ControlPlane<'_> {
     /// Returns the command line of a component.
-    pub(crate) fn command(&self, part: &str) -> Tool {
+    pub(crate) fn command(&self, part: &str) -> ToolCommand {
         match part {
             ETCD => self.etcd(),
             API_SERVER => self.api_server(),
-            CONTROLLERS => self.controllers(),
+            CONTROLLER_MANAGER => self.controllers(),
             _ => self.scheduler(),
         }
     }
 
-    fn etcd(&self) -> Tool {
+    fn etcd(&self) -> ToolCommand {
         let peer = "http://127.0.0.1:2380";
         let client = "http://127.0.0.1:2379";
         self.network
@@ -48,7 +48,7 @@ impl ControlPlane<'_> {
             ])
     }
 
-    fn api_server(&self) -> Tool {
+    fn api_server(&self) -> ToolCommand {
         self.kube("kube-apiserver")
             .args([
                 "--bind-address=0.0.0.0",
@@ -92,7 +92,7 @@ impl ControlPlane<'_> {
             ])
     }
 
-    fn controllers(&self) -> Tool {
+    fn controllers(&self) -> ToolCommand {
         self.kube("kube-controller-manager")
             .args([
                 "--bind-address=127.0.0.1",
@@ -125,7 +125,7 @@ impl ControlPlane<'_> {
             ])
     }
 
-    fn scheduler(&self) -> Tool {
+    fn scheduler(&self) -> ToolCommand {
         self.kube("kube-scheduler")
             .args([
                 "--bind-address=127.0.0.1",
@@ -135,7 +135,7 @@ impl ControlPlane<'_> {
             .args(self.kubeconfigs("scheduler.conf"))
     }
 
-    fn kube(&self, part: &str) -> Tool {
+    fn kube(&self, part: &str) -> ToolCommand {
         self.network
             .in_control_plane(self.bin.join("kube"))
             .arg(part)

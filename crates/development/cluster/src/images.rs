@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ambit_images::{Image, Tree, Variant};
+use ambit_images::{Image, LayerTree, Variant};
 use anyhow::Result;
 
 use crate::node_config::PAUSE_IMAGE;
@@ -15,9 +15,9 @@ pub(crate) fn write(bin: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
     let mut archives = Vec::new();
     for (program, name) in [("pause", PAUSE_IMAGE), ("coredns", "kube.local/coredns:1")] {
-        let mut tree = Tree::default();
+        let mut tree = LayerTree::default();
         let entrypoint = format!("/{program}");
-        tree.copy(&entrypoint, &bin.join(program), 0o755)?;
+        tree.add_copy(&entrypoint, &bin.join(program), 0o755)?;
         let path = out.join(format!("{program}.tar"));
         let image = Image {
             name,

@@ -23,14 +23,14 @@ use crate::{
     cluster::Cluster,
     control_plane::{self, API_SERVER, ControlPlane, ETCD},
     images, node_config,
-    nodes::{Boot, Node},
+    nodes::{Node, NodeBoot},
     objects,
-    options::{Options, Places, Slot},
+    options::{ClusterPaths, Options, Slot},
     process, programs,
 };
 
-const DNS: &str = include_str!("coredns.yaml");
-const NODE_INIT: &str = include_str!("node-init.sh");
+const COREDNS_MANIFEST: &str = include_str!("coredns.yaml");
+const NODE_INIT_SCRIPT: &str = include_str!("node-init.sh");
 
 /// Timeout for any component to start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -43,8 +43,8 @@ pub struct SlotLock {
 
 impl Cluster {
     /// Starts a cluster. `sources` is the repository's `build` directory.
-    pub fn up(places: Places, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
-        let _lock = lock(&places.state)?;
+    pub fn up(places: ClusterPaths, slot: Slot, options: Options, sources: &Path) -> Result<Self> {
+        let _lock = lock_file(&places.state)?;
         if let Some(running) = Self::find(places.clone(), slot)?
             && running.processes().pid(API_SERVER).is_some()
         {
@@ -56,7 +56,7 @@ impl Cluster {
         let cluster = Self::new(places, slot, options);
         cluster.remove()?;
         let cache = &cluster.places().cache;
-        let building = lock(&cache.join("bin"))?;
+        let building = lock_file(&cache.join("bin"))?;
         let options = cluster.options();
         programs::ensure(
             sources,
@@ -66,23 +66,23 @@ impl Cluster {
         )?;
         let own = images::write(&cluster.bin(), &cache.join("images"))?;
         drop(building);
-        cluster.start(&own).inspect_err(|_| cluster.explain())?;
+        cluster.start(&own).inspect_err(|_| cluster.print_logs())?;
         Ok(cluster)
     }
 
     /// Returns the path of the Gateway API's conformance tests, built if they are outdated. No cluster needs to run.
-    pub fn conformance_tests(places: &Places, sources: &Path) -> Result<PathBuf> {
+    pub fn conformance_tests(places: &ClusterPaths, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
         // Not under the lock of the cluster's programs: a cluster may be built and started
         // meanwhile.
-        let _building = lock(&bin.join(programs::CONFORMANCE))?;
+        let _building = lock_file(&bin.join(programs::CONFORMANCE))?;
         programs::ensure_conformance(sources, &bin)
     }
 
     /// Returns the path of Kiali's server, built if it is outdated. No cluster needs to run.
-    pub fn kiali(places: &Places, sources: &Path) -> Result<PathBuf> {
+    pub fn kiali(places: &ClusterPaths, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
-        let _building = lock(&bin.join(programs::KIALI))?;
+        let _building = lock_file(&bin.join(programs::KIALI))?;
         programs::ensure_kiali(sources, &bin)
     }
 
@@ -93,7 +93,7 @@ impl Cluster {
             state.join("cluster.json"),
             serde_json::to_vec(self.options())?,
         )?;
-        fs::write(state.join("node-init.sh"), NODE_INIT)?;
+        fs::write(state.join("node-init.sh"), NODE_INIT_SCRIPT)?;
         crate::pki::write(&self.pki(), self.network(), self.options().nodes)?;
         self.network().make(self.options().nodes)?;
         let started = Instant::now();
@@ -113,13 +113,16 @@ impl Cluster {
         let runtime = runtime()?;
         runtime.block_on(self.api_ready())?;
         say("the API server is ready");
-        self.start_part(control_plane::CONTROLLERS)?;
+        self.start_part(control_plane::CONTROLLER_MANAGER)?;
         self.start_part(control_plane::SCHEDULER)?;
         std::thread::scope(|scope| {
             let nodes: Vec<_> = self
                 .nodes()
                 .map(|node| {
-                    scope.spawn(move || node.start(Boot::Plain).and_then(|()| node.load(images)))
+                    scope.spawn(move || {
+                        node.start(NodeBoot::AsConfigured)
+                            .and_then(|()| node.load(images))
+                    })
                 })
                 .collect();
             nodes.into_iter().try_for_each(|node| match node.join() {
@@ -135,7 +138,7 @@ impl Cluster {
 
     async fn api_ready(&self) -> Result<()> {
         let client = self.client().await?;
-        objects::until("the API server ready", START_TIMEOUT, async || {
+        objects::wait_until("the API server ready", START_TIMEOUT, async || {
             let request = http_get("/readyz")?;
             Ok(client.request_text(request).await.map(drop)?)
         })
@@ -155,14 +158,14 @@ impl Cluster {
             let ranges = self.network().pods(node.number);
             let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
             let patch = Patch::Merge(&spec);
-            objects::until("the node registers", START_TIMEOUT, async || {
+            objects::wait_until("the node registers", START_TIMEOUT, async || {
                 let parameters = PatchParams::default();
                 Ok(nodes.patch(&node.name(), &parameters, &patch).await?)
             })
             .await?;
         }
         if !self.options().no_dns {
-            let dns = DNS.replace("$DNS", &self.network().dns_service().to_string());
+            let dns = COREDNS_MANIFEST.replace("$DNS", &self.network().dns_service().to_string());
             objects::apply(&client, &dns).await?;
         }
         for node in self.nodes() {
@@ -170,7 +173,7 @@ impl Cluster {
         }
         // The API server rejects pods until the service account exists.
         let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
-        objects::until("the default service account", START_TIMEOUT, async || {
+        objects::wait_until("the default service account", START_TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
         })
         .await?;
@@ -178,10 +181,10 @@ impl Cluster {
             return Ok(());
         }
         let deployments: Api<Deployment> = Api::namespaced(client, "kube-system");
-        objects::until("the cluster's DNS available", START_TIMEOUT, async || {
+        objects::wait_until("the cluster's DNS available", START_TIMEOUT, async || {
             let status = deployments.get("coredns").await?.status;
             let available = status.as_ref().and_then(|status| status.available_replicas);
-            objects::unless(available == Some(1), format_args!("{status:?}"))
+            objects::error_unless(available == Some(1), format_args!("{status:?}"))
         })
         .await
     }
@@ -189,39 +192,39 @@ impl Cluster {
     async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(client.clone());
         let what = format!("node {} ready", node.name());
-        objects::until(&what, START_TIMEOUT, async || {
+        objects::wait_until(&what, START_TIMEOUT, async || {
             let object = nodes.get(&node.name()).await?;
             let conditions = object.status.and_then(|status| status.conditions);
             let ready = conditions
                 .iter()
                 .flatten()
                 .any(|condition| condition.type_ == "Ready" && condition.status == "True");
-            objects::unless(ready, format_args!("{conditions:?}"))
+            objects::error_unless(ready, format_args!("{conditions:?}"))
         })
         .await
     }
 
     /// Waits until no other process holds the slot's lock, and returns the lock, which is released on drop. A process
     /// must not find the cluster of another process, still running or partly removed.
-    pub fn hold(places: &Places) -> Result<SlotLock> {
+    pub fn lock_slot(places: &ClusterPaths) -> Result<SlotLock> {
         Ok(SlotLock {
-            _lock: lock(&places.state.with_extension("held"))?,
+            _lock: lock_file(&places.state.with_extension("held"))?,
         })
     }
 
     /// Stops and removes everything that exists of a slot's cluster.
-    pub fn down(places: Places, slot: Slot) -> Result<()> {
-        let _lock = lock(&places.state)?;
+    pub fn down(places: ClusterPaths, slot: Slot) -> Result<()> {
+        let _lock = lock_file(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options().clone());
         Self::new(places, slot, options.unwrap_or_default()).remove()
     }
 
     fn remove(&self) -> Result<()> {
-        for part in self.parts() {
+        for part in self.process_names() {
             self.processes().kill(&part)?;
         }
         for namespace in self.network().namespaces()? {
-            for pid in process::inside(&Path::new("/run/netns").join(&namespace)) {
+            for pid in process::pids_in_namespace(&Path::new("/run/netns").join(&namespace)) {
                 process::kill(pid)?;
             }
         }
@@ -248,8 +251,8 @@ impl Cluster {
     }
 
     /// Prints the last log lines of the components, to explain a failure.
-    fn explain(&self) {
-        for part in self.parts() {
+    fn print_logs(&self) {
+        for part in self.process_names() {
             let tail = self.processes().tail(&part);
             if !tail.is_empty() {
                 eprintln!("--- {part}\n{tail}");
@@ -257,9 +260,9 @@ impl Cluster {
         }
     }
 
-    fn parts(&self) -> impl Iterator<Item = String> {
+    fn process_names(&self) -> impl Iterator<Item = String> {
         let nodes = (1..=9).map(|number| format!("n{number}"));
-        nodes.chain(control_plane::PARTS.map(str::to_owned))
+        nodes.chain(control_plane::COMPONENTS.map(str::to_owned))
     }
 
     /// Stops the API server; the nodes' workloads continue.
@@ -275,7 +278,7 @@ impl Cluster {
 
     /// Copies the contents of etcd as a snapshot of this name; the API server is stopped meanwhile.
     pub fn snapshot(&self, name: &str) -> Result<()> {
-        self.without_store(|data| {
+        self.with_etcd_stopped(|data| {
             fs::copy(data.join(ETCD).join("member/snap/db"), data.join(name))?;
             Ok(())
         })
@@ -284,10 +287,10 @@ impl Cluster {
     /// Restores etcd from the snapshot of this name, as an operator does after a disaster: resource versions increase
     /// and the history before is lost, so that all watchers must list again.
     pub fn restore(&self, name: &str) -> Result<()> {
-        self.without_store(|data| {
+        self.with_etcd_stopped(|data| {
             fs::remove_dir_all(data.join(ETCD))?;
             let peer = "http://127.0.0.1:2380";
-            crate::command::Tool::new(self.bin().join("etcd"))
+            crate::command::ToolCommand::new(self.bin().join("etcd"))
                 .args(["util", "restore", "--skip-hash-check", "--mark-compacted"])
                 .args(["--bump-revision=1000000000", "--name=cp"])
                 .arg(format!("--initial-cluster=cp={peer}"))
@@ -298,8 +301,8 @@ impl Cluster {
         })
     }
 
-    fn without_store(&self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-        for part in [control_plane::CONTROLLERS, control_plane::SCHEDULER] {
+    fn with_etcd_stopped(&self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        for part in [control_plane::CONTROLLER_MANAGER, control_plane::SCHEDULER] {
             self.processes().kill(part)?;
         }
         self.stop_api_server()?;
@@ -307,7 +310,7 @@ impl Cluster {
         work(&self.data())?;
         self.start_part(ETCD)?;
         self.start_api_server()?;
-        self.start_part(control_plane::CONTROLLERS)?;
+        self.start_part(control_plane::CONTROLLER_MANAGER)?;
         self.start_part(control_plane::SCHEDULER)
     }
 
@@ -325,7 +328,7 @@ impl Cluster {
     /// Returns the name of each component, and its PID if it runs.
     pub fn status(&self) -> Vec<(String, Option<u32>)> {
         let nodes = self.nodes().map(|node| node.name());
-        control_plane::PARTS
+        control_plane::COMPONENTS
             .map(str::to_owned)
             .into_iter()
             .chain(nodes)
@@ -335,7 +338,7 @@ impl Cluster {
 }
 
 /// Locks the file `what` exclusively among processes.
-fn lock(what: &Path) -> Result<File> {
+fn lock_file(what: &Path) -> Result<File> {
     let mut path = what.as_os_str().to_owned();
     path.push(".lock");
     let path = PathBuf::from(path);

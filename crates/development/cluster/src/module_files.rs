@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::command::Tool;
+use crate::command::ToolCommand;
 
 /// CRDs of the standard channel of the Gateway API.
-pub(crate) const GATEWAY_API: Definitions = Definitions {
+pub(crate) const GATEWAY_API: CrdSource = CrdSource {
     source: "gateway-api",
     manifest: "gateway-api",
     module: "sigs.k8s.io/gateway-api",
@@ -20,7 +20,7 @@ pub(crate) const GATEWAY_API: Definitions = Definitions {
 };
 
 /// CRDs of Calico.
-pub(crate) const CALICO: Definitions = Definitions {
+pub(crate) const CALICO: CrdSource = CrdSource {
     source: "calico",
     manifest: "calico-definitions",
     module: "github.com/projectcalico/calico",
@@ -28,7 +28,7 @@ pub(crate) const CALICO: Definitions = Definitions {
 };
 
 /// CRDs of Cilium.
-pub(crate) const CILIUM: Definitions = Definitions {
+pub(crate) const CILIUM: CrdSource = CrdSource {
     source: "cilium",
     manifest: "cilium-definitions",
     module: "github.com/cilium/cilium",
@@ -39,7 +39,7 @@ pub(crate) const CILIUM: Definitions = Definitions {
 };
 
 /// C programs that Cilium's agent compiles for eBPF.
-pub(crate) const CILIUM_BPF: Files = Files {
+pub(crate) const CILIUM_BPF: FileSource = FileSource {
     source: "cilium",
     archive: "cilium-bpf",
     module: "github.com/cilium/cilium",
@@ -48,7 +48,7 @@ pub(crate) const CILIUM_BPF: Files = Files {
 
 /// Directories of CRDs in a Go module, and the manifest that is built from them.
 #[derive(Debug)]
-pub(crate) struct Definitions {
+pub(crate) struct CrdSource {
     /// Directory of our Go module in `build`, which requires `module`.
     pub(crate) source: &'static str,
     /// File name of the manifest in the directory of programs.
@@ -57,7 +57,7 @@ pub(crate) struct Definitions {
     directories: &'static [&'static str],
 }
 
-impl Definitions {
+impl CrdSource {
     /// Writes the CRDs to `output` as one manifest; `source` is our Go module.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         let module = module_directory(self.module, source)?;
@@ -82,7 +82,7 @@ impl Definitions {
 
 /// Directory in a Go module, and the archive that is built from it.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct FileSource {
     /// Directory of our Go module in `build`, which requires `module`.
     pub(crate) source: &'static str,
     /// File name of the archive in the directory of programs.
@@ -91,10 +91,10 @@ pub(crate) struct Files {
     directory: &'static str,
 }
 
-impl Files {
+impl FileSource {
     /// Writes the files to `output` as one archive; `source` is our Go module.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
-        Tool::new("tar")
+        ToolCommand::new("tar")
             .arg("-C")
             .arg(module_directory(self.module, source)?)
             .arg("-cf")

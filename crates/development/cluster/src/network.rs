@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    command::{self, Tool},
+    command::{self, ToolCommand},
     options::{IpFamily, Options, PrimaryCni, Slot},
 };
 
@@ -53,8 +53,8 @@ impl Network {
     }
 
     /// Returns a command that runs a program in the control plane's network namespace.
-    pub(crate) fn in_control_plane(self, program: impl AsRef<std::ffi::OsStr>) -> Tool {
-        Tool::new("nsenter")
+    pub(crate) fn in_control_plane(self, program: impl AsRef<std::ffi::OsStr>) -> ToolCommand {
+        ToolCommand::new("nsenter")
             .arg(format!(
                 "--net={}",
                 self.path(CONTROL_PLANE_NAMESPACE).display()
@@ -165,7 +165,7 @@ impl Network {
             self.routes(&mut root, number)?;
         }
         for range in self.services_each() {
-            writeln!(root, "route add {range} via {}", self.via(&range, 1))?;
+            writeln!(root, "route add {range} via {}", self.route_via(&range, 1))?;
         }
         command::ip_batch(None, &root)?;
         command::ip_batch(Some(&switch), &inside)?;
@@ -223,12 +223,16 @@ impl Network {
     /// Adds the `ip` commands for the routes to a node's pods.
     fn routes(self, batch: &mut String, number: u8) -> Result<()> {
         for range in self.pods(number) {
-            writeln!(batch, "route add {range} via {}", self.via(&range, number))?;
+            writeln!(
+                batch,
+                "route add {range} via {}",
+                self.route_via(&range, number)
+            )?;
         }
         Ok(())
     }
 
-    fn via(self, range: &str, number: u8) -> String {
+    fn route_via(self, range: &str, number: u8) -> String {
         if range.contains(':') {
             self.node_v6(10 + number)
         } else {
@@ -249,7 +253,7 @@ impl Network {
                 "[ ! -e /proc/sys/{key} ] || echo {value} > /proc/sys/{key}"
             )?;
         }
-        Tool::new("nsenter")
+        ToolCommand::new("nsenter")
             .arg(format!("--net={}", self.path(who).display()))
             .args(["sh", "-ec", &script])
             .run()

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cluster::Cluster, command::Tool, nodes::Node};
+use crate::{cluster::Cluster, command::ToolCommand, nodes::Node};
 
 /// Number of the netfilter queue that the engine binds by default.
 const NFQUEUE_NUMBER: &str = "100";
@@ -23,7 +23,7 @@ const NFQUEUE_NUMBER: &str = "100";
 /// Iptables rules that queue packets to the engine. They are before source NAT, where packets have the addresses of
 /// pods, including those between pods on one node and those forwarded by IPVS. Neighbour discovery is ICMPv6; packets
 /// of root on the node are kubelet's probes.
-const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
+const IPTABLES_RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
 -A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 -A POSTROUTING -j NFQUEUE --queue-num";
@@ -53,8 +53,8 @@ impl<'a> NetworkPolicies<'a> {
             policies.start(node)?;
         }
         for node in cluster.nodes() {
-            policies.listens(node)?;
-            set_rules(node, &format!("{RULES} {NFQUEUE_NUMBER}\n"))?;
+            policies.wait_until_listening(node)?;
+            set_rules(node, &format!("{IPTABLES_RULES} {NFQUEUE_NUMBER}\n"))?;
         }
         Ok(policies)
     }
@@ -65,7 +65,7 @@ impl<'a> NetworkPolicies<'a> {
         let pid = node.pid().context("a node is down")?;
         // With the node's files: the engine also lists pods of the runtime, if it finds its socket
         // (NRI).
-        let engine = Tool::new("nsenter")
+        let engine = ToolCommand::new("nsenter")
             .args(["--net", "--mount"])
             .arg(format!("--target={pid}"))
             .arg(self.cluster.bin().join("kube-network-policies"))
@@ -74,7 +74,7 @@ impl<'a> NetworkPolicies<'a> {
         self.cluster.processes().start(&name(node), &engine)
     }
 
-    fn listens(&self, node: Node<'_>) -> Result<()> {
+    fn wait_until_listening(&self, node: Node<'_>) -> Result<()> {
         let processes = self.cluster.processes();
         let deadline = Instant::now() + READY_TIMEOUT;
         while !is_listening(node)? {
@@ -124,10 +124,10 @@ fn is_listening(node: Node<'_>) -> Result<bool> {
 /// Replaces the rules of the engine's iptables chain, which has no others. The kubelet has other chains in the table.
 fn set_rules(node: Node<'_>, rules: &str) -> Result<()> {
     for restore in ["iptables-nft-restore", "ip6tables-nft-restore"] {
-        Tool::new("nsenter")
+        ToolCommand::new("nsenter")
             .arg(format!("--net={}", node.netns().display()))
             .args([restore, "--noflush"])
-            .feed(&format!("*mangle\n-F POSTROUTING\n{rules}COMMIT\n"))?;
+            .run_with_input(&format!("*mangle\n-F POSTROUTING\n{rules}COMMIT\n"))?;
     }
     Ok(())
 }

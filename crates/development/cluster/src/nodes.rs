@@ -10,17 +10,17 @@ use std::{
 use ambit_images::hex_digest;
 use anyhow::{Context, Result, ensure};
 
-use crate::{cgroups, cluster::Cluster, command::Tool, node_config, process};
+use crate::{cgroups, cluster::Cluster, command::ToolCommand, node_config, process};
 
 /// Path of containerd's socket in the node's root directory.
 const SOCKET: &str = "run/containerd/containerd.sock";
 
 /// State of a node's disk when the node boots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Boot {
+pub enum NodeBoot {
     /// The disk is as it was when the node was killed.
     #[default]
-    Plain,
+    AsConfigured,
     /// The primary CNI has rewritten its configuration file, without plugins that others had added.
     CniRewritten,
     /// The configuration file is rewritten as in [`Self::CniRewritten`], and all other files of the CNI configuration
@@ -165,28 +165,28 @@ impl Node<'_> {
         // A kubelet that finds cgroups of missing pods waits some seconds for each before it
         // starts.
         cgroups::remove(&node_config::cgroup(self.cluster.network(), self.number))?;
-        Tool::new("nsenter")
+        ToolCommand::new("nsenter")
             .arg(format!("--net={}", self.netns().display()))
             .args(["nft", "flush", "ruleset"])
             .run()
     }
 
     /// Boots the node, with its disk in the given state.
-    pub fn start(&self, boot: Boot) -> Result<()> {
+    pub fn start(&self, boot: NodeBoot) -> Result<()> {
         ensure!(self.pid().is_none(), "node {} is up", self.name());
         let (network, places) = (self.cluster.network(), self.cluster.places());
-        if boot != Boot::Plain {
+        if boot != NodeBoot::AsConfigured {
             node_config::reset_cni(
                 &self.directory(),
                 network,
                 self.cluster.options(),
                 self.number,
                 &self.cluster.kubeconfig(),
-                boot == Boot::CniAlone,
+                boot == NodeBoot::CniAlone,
             )?;
         }
         cgroups::make(&node_config::cgroup(network, self.number))?;
-        let init = Tool::new("nsenter")
+        let init = ToolCommand::new("nsenter")
             .arg(format!("--net={}", self.netns().display()))
             .args(["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"])
             .args(["--kill-child", "--mount-proc", "bash"])
@@ -233,8 +233,8 @@ impl Node<'_> {
         Ok(())
     }
 
-    fn ctr(&self) -> Result<Tool> {
-        Ok(Tool::new("ctr")
+    fn ctr(&self) -> Result<ToolCommand> {
+        Ok(ToolCommand::new("ctr")
             .arg("--address")
             .arg(self.root()?.join(SOCKET)))
     }

@@ -94,7 +94,7 @@ fn describe(object: &DynamicObject) -> String {
 }
 
 /// Retries until an attempt succeeds; returns the last error after a timeout.
-pub async fn until<T>(
+pub async fn wait_until<T>(
     what: &str,
     timeout: Duration,
     mut ask: impl AsyncFnMut() -> Result<T>,
@@ -111,8 +111,8 @@ pub async fn until<T>(
     }
 }
 
-/// Returns an error with `state` unless `condition` is true, for [`until`].
-pub fn unless(condition: bool, state: impl std::fmt::Display) -> Result<()> {
+/// Returns an error with `state` unless `condition` is true, for [`wait_until`].
+pub fn error_unless(condition: bool, state: impl std::fmt::Display) -> Result<()> {
     if condition {
         return Ok(());
     }

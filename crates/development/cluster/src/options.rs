@@ -165,14 +165,14 @@ impl std::str::FromStr for Slot {
 
 /// Directories in which a cluster is stored.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct ClusterPaths {
     /// Directory shared by all clusters, with programs and images that persist between runs.
     pub cache: PathBuf,
     /// Directory of one cluster's state, which is removed with the cluster.
     pub state: PathBuf,
 }
 
-impl Places {
+impl ClusterPaths {
     /// Returns the directories of a slot's cluster in cargo's target directory.
     pub fn in_target(target: &Path, slot: Slot) -> Self {
         let cache = target.join("cluster");

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    module_files::{CALICO, CILIUM, CILIUM_BPF, Definitions, Files},
+    module_files::{CALICO, CILIUM, CILIUM_BPF, CrdSource, FileSource},
     network::Network,
     options::{Layout, PrimaryCni},
 };
@@ -96,7 +96,7 @@ impl PrimaryCni {
     }
 
     /// Returns the CNI's CRDs, if it has any.
-    pub(crate) fn definitions(self) -> Option<&'static Definitions> {
+    pub(crate) fn definitions(self) -> Option<&'static CrdSource> {
         match self {
             Self::Calico => Some(&CALICO),
             Self::Cilium => Some(&CILIUM),
@@ -105,7 +105,7 @@ impl PrimaryCni {
     }
 
     /// Returns the archive that the CNI's agent needs besides programs, if any.
-    pub(crate) fn files(self) -> Option<&'static Files> {
+    pub(crate) fn files(self) -> Option<&'static FileSource> {
         (self == Self::Cilium).then_some(&CILIUM_BPF)
     }
 

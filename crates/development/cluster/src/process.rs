@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
 
-use crate::command::Tool;
+use crate::command::ToolCommand;
 
 /// Recorded processes of a cluster, by name.
 #[derive(Debug)]
@@ -29,14 +29,14 @@ impl Processes {
     }
 
     /// Starts a program in a new session, with its output in a log.
-    pub(crate) fn start(&self, name: &str, tool: &Tool) -> Result<()> {
+    pub(crate) fn start(&self, name: &str, tool: &ToolCommand) -> Result<()> {
         fs::create_dir_all(&self.records)?;
         fs::create_dir_all(&self.logs)?;
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.log(name))?;
-        let mut child = Tool::new("setsid")
+        let mut child = ToolCommand::new("setsid")
             .args(tool.words())
             .command()
             .stdout(log.try_clone()?)
@@ -44,7 +44,7 @@ impl Processes {
             .spawn()
             .with_context(|| format!("cannot start {name}"))?;
         let pid = child.id();
-        let started = started(pid).with_context(|| format!("{name} ended at once"))?;
+        let started = start_time(pid).with_context(|| format!("{name} ended at once"))?;
         fs::write(self.record(name), format!("{pid} {started}"))?;
         // This process is the parent, which reaps the child while it runs.
         std::thread::spawn(move || child.wait());
@@ -56,18 +56,18 @@ impl Processes {
         let record = fs::read_to_string(self.record(name)).ok()?;
         let (pid, start) = record.split_once(' ')?;
         let pid = pid.parse().ok()?;
-        (started(pid)? == start.parse::<u64>().ok()?).then_some(pid)
+        (start_time(pid)? == start.parse::<u64>().ok()?).then_some(pid)
     }
 
     /// Terminates the process of this name, and kills it after `timeout`.
     pub(crate) fn stop(&self, name: &str, timeout: Duration) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             signal(pid, Signal::TERM);
-            if !gone(pid, timeout) {
+            if !wait_until_gone(pid, timeout) {
                 kill(pid).with_context(|| format!("{name} does not end"))?;
             }
         }
-        self.forget(name)
+        self.remove_record(name)
     }
 
     /// Kills the process of this name.
@@ -75,10 +75,10 @@ impl Processes {
         if let Some(pid) = self.pid(name) {
             kill(pid).with_context(|| format!("{name} does not end"))?;
         }
-        self.forget(name)
+        self.remove_record(name)
     }
 
-    fn forget(&self, name: &str) -> Result<()> {
+    fn remove_record(&self, name: &str) -> Result<()> {
         match fs::remove_file(self.record(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
@@ -108,7 +108,7 @@ impl Processes {
 /// Sends SIGKILL to a process, and waits until it has ended.
 pub(crate) fn kill(pid: u32) -> Result<()> {
     signal(pid, Signal::KILL);
-    if !gone(pid, Duration::from_secs(20)) {
+    if !wait_until_gone(pid, Duration::from_secs(20)) {
         bail!("process {pid} is still there after SIGKILL");
     }
     Ok(())
@@ -122,9 +122,9 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-fn gone(pid: u32, timeout: Duration) -> bool {
+fn wait_until_gone(pid: u32, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
-    while started(pid).is_some() {
+    while start_time(pid).is_some() {
         if Instant::now() > deadline {
             return false;
         }
@@ -134,7 +134,7 @@ fn gone(pid: u32, timeout: Duration) -> bool {
 }
 
 /// Returns the start time of a process in ticks since boot; `None` if it has ended.
-fn started(pid: u32) -> Option<u64> {
+fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     if matches!(fields.next()?, "Z" | "X") {
@@ -144,7 +144,7 @@ fn started(pid: u32) -> Option<u64> {
 }
 
 /// Returns the PIDs of the processes in a network namespace.
-pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
+pub(crate) fn pids_in_namespace(namespace: &Path) -> Vec<u32> {
     let Ok(expected) = fs::metadata(namespace) else {
         return Vec::new();
     };
@@ -191,7 +191,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let processes = Processes::new(state.path());
         processes
-            .start("sleeper", &Tool::new("sleep").arg("1000"))
+            .start("sleeper", &ToolCommand::new("sleep").arg("1000"))
             .unwrap();
         let pid = processes.pid("sleeper").unwrap();
         // Another process has reused the pid.
@@ -199,6 +199,6 @@ mod tests {
         assert_eq!(processes.pid("other"), None);
         processes.kill("sleeper").unwrap();
         assert_eq!(processes.pid("sleeper"), None);
-        assert_eq!(started(pid), None);
+        assert_eq!(start_time(pid), None);
     }
 }

@@ -69,7 +69,7 @@ pub(crate) async fn run(args: &Args) -> Result<String> {
             .await
             .with_context(|| format!("{}: no answer within {RESPONSE_TIMEOUT:?}", args.url))?
             .with_context(|| format!("{}: request {number} failed", args.url))?;
-        answers.push(lines(number, &args.url, &answer).join("\n"));
+        answers.push(format_response(number, &args.url, &answer).join("\n"));
     }
     Ok(answers.join("\n\n"))
 }
@@ -79,7 +79,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
     let mut body = Bytes::new();
     if is_grpc {
         url.scheme = Some(Scheme::HTTP);
-        url.path_and_query = Some(PathAndQuery::from_static(grpc::PATH));
+        url.path_and_query = Some(PathAndQuery::from_static(grpc::ECHO_METHOD_PATH));
         body = grpc::encode("echo".to_owned());
     }
     let mut request = Request::new(Full::new(body));
@@ -124,7 +124,7 @@ async fn exchange(
     }
     // A failed call may have no message, and its status among the headers.
     let trailers = body.trailers().unwrap_or(&answer.headers);
-    let Some(status) = trailers.get(grpc::STATUS) else {
+    let Some(status) = trailers.get(grpc::GRPC_STATUS) else {
         bail!("HTTP {} without a status of gRPC", answer.status);
     };
     match status
@@ -138,7 +138,7 @@ async fn exchange(
     Ok(answer)
 }
 
-fn lines(number: usize, url: &Uri, answer: &EchoResponse) -> Vec<String> {
+fn format_response(number: usize, url: &Uri, answer: &EchoResponse) -> Vec<String> {
     let mut lines = vec![
         format!("[{number}] Url={url}"),
         format!("[{number}] StatusCode={}", answer.status),

@@ -5,14 +5,14 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 /// Path of the gRPC method.
-pub(crate) const PATH: &str = "/proto.EchoTestService/Echo";
+pub(crate) const ECHO_METHOD_PATH: &str = "/proto.EchoTestService/Echo";
 /// Media type of gRPC.
 pub(crate) const CONTENT_TYPE: &str = "application/grpc";
 /// Trailer with the status of a gRPC call.
-pub(crate) const STATUS: &str = "grpc-status";
+pub(crate) const GRPC_STATUS: &str = "grpc-status";
 
 /// Length of a gRPC message's prefix: compression flag and message length.
-const PREFIX: usize = 5;
+const FRAME_HEADER_BYTES: usize = 5;
 
 /// Message with a text, for requests and responses.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -24,7 +24,7 @@ struct Echo {
 /// Encodes a gRPC message with this text.
 pub(crate) fn encode(text: String) -> Bytes {
     let message = Echo { message: text }.encode_to_vec();
-    let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
+    let mut bytes = BytesMut::with_capacity(FRAME_HEADER_BYTES + message.len());
     bytes.put_u8(0);
     bytes.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     bytes.put_slice(&message);
@@ -33,7 +33,9 @@ pub(crate) fn encode(text: String) -> Bytes {
 
 /// Decodes the text of a gRPC message.
 pub(crate) fn decode(bytes: &[u8]) -> Result<String> {
-    let (prefix, message) = bytes.split_at_checked(PREFIX).context("no message came")?;
+    let (prefix, message) = bytes
+        .split_at_checked(FRAME_HEADER_BYTES)
+        .context("no message came")?;
     ensure!(prefix.first() == Some(&0), "a compressed message came");
     Ok(Echo::decode(message)?.message)
 }

@@ -95,11 +95,11 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
         let tls = tls.clone();
         tokio::spawn(async move {
             match tls {
-                None => converse(connection, peer, port).await,
+                None => serve_http(connection, peer, port).await,
                 // A client that does not speak TLS is disconnected.
                 Some(tls) => {
                     if let Ok(connection) = tls.accept(connection).await {
-                        converse(connection, peer, port).await;
+                        serve_http(connection, peer, port).await;
                     }
                 }
             }
@@ -107,12 +107,12 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
     }
 }
 
-async fn converse(
+async fn serve_http(
     connection: impl AsyncRead + AsyncWrite + Unpin + 'static,
     peer: SocketAddr,
     port: u16,
 ) {
-    let answer = service_fn(move |request| answer(request, peer, port));
+    let answer = service_fn(move |request| respond(request, peer, port));
     let builder = auto::Builder::new(TokioExecutor::new());
     // The client reports failures.
     drop(
@@ -125,7 +125,7 @@ async fn converse(
 /// Response body of HTTP and gRPC; only gRPC has trailers.
 type Body = WithTrailers<Full<Bytes>, Ready<Option<Result<HeaderMap, Infallible>>>>;
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
     peer: SocketAddr,
     port: u16,
@@ -136,7 +136,7 @@ async fn answer(
     let is_grpc =
         head.headers.get(CONTENT_TYPE) == Some(&HeaderValue::from_static(grpc::CONTENT_TYPE));
     let (kind, body, trailers) = if is_grpc {
-        let status = HeaderName::from_static(grpc::STATUS);
+        let status = HeaderName::from_static(grpc::GRPC_STATUS);
         let trailers = HeaderMap::from_iter([(status, HeaderValue::from_static("0"))]);
         (
             grpc::CONTENT_TYPE,

@@ -5,14 +5,14 @@ use tokio::net::TcpListener;
 
 use crate::{client, server};
 
-async fn listening() -> SocketAddr {
+async fn start_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(server::serve(listener, None));
     address
 }
 
-async fn ask(args: &[&str]) -> String {
+async fn run_client(args: &[&str]) -> String {
     let args = client::Args::parse_from([&["client"], args].concat());
     client::run(&args).await.unwrap()
 }
@@ -26,8 +26,8 @@ fn field<'a>(output: &'a str, name: &str) -> Option<&'a str> {
 
 #[tokio::test]
 async fn response_describes_the_request_for_the_suite() {
-    let address = listening().await;
-    let output = ask(&[
+    let address = start_server().await;
+    let output = run_client(&[
         &format!("http://{address}/one?two=three"),
         "--method=DELETE",
         "-H",
@@ -63,9 +63,9 @@ async fn response_describes_the_request_for_the_suite() {
 
 #[tokio::test]
 async fn responses_are_separated_by_an_empty_line() {
-    let address = listening().await;
+    let address = start_server().await;
     for scheme in ["http", "grpc"] {
-        let output = ask(&[&format!("{scheme}://{address}"), "--count=3"]).await;
+        let output = run_client(&[&format!("{scheme}://{address}"), "--count=3"]).await;
         let answers: Vec<_> = output.split("\n\n").collect();
         assert_eq!(answers.len(), 3, "{output}");
         for answer in answers {
@@ -77,9 +77,13 @@ async fn responses_are_separated_by_an_empty_line() {
 
 #[tokio::test]
 async fn grpc_call_keeps_its_headers() {
-    let address = listening().await;
-    let output = ask(&[&format!("grpc://{address}"), "-H", "x-one:1"]).await;
+    let address = start_server().await;
+    let output = run_client(&[&format!("grpc://{address}"), "-H", "x-one:1"]).await;
     assert_eq!(field(&output, "Proto"), Some("HTTP/2.0"), "{output}");
-    assert_eq!(field(&output, "URL"), Some(crate::grpc::PATH), "{output}");
+    assert_eq!(
+        field(&output, "URL"),
+        Some(crate::grpc::ECHO_METHOD_PATH),
+        "{output}"
+    );
     assert!(output.contains("RequestHeader=x-one:1\n"), "{output}");
 }

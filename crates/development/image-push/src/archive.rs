@@ -16,7 +16,7 @@ use oci_client::{
 };
 
 /// Annotation of a manifest with the full name of its image, as containerd reads it.
-const NAME: &str = "io.containerd.image.name";
+const NAME_ANNOTATION: &str = "io.containerd.image.name";
 
 /// Blob of an image with its digest.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(crate) fn read(path: &Path) -> Result<Image> {
 }
 
 fn read_image(path: &Path) -> Result<Image> {
-    let mut files = files(path)?;
+    let mut files = read_files(path)?;
     let index = files
         .remove(Path::new("index.json"))
         .context("it has no index.json")?;
@@ -67,18 +67,18 @@ fn read_image(path: &Path) -> Result<Image> {
     let annotations = described.annotations.iter().flatten();
     let name = annotations
         .into_iter()
-        .find_map(|(key, name)| (key == NAME).then_some(name))
-        .with_context(|| format!("index.json has no annotation {NAME}"))?;
+        .find_map(|(key, name)| (key == NAME_ANNOTATION).then_some(name))
+        .with_context(|| format!("index.json has no annotation {NAME_ANNOTATION}"))?;
     let name = name
         .parse()
         .with_context(|| format!("{name:?} is no name of an image"))?;
-    let root = manifest(&mut files, &described.digest, &described.media_type)?;
+    let root = read_manifest(&mut files, &described.digest, &described.media_type)?;
     let mut variants = Vec::new();
     if root.media_type == OCI_IMAGE_INDEX_MEDIA_TYPE {
         let index: OciImageIndex =
             serde_json::from_slice(&root.blob.bytes).context("the index of manifests")?;
         for described in index.manifests {
-            variants.push(manifest(
+            variants.push(read_manifest(
                 &mut files,
                 &described.digest,
                 &described.media_type,
@@ -98,7 +98,7 @@ fn read_image(path: &Path) -> Result<Image> {
         for described in std::iter::once(&parsed.config).chain(&parsed.layers) {
             // Variants share blobs.
             if collected.insert(described.digest.clone()) {
-                blobs.push(blob(&mut files, &described.digest)?);
+                blobs.push(take_blob(&mut files, &described.digest)?);
             }
         }
     }
@@ -110,18 +110,18 @@ fn read_image(path: &Path) -> Result<Image> {
     })
 }
 
-fn manifest(
+fn read_manifest(
     files: &mut HashMap<PathBuf, Vec<u8>>,
     digest: &str,
     media_type: &str,
 ) -> Result<Manifest> {
     Ok(Manifest {
-        blob: blob(files, digest)?,
+        blob: take_blob(files, digest)?,
         media_type: media_type.to_owned(),
     })
 }
 
-fn files(path: &Path) -> Result<HashMap<PathBuf, Vec<u8>>> {
+fn read_files(path: &Path) -> Result<HashMap<PathBuf, Vec<u8>>> {
     let mut files = HashMap::new();
     let mut archive = tar::Archive::new(File::open(path)?);
     for entry in archive.entries()? {
@@ -134,7 +134,7 @@ fn files(path: &Path) -> Result<HashMap<PathBuf, Vec<u8>>> {
 }
 
 /// Removes the blob with this digest from the archive's files, and checks its bytes.
-fn blob(files: &mut HashMap<PathBuf, Vec<u8>>, digest: &str) -> Result<Blob> {
+fn take_blob(files: &mut HashMap<PathBuf, Vec<u8>>, digest: &str) -> Result<Blob> {
     let path = Path::new("blobs").join(digest.replace(':', "/"));
     let bytes = files
         .remove(&path)

@@ -9,7 +9,7 @@ use oci_client::secrets::RegistryAuth;
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
 /// Returns the credentials of a registry; anonymous if none are stored.
-pub(crate) fn of(registry: &str) -> Result<RegistryAuth> {
+pub(crate) fn registry_credentials(registry: &str) -> Result<RegistryAuth> {
     let key = match registry {
         "docker.io" | "index.docker.io" => DOCKER_HUB,
         other => other,

@@ -22,7 +22,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) async fn push(image: &Image) -> Result<Reference> {
     let name = &image.name;
     let registry = name.resolve_registry();
-    let auth = credentials::of(name.registry())?;
+    let auth = credentials::registry_credentials(name.registry())?;
     let client = client(registry);
     let failed = || {
         format!(

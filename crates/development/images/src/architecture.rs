@@ -29,7 +29,7 @@ impl Architecture {
         let machine = std::env::consts::ARCH;
         Self::ALL
             .into_iter()
-            .find(|architecture| architecture.machine() == machine)
+            .find(|architecture| architecture.machine_name() == machine)
             .with_context(|| format!("images are built on x86_64 and aarch64, not on {machine}"))
     }
 
@@ -57,7 +57,7 @@ impl Architecture {
 
     /// Returns the name that `uname -m` prints.
     #[must_use]
-    pub fn machine(self) -> &'static str {
+    pub fn machine_name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
             Self::Arm64 => "aarch64",
@@ -67,30 +67,30 @@ impl Architecture {
     /// Returns the prefix of the architecture's GNU tools, such as the cross compiler, which is also its directory
     /// below `/usr`.
     #[must_use]
-    pub fn gnu(self) -> String {
-        format!("{}-linux-gnu", self.machine())
+    pub fn gnu_triple(self) -> String {
+        format!("{}-linux-gnu", self.machine_name())
     }
 
     /// Returns the target of the Rust compiler.
     #[must_use]
     pub fn rust_target(self) -> String {
-        format!("{}-unknown-linux-gnu", self.machine())
+        format!("{}-unknown-linux-gnu", self.machine_name())
     }
 
     /// Returns whether this machine runs the architecture's programs without an emulator.
     #[must_use]
     pub fn is_native(self) -> bool {
-        self.machine() == std::env::consts::ARCH
+        self.machine_name() == std::env::consts::ARCH
     }
 
     /// Returns the command prefix that runs a program on this machine: empty if native, otherwise
     /// QEMU with the C library of the cross compiler.
     #[must_use]
-    pub fn runner(self) -> Vec<OsString> {
+    pub fn emulator_command(self) -> Vec<OsString> {
         if self.is_native() {
             return Vec::new();
         }
-        let emulator = format!("/usr/bin/qemu-{}-static", self.machine());
+        let emulator = format!("/usr/bin/qemu-{}-static", self.machine_name());
         vec![emulator.into(), "-L".into(), self.sysroot().into()]
     }
 
@@ -99,7 +99,7 @@ impl Architecture {
         if self.is_native() {
             PathBuf::from("/")
         } else {
-            Path::new("/usr").join(self.gnu())
+            Path::new("/usr").join(self.gnu_triple())
         }
     }
 
@@ -108,7 +108,7 @@ impl Architecture {
         if self.is_native() {
             "strip".to_owned()
         } else {
-            format!("{}-strip", self.gnu())
+            format!("{}-strip", self.gnu_triple())
         }
     }
 }
@@ -166,7 +166,7 @@ mod tests {
         let native = Architecture::native().unwrap();
         for architecture in Architecture::ALL {
             assert_eq!(
-                architecture.runner().is_empty(),
+                architecture.emulator_command().is_empty(),
                 architecture == native,
                 "{architecture:?}"
             );

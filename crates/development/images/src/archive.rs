@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 
 use crate::Architecture;
 
-const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const INDEX_MEDIA_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST_MEDIA_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG_MEDIA_TYPE: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER_MEDIA_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// Returns the SHA-256 of bytes, in hexadecimal.
 pub fn hex_digest(bytes: &[u8]) -> String {
@@ -28,7 +28,7 @@ pub fn hex_digest(bytes: &[u8]) -> String {
 }
 
 #[derive(Debug)]
-enum Entry {
+enum TreeEntry {
     Directory,
     File(Vec<u8>),
     Link(PathBuf),
@@ -36,39 +36,39 @@ enum Entry {
 
 /// Files of an image layer, by their paths without the leading slash, with their modes.
 #[derive(Debug, Default)]
-pub struct Tree(BTreeMap<PathBuf, (u32, Entry)>);
+pub struct LayerTree(BTreeMap<PathBuf, (u32, TreeEntry)>);
 
-impl Tree {
+impl LayerTree {
     /// Adds a directory, which may be empty.
-    pub fn directory(&mut self, path: &str, mode: u32) {
-        self.add(path, mode, Entry::Directory);
+    pub fn add_directory(&mut self, path: &str, mode: u32) {
+        self.add(path, mode, TreeEntry::Directory);
     }
 
     /// Adds a file with this text.
-    pub fn text(&mut self, path: &str, text: &str) {
-        self.add(path, 0o644, Entry::File(text.into()));
+    pub fn add_text_file(&mut self, path: &str, text: &str) {
+        self.add(path, 0o644, TreeEntry::File(text.into()));
     }
 
     /// Adds a copy of the file `source` of this machine.
-    pub fn copy(&mut self, path: &str, source: &Path, mode: u32) -> Result<()> {
+    pub fn add_copy(&mut self, path: &str, source: &Path, mode: u32) -> Result<()> {
         let bytes =
             fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
-        self.add(path, mode, Entry::File(bytes));
+        self.add(path, mode, TreeEntry::File(bytes));
         Ok(())
     }
 
     /// Adds a symbolic link.
-    pub fn link(&mut self, path: &str, target: &str) {
-        self.add(path, 0o777, Entry::Link(target.into()));
+    pub fn add_symlink(&mut self, path: &str, target: &str) {
+        self.add(path, 0o777, TreeEntry::Link(target.into()));
     }
 
-    fn add(&mut self, path: &str, mode: u32, entry: Entry) {
+    fn add(&mut self, path: &str, mode: u32, entry: TreeEntry) {
         let path = Path::new(path.trim_start_matches('/'));
         for parent in path.ancestors().skip(1) {
             if parent != Path::new("") {
                 self.0
                     .entry(parent.to_path_buf())
-                    .or_insert((0o755, Entry::Directory));
+                    .or_insert((0o755, TreeEntry::Directory));
             }
         }
         self.0.insert(path.to_path_buf(), (mode, entry));
@@ -96,15 +96,15 @@ impl Tree {
         for (path, (mode, entry)) in &self.0 {
             let mut header = header(*mode);
             match entry {
-                Entry::Directory => {
+                TreeEntry::Directory => {
                     header.set_entry_type(tar::EntryType::Directory);
                     archive.append_data(&mut header, path, std::io::empty())?;
                 }
-                Entry::File(bytes) => {
+                TreeEntry::File(bytes) => {
                     header.set_size(bytes.len() as u64);
                     archive.append_data(&mut header, path, bytes.as_slice())?;
                 }
-                Entry::Link(target) => {
+                TreeEntry::Link(target) => {
                     header.set_entry_type(tar::EntryType::Symlink);
                     archive.append_link(&mut header, path, target)?;
                 }
@@ -192,12 +192,12 @@ impl Image<'_> {
         let mut manifests = Vec::new();
         for variant in &self.variants {
             let manifest = Manifest {
-                config: (self.config(variant), CONFIG),
+                config: (self.config(variant), CONFIG_MEDIA_TYPE),
                 layers: &variant.layers,
-                layer_type: LAYER,
+                layer_type: LAYER_MEDIA_TYPE,
             };
             let (written, own) = manifest.blobs();
-            let mut descriptor = written.descriptor(MANIFEST);
+            let mut descriptor = written.descriptor(MANIFEST_MEDIA_TYPE);
             let platform = json!({"architecture": variant.architecture.name(), "os": "linux"});
             insert(&mut descriptor, "platform", platform);
             manifests.push(descriptor);
@@ -206,14 +206,14 @@ impl Image<'_> {
         }
         if let [_] = manifests.as_slice() {
             let manifest = blobs.remove(0);
-            return write(self.name, (&manifest, MANIFEST), &blobs, path);
+            return write(self.name, (&manifest, MANIFEST_MEDIA_TYPE), &blobs, path);
         }
         let index = Blob::json(&json!({
             "schemaVersion": 2,
-            "mediaType": INDEX,
+            "mediaType": INDEX_MEDIA_TYPE,
             "manifests": manifests,
         }));
-        write(self.name, (&index, INDEX), &blobs, path)
+        write(self.name, (&index, INDEX_MEDIA_TYPE), &blobs, path)
     }
 
     fn config(&self, variant: &Variant) -> Blob {
@@ -249,7 +249,7 @@ impl Manifest<'_> {
     /// Writes an OCI archive with only this manifest, unless `path` already has the same one.
     pub(crate) fn write(&self, name: &str, path: &Path) -> Result<()> {
         let (manifest, blobs) = self.blobs();
-        write(name, (&manifest, MANIFEST), &blobs, path)
+        write(name, (&manifest, MANIFEST_MEDIA_TYPE), &blobs, path)
     }
 
     /// Returns the manifest's blob, and the blobs that it refers to.
@@ -261,7 +261,7 @@ impl Manifest<'_> {
             .collect();
         let manifest = Blob::json(&json!({
             "schemaVersion": 2,
-            "mediaType": MANIFEST,
+            "mediaType": MANIFEST_MEDIA_TYPE,
             "config": config.descriptor(config_type),
             "layers": layers,
         }));
@@ -319,10 +319,10 @@ mod tests {
     use super::*;
 
     fn image(path: &Path, architectures: &[Architecture]) {
-        let mut tree = Tree::default();
-        tree.text("/etc/passwd", "root:x:0:0::/:/bin/sh\n");
-        tree.link("/bin/sh", "busybox");
-        tree.directory("/tmp", 0o1777);
+        let mut tree = LayerTree::default();
+        tree.add_text_file("/etc/passwd", "root:x:0:0::/:/bin/sh\n");
+        tree.add_symlink("/bin/sh", "busybox");
+        tree.add_directory("/tmp", 0o1777);
         let image = Image {
             name: "kube.local/test:1",
             variants: architectures
@@ -398,7 +398,7 @@ mod tests {
         let root = parse("index.json");
         assert_eq!(root["manifests"].as_array().unwrap().len(), 1);
         let described = &root["manifests"][0];
-        assert_eq!(described["mediaType"], INDEX);
+        assert_eq!(described["mediaType"], INDEX_MEDIA_TYPE);
         let index = blob(described);
         for (at, name) in ["amd64", "arm64"].into_iter().enumerate() {
             let variant = &index["manifests"][at];

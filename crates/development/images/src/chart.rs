@@ -10,12 +10,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{
-    Naming, Tree,
+    ImageNaming, LayerTree,
     archive::{Blob, Manifest},
 };
 
-const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
-const CONTENT: &str = "application/vnd.cncf.helm.chart.content.v1.tar+gzip";
+const CHART_CONFIG_MEDIA_TYPE: &str = "application/vnd.cncf.helm.config.v1+json";
+const CHART_CONTENT_MEDIA_TYPE: &str = "application/vnd.cncf.helm.chart.content.v1.tar+gzip";
 
 /// Writes the chart in a directory to `out` as an OCI archive, named `HUB/charts/NAME:VERSION`. Its default values have
 /// the images of `naming`, so that an installation needs no values. Returns the archive's path.
@@ -23,7 +23,7 @@ const CONTENT: &str = "application/vnd.cncf.helm.chart.content.v1.tar+gzip";
 /// # Errors
 ///
 /// If the directory is not a chart with values of images.
-pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<PathBuf> {
+pub fn write_chart(directory: &Path, naming: &ImageNaming<'_>, out: &Path) -> Result<PathBuf> {
     fs::create_dir_all(out)?;
     let metadata = fs::read_to_string(directory.join("Chart.yaml"));
     let metadata = metadata.with_context(|| format!("{} is no chart", directory.display()))?;
@@ -33,20 +33,25 @@ pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<
         text.with_context(|| format!("Chart.yaml has no {name}"))
     };
     let (name, version) = (field("name")?, field("version")?);
-    let mut tree = Tree::default();
+    let mut tree = LayerTree::default();
     add(&mut tree, directory, name, naming)?;
     let manifest = Manifest {
-        config: (Blob::json(&metadata), CONFIG),
+        config: (Blob::json(&metadata), CHART_CONFIG_MEDIA_TYPE),
         layers: &[Blob::new(tree.compressed()?)],
-        layer_type: CONTENT,
+        layer_type: CHART_CONTENT_MEDIA_TYPE,
     };
     let path = out.join("chart.tar");
-    manifest.write(&naming.of_chart(name, version), &path)?;
+    manifest.write(&naming.chart_name(name, version), &path)?;
     Ok(path)
 }
 
 /// Adds a directory of the chart to `tree`, below `prefix`.
-fn add(tree: &mut Tree, directory: &Path, prefix: &str, naming: &Naming<'_>) -> Result<()> {
+fn add(
+    tree: &mut LayerTree,
+    directory: &Path,
+    prefix: &str,
+    naming: &ImageNaming<'_>,
+) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let file = entry.file_name().to_string_lossy().into_owned();
@@ -58,16 +63,16 @@ fn add(tree: &mut Tree, directory: &Path, prefix: &str, naming: &Naming<'_>) -> 
             add(tree, &path, &name, naming)?;
         } else if file == "values.yaml" {
             let values = fs::read_to_string(&path)?;
-            tree.text(&name, &with_images(&values, naming)?);
+            tree.add_text_file(&name, &with_images(&values, naming)?);
         } else {
-            tree.copy(&name, &path, 0o644)?;
+            tree.add_copy(&name, &path, 0o644)?;
         }
     }
     Ok(())
 }
 
 /// Returns the chart's values with registry, path and tag of the images.
-fn with_images(values: &str, naming: &Naming<'_>) -> Result<String> {
+fn with_images(values: &str, naming: &ImageNaming<'_>) -> Result<String> {
     let mut text = values.to_owned();
     for (line, value) in [
         ("\n  hub: ambit\n", naming.hub),
@@ -87,7 +92,7 @@ fn with_images(values: &str, naming: &Naming<'_>) -> Result<String> {
 mod tests {
     use super::*;
 
-    const NAMING: Naming<'_> = Naming {
+    const NAMING: ImageNaming<'_> = ImageNaming {
         hub: "registry.example/a \"b\"",
         tag: "1",
     };

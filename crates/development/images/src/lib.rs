@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 pub use architecture::{Architecture, has_interpreter};
-pub use archive::{Blob, Image, Tree, Variant, hex_digest};
+pub use archive::{Blob, Image, LayerTree, Variant, hex_digest};
 pub use chart::write_chart;
 
 /// Path of Busybox on this machine, which the images include.
@@ -41,28 +41,28 @@ pub struct Binaries<'a> {
 
 /// Registry and tag in the names of Ambit's images: `HUB/agent:TAG` and so on.
 #[derive(Debug)]
-pub struct Naming<'a> {
+pub struct ImageNaming<'a> {
     /// Registry and path before the images' names.
     pub hub: &'a str,
     /// Tag of the images.
     pub tag: &'a str,
 }
 
-impl Naming<'_> {
+impl ImageNaming<'_> {
     /// Returns the full name of an image, as container runtimes store it: kubelets expand
     /// `ambit/agent` to `docker.io/ambit/agent`, and do not find an image that was imported under
     /// the short name.
-    fn of(&self, image: &str) -> String {
-        self.full(&format!("{image}:{}", self.tag))
+    fn image_name(&self, image: &str) -> String {
+        self.with_hub(&format!("{image}:{}", self.tag))
     }
 
     /// Returns the full name of a chart: `HUB/charts/NAME:VERSION`.
-    fn of_chart(&self, chart: &str, version: &str) -> String {
+    fn chart_name(&self, chart: &str, version: &str) -> String {
         // A tag has no plus sign; Helm reads an underscore as one.
-        self.full(&format!("charts/{chart}:{}", version.replace('+', "_")))
+        self.with_hub(&format!("charts/{chart}:{}", version.replace('+', "_")))
     }
 
-    fn full(&self, name: &str) -> String {
+    fn with_hub(&self, name: &str) -> String {
         let short = format!("{}/{name}", self.hub);
         let (first, _) = short.split_once('/').unwrap_or_default();
         let is_host = first.contains(['.', ':']) || first == "localhost";
@@ -92,7 +92,11 @@ const LAB_TOOL: &str = "ambit-lab-tool";
 /// # Errors
 ///
 /// If a binary or one of its shared libraries cannot be read.
-pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
+pub fn write_images(
+    binaries: &[Binaries<'_>],
+    naming: &ImageNaming<'_>,
+    out: &Path,
+) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
     let mut variants: [Vec<Variant>; IMAGES.len()] = Default::default();
     for binaries in binaries {
@@ -108,7 +112,7 @@ pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Resu
     for ((name, entrypoint, user), variants) in IMAGES.into_iter().zip(variants) {
         let path = out.join(format!("{name}.tar"));
         let image = Image {
-            name: &naming.of(name),
+            name: &naming.image_name(name),
             variants,
             entrypoint: &[entrypoint],
             user,
@@ -120,12 +124,12 @@ pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Resu
 }
 
 /// Returns the names of the images' programs except the CNI plugin: the entry points, and `ambit-lab-tool`.
-pub fn programs() -> impl Iterator<Item = &'static str> {
-    let entrypoints = IMAGES.iter().map(|(_, path, _)| program_of(path));
+pub fn program_names() -> impl Iterator<Item = &'static str> {
+    let entrypoints = IMAGES.iter().map(|(_, path, _)| program_name(path));
     entrypoints.chain([LAB_TOOL])
 }
 
-fn program_of(path: &str) -> &str {
+fn program_name(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(_, name)| name)
 }
 
@@ -134,7 +138,7 @@ struct Contents {
     /// Base layer that all images share.
     layer: Blob,
     /// Files of each image besides those of the base layer, in the order of [`IMAGES`].
-    trees: Vec<Tree>,
+    trees: Vec<LayerTree>,
 }
 
 /// Collects the contents of the images for one architecture; stripped programs are written to `out`.
@@ -144,25 +148,25 @@ fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
     fs::create_dir_all(&directory)?;
     let stripped = |from: &Path, name: &str| -> Result<PathBuf> {
         let to = directory.join(name);
-        strip(architecture, from, &to)?;
+        strip_symbols(architecture, from, &to)?;
         Ok(to)
     };
     let mut programs = vec![binaries.busybox.to_path_buf()];
     let mut trees = Vec::new();
     for (image, path, _) in IMAGES {
-        let mut tree = Tree::default();
-        let name = program_of(path);
+        let mut tree = LayerTree::default();
+        let name = program_name(path);
         let program = stripped(&binaries.directory.join(name), name)?;
-        tree.copy(path, &program, 0o755)?;
+        tree.add_copy(path, &program, 0o755)?;
         programs.push(program);
         match image {
             "agent" => {
                 let plugin = stripped(binaries.plugin, "ambit-cni")?;
-                tree.copy("/opt/cni/bin/ambit-cni", &plugin, 0o755)?;
+                tree.add_copy("/opt/cni/bin/ambit-cni", &plugin, 0o755)?;
             }
             "tools" => {
                 let tool = stripped(&binaries.directory.join(LAB_TOOL), LAB_TOOL)?;
-                tree.copy(&format!("/usr/bin/{LAB_TOOL}"), &tool, 0o755)?;
+                tree.add_copy(&format!("/usr/bin/{LAB_TOOL}"), &tool, 0o755)?;
                 programs.push(tool);
                 add_busybox(&mut tree, architecture, binaries.busybox)?;
             }
@@ -170,17 +174,17 @@ fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
         }
         trees.push(tree);
     }
-    let layer = base(architecture, &programs)?;
+    let layer = base_layer(architecture, &programs)?;
     fs::remove_dir_all(directory)?;
     Ok(Contents { layer, trees })
 }
 
 /// Adds Busybox with a link for each of its programs.
-fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> Result<()> {
-    tree.copy("/bin/busybox", busybox, 0o755)?;
-    for applet in output(command(architecture, busybox).arg("--list"))?.lines() {
+fn add_busybox(tree: &mut LayerTree, architecture: Architecture, busybox: &Path) -> Result<()> {
+    tree.add_copy("/bin/busybox", busybox, 0o755)?;
+    for applet in command_output(run_command(architecture, busybox).arg("--list"))?.lines() {
         if applet != "busybox" {
-            tree.link(&format!("/bin/{applet}"), "busybox");
+            tree.add_symlink(&format!("/bin/{applet}"), "busybox");
         }
     }
     Ok(())
@@ -193,7 +197,7 @@ fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> R
 /// # Errors
 ///
 /// If a file or one of the shared libraries cannot be read.
-pub fn write_of_files(
+pub fn write_file_image(
     name: &str,
     files: &[(String, PathBuf)],
     links: &[(String, &str)],
@@ -203,13 +207,13 @@ pub fn write_of_files(
     let architecture = Architecture::native()?;
     let (entrypoint, _) = files.first().context("an image without files")?;
     let sources: Vec<_> = files.iter().map(|(_, source)| source.clone()).collect();
-    let base = base(architecture, &sources)?;
-    let mut tree = Tree::default();
+    let base = base_layer(architecture, &sources)?;
+    let mut tree = LayerTree::default();
     for (path, source) in files {
-        tree.copy(path, source, 0o755)?;
+        tree.add_copy(path, source, 0o755)?;
     }
     for (path, target) in links {
-        tree.link(path, target);
+        tree.add_symlink(path, target);
     }
     let image = Image {
         name,
@@ -221,51 +225,51 @@ pub fn write_of_files(
 }
 
 /// Writes an image of one program with several names, the first of which is the entry point.
-pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path) -> Result<()> {
+pub fn write_program_image(name: &str, program: &Path, called: &[&str], out: &Path) -> Result<()> {
     let architecture = Architecture::native()?;
     let stripped = out.with_extension("stripped");
-    strip(architecture, program, &stripped)?;
+    strip_symbols(architecture, program, &stripped)?;
     let path = |name: &str| format!("/usr/bin/{name}");
     let (first, others) = called.split_first().context("a program without a name")?;
     let links: Vec<_> = others.iter().map(|other| (path(other), *first)).collect();
-    write_of_files(name, &[(path(first), stripped.clone())], &links, "", out)?;
+    write_file_image(name, &[(path(first), stripped.clone())], &links, "", out)?;
     Ok(fs::remove_file(stripped)?)
 }
 
 /// Returns the base layer of all of Ambit's images: the C library, users, and public CA certificates.
-fn base(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> {
-    let mut tree = Tree::default();
-    for library in libraries(architecture, programs)? {
+fn base_layer(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> {
+    let mut tree = LayerTree::default();
+    for library in shared_libraries(architecture, programs)? {
         let source = library.strip_prefix('/').unwrap_or(&library);
-        tree.copy(&library, &architecture.sysroot().join(source), 0o755)?;
+        tree.add_copy(&library, &architecture.sysroot().join(source), 0o755)?;
     }
-    tree.directory("/tmp", 0o1777);
-    tree.text(
+    tree.add_directory("/tmp", 0o1777);
+    tree.add_text_file(
         "/etc/passwd",
         "root:x:0:0:root:/:/bin/sh\nnonroot:x:65532:65532:nonroot:/:/bin/sh\n",
     );
-    tree.text("/etc/group", "root:x:0:\nnonroot:x:65532:\n");
-    tree.text("/etc/nsswitch.conf", "hosts: files dns\n");
+    tree.add_text_file("/etc/group", "root:x:0:\nnonroot:x:65532:\n");
+    tree.add_text_file("/etc/nsswitch.conf", "hosts: files dns\n");
     let authorities = "/etc/ssl/certs/ca-certificates.crt";
     if Path::new(authorities).exists() {
-        tree.copy(authorities, Path::new(authorities), 0o644)?;
+        tree.add_copy(authorities, Path::new(authorities), 0o644)?;
     } else {
-        tree.directory("/etc/ssl/certs", 0o755);
+        tree.add_directory("/etc/ssl/certs", 0o755);
     }
     tree.layer()
 }
 
 /// Returns the paths of the shared libraries that the programs load, and of the dynamic loader.
-fn libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSet<String>> {
+fn shared_libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for program in programs {
         if !has_interpreter(program)? {
             continue;
         }
         // With this variable, the loader lists libraries instead of starting the program; `ldd` sets it, too.
-        let mut command = command(architecture, program);
+        let mut command = run_command(architecture, program);
         command.env("LD_TRACE_LOADED_OBJECTS", "1");
-        let text = output(&mut command)?;
+        let text = command_output(&mut command)?;
         found.extend(
             text.split_whitespace()
                 .filter(|word| word.starts_with('/'))
@@ -280,8 +284,8 @@ fn libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSe
 /// # Errors
 ///
 /// If the program does not exist, or the copy cannot be written.
-pub fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
-    output(
+pub fn strip_symbols(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
+    command_output(
         Command::new(architecture.strip())
             .arg("-o")
             .arg(to)
@@ -293,8 +297,8 @@ pub fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
 
 /// Returns a command that runs a program of an architecture, by an emulator if this machine's is another one.
 #[must_use]
-pub fn command(architecture: Architecture, program: &Path) -> Command {
-    let mut words = architecture.runner();
+pub fn run_command(architecture: Architecture, program: &Path) -> Command {
+    let mut words = architecture.emulator_command();
     words.push(program.into());
     let mut words = words.into_iter();
     let mut command = Command::new(words.next().unwrap_or_default());
@@ -303,7 +307,7 @@ pub fn command(architecture: Architecture, program: &Path) -> Command {
 }
 
 /// Runs a command and returns its output; fails unless the command succeeds.
-fn output(command: &mut Command) -> Result<String> {
+fn command_output(command: &mut Command) -> Result<String> {
     let name = command.get_program().display().to_string();
     let run = command.output();
     let run = run.with_context(|| format!("cannot start {name}"))?;
@@ -330,8 +334,8 @@ mod tests {
             ("ghcr.io/me", "ghcr.io/me/agent:1"),
             ("[::1]:5000/me", "[::1]:5000/me/agent:1"),
         ] {
-            let naming = Naming { hub, tag: "1" };
-            assert_eq!(naming.of("agent"), full);
+            let naming = ImageNaming { hub, tag: "1" };
+            assert_eq!(naming.image_name("agent"), full);
         }
     }
 }

@@ -11,9 +11,9 @@ use crate::{LabNetns, Mesh};
 
 /// Heads (request line and headers) of requests that an application has received.
 #[derive(Clone, Debug, Default)]
-pub struct Heads(Arc<Mutex<Vec<String>>>);
+pub struct RecordedHeads(Arc<Mutex<Vec<String>>>);
 
-impl Heads {
+impl RecordedHeads {
     /// Returns the heads of the requests so far, in lower case.
     pub fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panics with it").clone()
@@ -47,8 +47,8 @@ impl Mesh {
 
     /// Runs an HTTP/1.1 application in a pod, which responds with the caller's address and records the heads of
     /// requests.
-    pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, Heads) {
-        let heads = Heads::default();
+    pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, RecordedHeads) {
+        let heads = RecordedHeads::default();
         let noted = heads.clone();
         let address = self.serve(pod, port, move |mut stream| {
             let caller = stream.peer_addr()?.ip();
@@ -111,7 +111,7 @@ impl RecordedRequests {
     }
 
     /// Returns the recorded requests whose heads begin with a text.
-    pub fn of(&self, begin: &str) -> Vec<(String, String)> {
+    pub fn requests_of(&self, begin: &str) -> Vec<(String, String)> {
         let all = self.0.lock().expect("nobody panics with it");
         let all = all.iter().filter(|(head, _)| head.starts_with(begin));
         all.cloned().collect()

@@ -24,10 +24,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{Peer, TIMEOUT};
+use crate::{HbonePeer, TIMEOUT};
 
 /// Header of the inner CONNECT alone, which names the network of the client.
-const NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
+const FORWARDED_NETWORK_HEADER: HeaderName = HeaderName::from_static("x-forwarded-network");
 
 /// Client in another network, its east-west gateway, and the waypoint to which both connect.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ struct Path {
 ///
 /// When no local address can be bound.
 pub fn through_gateway(
-    (client, gateway): (&Peer<'_>, &Peer<'_>),
+    (client, gateway): (&HbonePeer<'_>, &HbonePeer<'_>),
     (identity, address): (&str, SocketAddr),
     authority: &str,
 ) -> io::Result<SocketAddr> {
@@ -84,7 +84,7 @@ impl Path {
         let of_gateway = self.gateway.identity().clone();
         let (outer, outer_driver) = self.tunnel(near, of_gateway, HeaderMap::new()).await?;
         let mut headers = HeaderMap::new();
-        headers.insert(NETWORK, HeaderValue::from_static("far"));
+        headers.insert(FORWARDED_NETWORK_HEADER, HeaderValue::from_static("far"));
         let (mut inner, inner_driver) =
             self.tunnel(outer, self.waypoint.0.clone(), headers).await?;
         let ended = copy_bidirectional(&mut stream, &mut inner).await;

@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_testkit::binary;
+use ambit_testkit::built_binary;
 use serde_json::Value;
 
 use crate::{Mesh, TIMEOUT};
 
 /// Process that reads flow events, which is killed on drop.
 #[derive(Debug)]
-pub struct Flows {
+pub struct FlowsCommand {
     child: Child,
     events: Receiver<Value>,
     seen: Vec<Value>,
@@ -22,9 +22,9 @@ pub struct Flows {
 
 impl Mesh {
     /// Starts `ambit flows -o json` with additional flags; returns when it reads this number of proxies.
-    pub fn flows(&self, proxies: usize, flags: &[&str]) -> Flows {
+    pub fn flows(&self, proxies: usize, flags: &[&str]) -> FlowsCommand {
         let lab = self.client().status().expect("the lab answers").name;
-        let mut child = Command::new(binary("ambit"))
+        let mut child = Command::new(built_binary("ambit"))
             .args(["flows", "-o", "json"])
             .args(flags)
             .env("AMBIT_LAB_DIR", self.directory())
@@ -52,7 +52,7 @@ impl Mesh {
             begun += usize::from(line.contains("reading "));
         }
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).for_each(drop));
-        Flows {
+        FlowsCommand {
             child,
             events,
             seen: Vec::new(),
@@ -60,7 +60,7 @@ impl Mesh {
     }
 }
 
-impl Flows {
+impl FlowsCommand {
     /// Suspends the process (SIGSTOP), which keeps its connections without reading.
     pub fn stop(&self) {
         self.signal("-STOP");
@@ -79,7 +79,7 @@ impl Flows {
 
     /// Waits for a flow event that has these values at JSON pointers; returns it.
     #[track_caller]
-    pub fn until(&mut self, fields: &[(&str, &str)]) -> Value {
+    pub fn wait_for_flow(&mut self, fields: &[(&str, &str)]) -> Value {
         let matches = |event: &Value| {
             fields
                 .iter()
@@ -105,7 +105,7 @@ impl Flows {
     }
 
     /// Returns the flow events so far, and those that arrive within `time`.
-    pub fn all(&mut self, time: Duration) -> Vec<Value> {
+    pub fn collect_for(&mut self, time: Duration) -> Vec<Value> {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -119,7 +119,7 @@ impl Flows {
     }
 }
 
-impl Drop for Flows {
+impl Drop for FlowsCommand {
     fn drop(&mut self) {
         // The process may have ended by itself.
         let _ended = self.child.kill();

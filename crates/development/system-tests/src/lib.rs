@@ -27,20 +27,21 @@ use std::{
 };
 
 pub use ambit_lab::LAB_TOOL;
-use ambit_lab::denials;
+use ambit_lab::count_denials;
 pub use ambit_lab::{
-    Capture, Client, Ending, Expected, FlowKind, FlowReport, IpFamily, LabNetns, LogSource,
-    Options, PodStatus, PrimaryCni, Replacement, Status, Traffic,
+    Capture, Client, ExpectedOutcome, FlowKind, FlowReport, GetOutcome, IpFamily, LabNetns,
+    LogSource, Options, PodStatus, PrimaryCni, Replacement, Status, Traffic,
 };
-pub use ambit_testkit::binary;
+pub use ambit_testkit::built_binary;
 
-pub use app::{Heads, RecordedRequests, answer_ok, read_head};
+pub use app::{RecordedHeads, RecordedRequests, answer_ok, read_head};
 pub use east_west::through_gateway;
-pub use flows::Flows;
-pub use openings::Openings;
-pub use peer::{Outcome, Peer};
+pub use flows::FlowsCommand;
+pub use openings::ConnectionAttempts;
+pub use peer::{HbonePeer, TunnelOutcome};
 pub use waypoints::{
-    GATEWAY, idle_pod, is_whole, until_through, with_gateway, with_waypoint, with_waypoint_and,
+    GATEWAY, idle_pod, is_complete_response, until_through, with_gateway, with_waypoint,
+    with_waypoint_and,
 };
 
 /// Timeout of every operation, long enough for a busy machine.
@@ -48,7 +49,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
 /// `server`, and one outside of the mesh on each node (`legacy/client`, `legacy/server`).
-pub const PAIR: &str = include_str!("pair.yaml");
+pub const CLIENT_AND_SERVER: &str = include_str!("pair.yaml");
 
 /// Lab of real binaries, which is removed at the end of the test.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ pub struct Mesh {
 pub fn options() -> Options {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let ambit = binary("ambit");
+    let ambit = built_binary("ambit");
     Options {
         name: format!("test-{}-{number}", std::process::id()),
         manifests: PathBuf::new(),
@@ -219,7 +220,7 @@ impl Mesh {
     /// Returns a command that runs `ambit` with these arguments for this lab.
     pub fn command(&self, args: &[&str]) -> std::process::Command {
         let lab = self.client.status().expect("the lab answers").name;
-        let mut command = std::process::Command::new(binary("ambit"));
+        let mut command = std::process::Command::new(built_binary("ambit"));
         command
             .args(args)
             .env("AMBIT_LAB_DIR", self.base.path())
@@ -228,14 +229,14 @@ impl Mesh {
     }
 
     /// Sends a `GET` from inside a pod, with the lab's own client.
-    pub fn get(&self, pod: &str, url: &str) -> Answer {
-        let tool = binary(LAB_TOOL);
+    pub fn get(&self, pod: &str, url: &str) -> CommandResponse {
+        let tool = built_binary(LAB_TOOL);
         let tool = tool.to_str().expect("a path in UTF-8");
         let output = self
             .client
             .output(pod, &[tool, "get", url, "--timeout", "5000"])
             .unwrap_or_else(|error| panic!("cannot run in {pod}: {error}"));
-        Answer {
+        CommandResponse {
             code: output.code,
             body: output.stdout + &output.stderr,
         }
@@ -244,20 +245,29 @@ impl Mesh {
     /// Repeats [`Self::get`] until the result is as expected: `true` for a response, `false` for a denial by a policy,
     /// which must be in the access log. Any other failure is not accepted.
     #[track_caller]
-    pub fn until_get<'a>(&self, pod: &str, url: &str, expected: impl Into<Expected<'a>>) -> Answer {
+    pub fn until_get<'a>(
+        &self,
+        pod: &str,
+        url: &str,
+        expected: impl Into<ExpectedOutcome<'a>>,
+    ) -> CommandResponse {
         let expected = expected.into();
         let denials = || match expected {
-            Expected::Denial(policy) => {
-                Some(denials(&self.access_log(), &self.pod(pod).ips, policy))
-            }
-            Expected::Answer | Expected::Failure(_) => None,
+            ExpectedOutcome::Denial(policy) => Some(count_denials(
+                &self.access_log(),
+                &self.pod(pod).ips,
+                policy,
+            )),
+            ExpectedOutcome::Success | ExpectedOutcome::Failure(_) => None,
         };
         let before = denials();
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let answer = self.get(pod, url);
             // Logs are written after the response: the next attempt may find the line.
-            if expected.permits(answer.ending()) && (before.is_none() || denials() > before) {
+            if expected.matches(answer.connection_ending())
+                && (before.is_none() || denials() > before)
+            {
                 return answer;
             }
             assert!(
@@ -269,17 +279,21 @@ impl Mesh {
     }
 
     /// Opens a TCP connection from inside a pod. Reading fails after ten seconds without data.
-    pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
+    pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<EchoConnection> {
         self.dial_from(LabNetns::Pod(pod.to_owned()), address)
     }
 
     /// Opens a TCP connection from any network namespace of the lab.
-    pub fn dial_from(&self, place: LabNetns, address: SocketAddr) -> std::io::Result<Conversation> {
+    pub fn dial_from(
+        &self,
+        place: LabNetns,
+        address: SocketAddr,
+    ) -> std::io::Result<EchoConnection> {
         let stream = self
             .client
             .dial(place, address)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
-        Conversation::over(stream)
+        EchoConnection::over(stream)
     }
 
     /// Returns the first address of a service, found by the beginning of its host name, with a port. Waits until the
@@ -342,7 +356,7 @@ impl Mesh {
 
     /// Suspends a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it does not respond.
     #[must_use]
-    pub fn hang(&self, name: &'static str, node: Option<&'static str>) -> SuspendedDaemon<'_> {
+    pub fn suspend(&self, name: &'static str, node: Option<&'static str>) -> SuspendedDaemon<'_> {
         self.client
             .hang(name, node, true)
             .expect("a running process can be stopped");
@@ -360,7 +374,7 @@ impl Mesh {
     /// Returns whether a pod gets a response from an echo server.
     fn answers(&self, from: &str, address: SocketAddr) -> bool {
         self.dial(from, address)
-            .is_ok_and(|mut echo| echo.say("probe").is_ok())
+            .is_ok_and(|mut echo| echo.exchange_line("probe").is_ok())
     }
 
     /// Waits until new connections of pods carry only TLS: capture is active at once, but every client's proxy must
@@ -379,16 +393,16 @@ impl Mesh {
 
     /// Returns the configuration dump of a node's node proxy.
     pub fn proxy_dump(&self, node: &str) -> serde_json::Value {
-        let answer = self.ask_proxy(node, 15000, "/config_dump");
+        let answer = self.get_from_proxy(node, 15000, "/config_dump");
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
     /// Returns the metrics of a node's node proxy.
     pub fn proxy_metrics(&self, node: &str) -> String {
-        self.ask_proxy(node, 15020, "/metrics")
+        self.get_from_proxy(node, 15020, "/metrics")
     }
 
-    fn ask_proxy(&self, node: &str, port: u16, path: &str) -> String {
+    fn get_from_proxy(&self, node: &str, port: u16, path: &str) -> String {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let place = LabNetns::Node(node.to_owned());
         let mut stream = self.client.dial(place, address).unwrap();
@@ -489,14 +503,14 @@ impl Drop for Mesh {
 
 /// Result of a `GET` by curl.
 #[derive(Debug)]
-pub struct Answer {
+pub struct CommandResponse {
     /// Exit code of curl; 0 for success.
     pub code: i32,
     /// Output of curl: the response body.
     pub body: String,
 }
 
-impl Answer {
+impl CommandResponse {
     /// Returns whether the response status was 200.
     pub fn succeeded(&self) -> bool {
         self.code == 0
@@ -510,31 +524,32 @@ impl Answer {
     }
 
     /// Returns the outcome: the response, or the kind of failure.
-    pub fn ending(&self) -> Ending {
-        Ending::of(self.code)
+    pub fn connection_ending(&self) -> GetOutcome {
+        GetOutcome::from_exit_code(self.code)
     }
 
     /// Fails the test unless the connection was refused, reset or timed out: a DNS failure, an HTTP
     /// error or a client that does not run is not a refusal.
     #[track_caller]
-    pub fn refused(&self) {
-        let refused = [Ending::Refused, Ending::TimedOut].contains(&self.ending());
-        assert!(refused || self.ending().is_cut(), "{self:?}");
+    pub fn assert_refused(&self) {
+        let refused =
+            [GetOutcome::Refused, GetOutcome::TimedOut].contains(&self.connection_ending());
+        assert!(refused || self.connection_ending().is_cut(), "{self:?}");
     }
 
     /// Fails the test unless the connection was established and then reset, as the mesh does with
     /// denied connections.
     #[track_caller]
-    pub fn cut(&self) {
-        assert!(self.ending().is_cut(), "{self:?}");
+    pub fn assert_terminated(&self) {
+        assert!(self.connection_ending().is_cut(), "{self:?}");
     }
 }
 
 /// Connection to an echo server.
 #[derive(Debug)]
-pub struct Conversation(TcpStream);
+pub struct EchoConnection(TcpStream);
 
-impl Conversation {
+impl EchoConnection {
     /// Wraps a connection that a test has opened. Reading fails after ten seconds without data.
     ///
     /// # Errors
@@ -546,7 +561,7 @@ impl Conversation {
     }
 
     /// Sends a line, and reads its echo.
-    pub fn say(&mut self, text: &str) -> std::io::Result<()> {
+    pub fn exchange_line(&mut self, text: &str) -> std::io::Result<()> {
         self.0.write_all(text.as_bytes())?;
         let mut received = vec![0; text.len()];
         self.0.read_exact(&mut received)?;
@@ -558,7 +573,11 @@ impl Conversation {
     }
 
     /// Sends bytes, and returns the received text once the other side closes, or `enough` is true for the text.
-    pub fn raw(&mut self, bytes: &[u8], enough: impl Fn(&str) -> bool) -> std::io::Result<String> {
+    pub fn send_raw(
+        &mut self,
+        bytes: &[u8],
+        enough: impl Fn(&str) -> bool,
+    ) -> std::io::Result<String> {
         self.0.write_all(bytes)?;
         let mut answer = Vec::new();
         let mut piece = [0; 4096];
@@ -582,7 +601,7 @@ impl Conversation {
     pub fn until_closed(&mut self) {
         let deadline = Instant::now() + TIMEOUT;
         let error = loop {
-            match self.say("still there?") {
+            match self.exchange_line("still there?") {
                 Ok(()) => assert!(Instant::now() < deadline, "the connection is still open"),
                 Err(error) => break error,
             }
@@ -640,5 +659,5 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 
 /// Replaces `$LAB_TOOL` in manifests by the path of the program that pods run.
 fn with_tools(manifests: &str) -> String {
-    manifests.replace("$LAB_TOOL", &binary(LAB_TOOL).to_string_lossy())
+    manifests.replace("$LAB_TOOL", &built_binary(LAB_TOOL).to_string_lossy())
 }

@@ -8,11 +8,11 @@ use std::{
     },
 };
 
-use crate::{Conversation, Mesh, is_closed, until};
+use crate::{EchoConnection, Mesh, is_closed, until};
 
 /// Connections from `shop/client` to `shop/server`, opened one after the other until stopped.
 #[derive(Debug)]
-pub struct Openings<'a> {
+pub struct ConnectionAttempts<'a> {
     mesh: &'a Mesh,
     server: SocketAddr,
     stop: AtomicBool,
@@ -20,7 +20,7 @@ pub struct Openings<'a> {
     failures: Mutex<Vec<String>>,
 }
 
-impl<'a> Openings<'a> {
+impl<'a> ConnectionAttempts<'a> {
     /// Creates the series without opening a connection.
     pub fn new(mesh: &'a Mesh) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl<'a> Openings<'a> {
     }
 
     /// Opens another connection of the series.
-    pub fn dial(&self) -> std::io::Result<Conversation> {
+    pub fn dial(&self) -> std::io::Result<EchoConnection> {
         self.mesh.dial("shop/client", self.server)
     }
 
@@ -42,7 +42,7 @@ impl<'a> Openings<'a> {
         while !self.stop.load(Ordering::Relaxed) {
             let result = match self.dial() {
                 Err(error) => Err(format!("not opened: {error}")),
-                Ok(mut connection) => match connection.say("hello") {
+                Ok(mut connection) => match connection.exchange_line("hello") {
                     // Counts neither as a failure nor as a success.
                     Err(error) if refused_only && is_closed(&error) => continue,
                     result => result.map_err(|error| format!("broken: {error}")),

@@ -8,11 +8,11 @@ use std::{
 };
 
 use ambit_certificates::{CaClient as _, CertificateRequest, CsrClient, CsrClientOptions};
-use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource, create_channel};
 use ambit_hbone::{Settings, TunnelError, client, tls};
 use ambit_lab::LabNetns;
 use ambit_model::Identity;
-use ambit_testkit::{Pki, answer_by, revoke_by};
+use ambit_testkit::{Pki, certificate_response_by, revoke_by};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use tokio::{
@@ -23,13 +23,13 @@ use tokio::{
 use crate::{Mesh, TIMEOUT, find};
 
 /// Address and port of the control plane in a lab.
-const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
+const CONTROL_PLANE_ADDRESS: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
 /// Time without data after which a server's response counts as complete.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Outcome of opening a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TunnelOutcome {
     /// The connection failed, or ended before the tunnel was established; with the error.
     Failed(String),
     /// The CONNECT request was rejected with this status.
@@ -38,7 +38,7 @@ pub enum Outcome {
     Established(String),
 }
 
-impl Outcome {
+impl TunnelOutcome {
     /// Returns whether the received bytes contain a text by which the application identifies itself.
     pub fn is_from(&self, text: &str) -> bool {
         matches!(self, Self::Established(received) if received.contains(text))
@@ -46,14 +46,14 @@ impl Outcome {
 }
 
 /// HBONE client: a certificate, and the pod in which it is used.
-pub struct Peer<'a> {
+pub struct HbonePeer<'a> {
     mesh: &'a Mesh,
     place: LabNetns,
     cert: Arc<WorkloadCert>,
     runtime: Runtime,
 }
 
-impl std::fmt::Debug for Peer<'_> {
+impl std::fmt::Debug for HbonePeer<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} in {:?}", self.cert.identity(), self.place)
     }
@@ -64,7 +64,7 @@ fn runtime() -> Runtime {
     builder.enable_all().build().expect("a runtime")
 }
 
-impl<'a> Peer<'a> {
+impl<'a> HbonePeer<'a> {
     /// Creates a client in a pod with a certificate for the pod's own service account, requested from the mesh's CA by
     /// the pod's token. Waits for the pod, which the control plane may not know yet.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
@@ -108,8 +108,8 @@ impl<'a> Peer<'a> {
         let day = Duration::from_secs(86_400);
         let of_mesh = |file: &str| in_lab(mesh, "shop/client", &format!("ca/{file}"));
         let mut answer = match authority {
-            Some(pki) => pki.answer(&request.pem, &identity, day),
-            None => answer_by(of_mesh, &request.pem, &identity),
+            Some(pki) => pki.certificate_response(&request.pem, &identity, day),
+            None => certificate_response_by(of_mesh, &request.pem, &identity),
         };
         if let Some(roots) = answer.last_mut() {
             roots.push_str(&in_lab(mesh, "shop/client", "root-cert.pem"));
@@ -143,19 +143,19 @@ impl<'a> Peer<'a> {
     }
 
     /// Opens a tunnel through the server with this identity and address, and closes it once it is established.
-    pub fn open(&self, server: (&str, SocketAddr), authority: &str) -> Outcome {
+    pub fn open(&self, server: (&str, SocketAddr), authority: &str) -> TunnelOutcome {
         self.call(server, authority, &[], None)
     }
 
     /// Opens a tunnel through the server with this identity and address, sends bytes, and reads until the other side
     /// closes.
-    pub fn ask(
+    pub fn request_through_tunnel(
         &self,
         server: (&str, SocketAddr),
         authority: &str,
         headers: &[(&'static str, &str)],
         request: &str,
-    ) -> Outcome {
+    ) -> TunnelOutcome {
         self.call(server, authority, headers, Some(request))
     }
 
@@ -165,7 +165,7 @@ impl<'a> Peer<'a> {
         authority: &str,
         headers: &[(&'static str, &str)],
         request: Option<&str>,
-    ) -> Outcome {
+    ) -> TunnelOutcome {
         let (identity, address) = server;
         let expected: Identity = identity.parse().expect("a SPIFFE id");
         let authority: Uri = authority.parse().expect("an authority");
@@ -176,7 +176,7 @@ impl<'a> Peer<'a> {
         }
         let work = async {
             let stream = self.mesh.client().dial(self.place.clone(), address);
-            let stream = stream.map_err(|error| Outcome::Failed(error.to_string()))?;
+            let stream = stream.map_err(|error| TunnelOutcome::Failed(error.to_string()))?;
             stream.set_nonblocking(true).expect("a socket");
             let stream = tokio::net::TcpStream::from_std(stream).expect("a socket");
             self.tunnel(stream, &expected, authority, all, request)
@@ -196,8 +196,8 @@ impl<'a> Peer<'a> {
         authority: Uri,
         headers: HeaderMap,
         request: Option<&str>,
-    ) -> Result<Outcome, Outcome> {
-        let cut = |error: &dyn std::fmt::Display| Outcome::Failed(error.to_string());
+    ) -> Result<TunnelOutcome, TunnelOutcome> {
+        let cut = |error: &dyn std::fmt::Display| TunnelOutcome::Failed(error.to_string());
         let config = self.cert.client_config(std::slice::from_ref(expected));
         let config = config.expect("a TLS configuration");
         let stream = tls::connect(stream, config, TIMEOUT).await;
@@ -208,12 +208,12 @@ impl<'a> Peer<'a> {
         let driver = tokio::spawn(driver.run(|| ()));
         let opened = client.tunnel(authority, headers).await;
         let (tunnel, _) = opened.map_err(|error| match error {
-            TunnelError::Status(status) => Outcome::Refused(status.as_u16()),
+            TunnelError::Status(status) => TunnelOutcome::Refused(status.as_u16()),
             other => cut(&other),
         })?;
         let Some(request) = request else {
             driver.abort();
-            return Ok(Outcome::Established(String::new()));
+            return Ok(TunnelOutcome::Established(String::new()));
         };
         let mut io = tunnel.into_io();
         io.write_all(request.as_bytes())
@@ -224,7 +224,7 @@ impl<'a> Peer<'a> {
         // The bytes before the end count, whether it is an end of data or a reset.
         let _ended = reading.await;
         driver.abort();
-        Ok(Outcome::Established(
+        Ok(TunnelOutcome::Established(
             String::from_utf8_lossy(&received).into_owned(),
         ))
     }
@@ -238,21 +238,21 @@ fn in_lab(mesh: &Mesh, pod: &str, file: &str) -> String {
 
 async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     // The product's client opens connections itself, while the lab is in separate namespaces.
-    let near = forward(mesh, CONTROL.into()).expect("a local listener");
+    let near = forward(mesh, CONTROL_PLANE_ADDRESS.into()).expect("a local listener");
     let settings = TlsSettings::default();
     let config = ChannelConfig {
         address: format!("https://localhost:{}", near.port()),
         roots: RootCa::Pem(in_lab(mesh, "shop/client", "root-cert.pem")),
-        alternative_name: Some(SocketAddr::from(CONTROL).ip().to_string()),
+        alternative_name: Some(SocketAddr::from(CONTROL_PLANE_ADDRESS).ip().to_string()),
         tls: settings.clone(),
     };
     let token = Some(TokenSource::Literal(token.to_owned()));
-    let headers = CallHeaders::new(token, Some("Kubernetes"), []).expect("headers");
+    let headers = CallMetadata::new(token, Some("Kubernetes"), []).expect("headers");
     let options = CsrClientOptions {
-        own: Some(identity.clone()),
+        own_identity: Some(identity.clone()),
         ..CsrClientOptions::default()
     };
-    let channel = channel(&config).expect("a channel");
+    let channel = create_channel(&config).expect("a channel");
     let client = CsrClient::new(channel, headers, settings, options);
     let fetched = client.fetch(identity).await;
     fetched.unwrap_or_else(|error| panic!("no certificate for {identity}: {error}"))
@@ -269,13 +269,13 @@ fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
             .dial(LabNetns::Fabric, to)
             .map_err(io::Error::other)?;
         let back = (outside.try_clone()?, inside.try_clone()?);
-        std::thread::spawn(move || pass(&back.0, &back.1));
-        pass(&inside, &outside)
+        std::thread::spawn(move || copy_bytes(&back.0, &back.1));
+        copy_bytes(&inside, &outside)
     });
     Ok(near)
 }
 
-fn pass(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+fn copy_bytes(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
     io::copy(&mut from, &mut to)?;
     to.shutdown(std::net::Shutdown::Write)
 }

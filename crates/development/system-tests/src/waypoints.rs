@@ -2,7 +2,7 @@
 
 use ambit_lab::Options;
 
-use crate::{Mesh, PAIR, options, until};
+use crate::{CLIENT_AND_SERVER, Mesh, options, until};
 
 /// Manifest of the Gateway `shop/waypoint`.
 pub const GATEWAY: &str = "
@@ -31,7 +31,7 @@ spec:
     )
 }
 
-/// Starts a mesh of [`PAIR`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's address once
+/// Starts a mesh of [`CLIENT_AND_SERVER`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's address once
 /// the clients' node proxies know the waypoint.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {
     with_waypoint_and(more, options())
@@ -44,7 +44,7 @@ pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
 
 /// Starts a mesh as [`with_waypoint_and`] does, with another Gateway `shop/waypoint` than [`GATEWAY`].
 pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, String) {
-    let mesh = Mesh::up_with(&format!("{PAIR}\n---{gateway}{more}"), options);
+    let mesh = Mesh::up_with(&format!("{CLIENT_AND_SERVER}\n---{gateway}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     for client in ["shop/client", "legacy/client"] {
@@ -64,7 +64,7 @@ pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
 }
 
 /// Returns whether an HTTP/1.1 response is complete with its body.
-pub fn is_whole(answer: &str) -> bool {
+pub fn is_complete_response(answer: &str) -> bool {
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         return false;
     };

@@ -3,15 +3,17 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
-use ambit_system_tests::{LogSource, Mesh, PAIR, assert_only_tls, binary, options};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, LogSource, Mesh, assert_only_tls, built_binary, options,
+};
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
 /// Simulated clocks of the node proxies, each set by a file. The processes are the real ones; their monotonic clocks
 /// are correct.
-struct Clocks(tempfile::TempDir);
+struct NodeClocks(tempfile::TempDir);
 
-impl Clocks {
+impl NodeClocks {
     /// Creates simulated clocks with these offsets, in the syntax of `faketime`.
     fn new(offsets: [&str; 2]) -> Self {
         let clocks = Self(tempfile::tempdir().unwrap());
@@ -23,7 +25,7 @@ impl Clocks {
                  export FAKETIME_TIMESTAMP_FILE={} FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\n\
                  exec env LD_PRELOAD='/usr/$LIB/faketime/libfaketimeMT.so.1' {} \"$@\"\n",
                 clocks.file(node).display(),
-                binary("ambit-node-proxy").display()
+                built_binary("ambit-node-proxy").display()
             );
             fs::write(clocks.proxy(node), script).unwrap();
             fs::set_permissions(clocks.proxy(node), fs::Permissions::from_mode(0o755)).unwrap();
@@ -50,13 +52,13 @@ impl Clocks {
         let mut options = options();
         options.node_proxies =
             BTreeMap::from(NODES.map(|node| (node.to_owned(), self.proxy(node))));
-        Mesh::up_with(PAIR, options)
+        Mesh::up_with(CLIENT_AND_SERVER, options)
     }
 }
 
 #[test]
 fn nodes_with_clocks_three_minutes_apart_trust_each_other() {
-    let clocks = Clocks::new(["+90s", "-90s"]);
+    let clocks = NodeClocks::new(["+90s", "-90s"]);
     let mesh = clocks.mesh();
     let wire = mesh.watch(&["plain-marker"]);
     mesh.until_get("shop/client", "http://server/", true);
@@ -66,18 +68,19 @@ fn nodes_with_clocks_three_minutes_apart_trust_each_other() {
 
 #[test]
 fn node_with_a_clock_days_behind_serves_once_corrected() {
-    put_right("-2d", "certificate not valid yet");
+    correct_clock("-2d", "certificate not valid yet");
 }
 
 #[test]
 fn node_with_a_clock_days_ahead_serves_once_it_is_corrected() {
-    put_right("+2d", "certificate expired");
+    correct_clock("+2d", "certificate expired");
 }
 
-fn put_right(offset: &str, complaint: &str) {
-    let clocks = Clocks::new(["+0s", offset]);
+fn correct_clock(offset: &str, complaint: &str) {
+    let clocks = NodeClocks::new(["+0s", offset]);
     let mesh = clocks.mesh();
-    mesh.get("shop/client", "http://server/").cut();
+    mesh.get("shop/client", "http://server/")
+        .assert_terminated();
     let log = LogSource::Daemon {
         name: "proxy".into(),
         node: Some("node-2".into()),

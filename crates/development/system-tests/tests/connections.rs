@@ -13,7 +13,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    LabNetns, Mesh, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
+    LabNetns, Mesh, TIMEOUT, idle_pod, is_complete_response, read_head, until, with_waypoint,
 };
 use http::{Request, Response};
 
@@ -58,8 +58,8 @@ spec:
 ";
 
 /// Pods that are endpoints of the service `many`, with their nodes.
-const A: (&str, &str) = ("shop/a", "node-1");
-const B: (&str, &str) = ("shop/b", "node-2");
+const SERVER_A: (&str, &str) = ("shop/a", "node-1");
+const SERVER_B: (&str, &str) = ("shop/b", "node-2");
 
 /// Starts a mesh in which the services of these endpoints are behind a waypoint.
 fn mesh(endpoints: &[(&str, &str)]) -> Mesh {
@@ -128,7 +128,7 @@ fn echoes(stream: &mut TcpStream) -> bool {
 
 #[test]
 fn tcp_connections_are_limited_and_timed_out_by_rule() {
-    let mesh = mesh(&[A, B]);
+    let mesh = mesh(&[SERVER_A, SERVER_B]);
     greets(&mesh, "a");
     greets(&mesh, "b");
     let many = mesh.service("many.shop.svc", 90);
@@ -186,7 +186,7 @@ fn tcp_connections_are_limited_and_timed_out_by_rule() {
 
 #[test]
 fn endpoint_without_connections_is_ejected() {
-    let mesh = mesh(&[A, B]);
+    let mesh = mesh(&[SERVER_A, SERVER_B]);
     greets(&mesh, "a");
     let front = mesh.service("front.shop.svc", 90);
     mesh.apply("route", TCP_ROUTE);
@@ -218,7 +218,7 @@ fn endpoint_without_connections_is_ejected() {
 
 /// Starts an HTTP/1.1 application that responds to all requests with an error; returns the counters of its connections
 /// and requests.
-fn fails(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
+fn fail_connections(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
     let counts: [Arc<AtomicUsize>; 2] = Default::default();
     let [connections, requests] = counts.clone();
     mesh.serve(&format!("shop/{pod}"), 8090, move |mut stream| {
@@ -238,12 +238,12 @@ fn fails(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
 fn ask(mesh: &Mesh, address: SocketAddr) -> String {
     let mut connection = mesh.dial("shop/client", address).unwrap();
     let request = b"POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n\r\n";
-    let answer = connection.raw(request, is_whole);
+    let answer = connection.send_raw(request, is_complete_response);
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
 /// Sends five requests; returns by how much the application's counters have increased.
-fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
+fn open_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
     let now = || [counts[0].load(SeqCst), counts[1].load(SeqCst)];
     let before = now();
     for _ in 0..5 {
@@ -256,35 +256,35 @@ fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> 
 
 #[test]
 fn requests_per_connection_and_retry_budget_are_enforced() {
-    let mesh = mesh(&[A]);
-    let counts = fails(&mesh, "a");
+    let mesh = mesh(&[SERVER_A]);
+    let counts = fail_connections(&mesh, "a");
     let many = mesh.service("many.shop.svc", 80);
     until("it answers", || ask(&mesh, many).ends_with("fail"));
     until("connections are kept", || {
-        of_five(&mesh, many, &counts) == [0, 5]
+        open_five(&mesh, many, &counts) == [0, 5]
     });
     apply(
         &mesh,
         "{connectionPool: {http: {maxRequestsPerConnection: 1}}}",
     );
     until("each request has its own", || {
-        of_five(&mesh, many, &counts) == [5, 5]
+        open_five(&mesh, many, &counts) == [5, 5]
     });
     apply(
         &mesh,
         "{connectionPool: {http: {maxRequestsPerConnection: 2}}}",
     );
     until("each has two", || {
-        [2, 3].contains(&of_five(&mesh, many, &counts)[0])
+        [2, 3].contains(&open_five(&mesh, many, &counts)[0])
     });
     apply(
         &mesh,
         "{connectionPool: {tcp: {maxConnectionDuration: 1ms}}}",
     );
-    until("none lasts", || of_five(&mesh, many, &counts) == [5, 5]);
+    until("none lasts", || open_five(&mesh, many, &counts) == [5, 5]);
     mesh.apply("route", RETRIES);
     until("each is tried three times", || {
-        of_five(&mesh, many, &counts)[1] == 15
+        open_five(&mesh, many, &counts)[1] == 15
     });
     until("what was tried in vain is flagged", || {
         has_metric(
@@ -295,7 +295,7 @@ fn requests_per_connection_and_retry_budget_are_enforced() {
     });
     apply(&mesh, "{retryBudget: {percent: 0, minRetryConcurrency: 0}}");
     until("nothing is tried again", || {
-        of_five(&mesh, many, &counts)[1] == 5
+        open_five(&mesh, many, &counts)[1] == 5
     });
     assert!(
         metrics(&mesh).contains("limit=\"retries\""),
@@ -311,7 +311,7 @@ fn requests_per_connection_and_retry_budget_are_enforced() {
 
 #[test]
 fn unresponsive_endpoint_is_abandoned_after_the_connect_timeout() {
-    let mesh = mesh(&[A, B]);
+    let mesh = mesh(&[SERVER_A, SERVER_B]);
     let silent = "nft add table inet silent && nft add chain inet silent in '{ type filter hook input priority 0; }' && nft add rule inet silent in tcp dport 8080 drop";
     mesh.run("legacy/server", &["sh", "-c", silent]);
     let outside = mesh.ip("legacy/server");
@@ -443,7 +443,7 @@ impl Streams {
 
 #[test]
 fn http2_connections_are_limited_in_streams_and_end_idle() {
-    let mesh = mesh(&[A]);
+    let mesh = mesh(&[SERVER_A]);
     let app = Streams::serve(&mesh, "a");
     let many = mesh.service("many.shop.svc", 81);
     app.ask(&mesh, many, 1);

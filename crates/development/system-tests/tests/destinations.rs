@@ -10,7 +10,9 @@ use std::{
     },
 };
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, is_whole, read_head, until};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, Mesh, idle_pod, is_complete_response, read_head, until,
+};
 
 const PORT: u16 = 8090;
 
@@ -83,15 +85,17 @@ impl Application {
     }
 }
 
-struct Scene {
+struct DestinationFixture {
     mesh: Mesh,
     service: SocketAddr,
 }
 
-impl Scene {
+impl DestinationFixture {
     fn new(pods: &[(&str, &str)], more: &str) -> Self {
         let pods: String = pods.iter().map(|(name, node)| pod(name, node)).collect();
-        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{SERVICE}{pods}{more}"));
+        let mesh = Mesh::up(&format!(
+            "{CLIENT_AND_SERVER}\n---{GATEWAY}{SERVICE}{pods}{more}"
+        ));
         let service = mesh.service("many.shop.svc", 80);
         Self { mesh, service }
     }
@@ -103,7 +107,7 @@ impl Scene {
         let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
             return String::new();
         };
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.unwrap_or_default()
     }
 
@@ -137,7 +141,7 @@ const EJECTING: &str = "{outlierDetection: {consecutive5xxErrors: 3, interval: 1
 
 #[test]
 fn failing_endpoint_is_ejected_and_returns() {
-    let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
+    let scene = DestinationFixture::new(&[("a", "node-1"), ("b", "node-2")], "");
     let a = Application::serve(&scene.mesh, "a");
     let b = Application::serve(&scene.mesh, "b");
     scene.until_all_answer(&["a", "b"]);
@@ -179,7 +183,7 @@ fn failing_endpoint_is_ejected_and_returns() {
 
 #[test]
 fn consistent_hash_keeps_its_endpoint_while_others_change() {
-    let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
+    let scene = DestinationFixture::new(&[("a", "node-1"), ("b", "node-2")], "");
     for pod in ["a", "b"] {
         Application::serve(&scene.mesh, pod);
     }
@@ -250,7 +254,7 @@ fn consistent_hash_keeps_its_endpoint_while_others_change() {
 
 #[test]
 fn requests_over_a_limit_are_rejected_at_once() {
-    let scene = Scene::new(&[("a", "node-1")], "");
+    let scene = DestinationFixture::new(&[("a", "node-1")], "");
     let a = Application::serve(&scene.mesh, "a");
     scene.until_all_answer(&["a"]);
     scene.apply("{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1}}}");
@@ -299,7 +303,7 @@ metadata: {name: node-2, labels: {topology.kubernetes.io/region: r, topology.kub
 
 #[test]
 fn requests_stay_local_until_local_endpoints_fail() {
-    let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], PLACES);
+    let scene = DestinationFixture::new(&[("a", "node-1"), ("b", "node-2")], PLACES);
     let near = Application::serve(&scene.mesh, "a");
     let far = Application::serve(&scene.mesh, "b");
     scene.until_all_answer(&["a", "b"]);

@@ -7,7 +7,7 @@
 )]
 
 use ambit_system_tests::{
-    IpFamily, LAB_TOOL, LogSource, Mesh, Options, PAIR, binary, options, until,
+    CLIENT_AND_SERVER, IpFamily, LAB_TOOL, LogSource, Mesh, Options, built_binary, options, until,
 };
 
 const NAMES: &str = r#"
@@ -49,7 +49,7 @@ spec:
 
 /// Runs `ambit-lab-tool resolve` in a pod, and returns its output.
 fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
-    let tool = binary(LAB_TOOL);
+    let tool = built_binary(LAB_TOOL);
     let tool = tool.to_str().expect("a path in UTF-8");
     let command = [&[tool, "resolve"], arguments].concat();
     let output = mesh
@@ -142,7 +142,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
 
 #[test]
 fn captured_pods_resolve_mesh_names_and_all_others() {
-    let mesh = Mesh::up(&format!("{PAIR}{NAMES}"));
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{NAMES}"));
     names(&mesh, false);
     for arguments in [
         &["api.partner.example"][..],
@@ -165,7 +165,7 @@ fn captured_pods_resolve_mesh_names_and_all_others() {
 #[test]
 fn ipv6_pods_query_over_ipv6() {
     let mesh = Mesh::up_with(
-        &format!("{PAIR}{NAMES}"),
+        &format!("{CLIENT_AND_SERVER}{NAMES}"),
         Options {
             ip_family: IpFamily::Ipv6,
             ..options()
@@ -177,7 +177,7 @@ fn ipv6_pods_query_over_ipv6() {
 /// Checks that a pod gets answers to all queries while it is enrolled and unenrolled.
 #[test]
 fn joining_and_leaving_loses_no_dns_query() {
-    let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
+    let mesh = Mesh::up(&CLIENT_AND_SERVER.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let name = "server.shop.svc.cluster.local";
     let answered = |ttl: &str| {
         let answer = ask(&mesh, "shop/client", &[name]);
@@ -202,7 +202,7 @@ fn dns_queries_are_counted_and_logged_on_demand() {
     options
         .env
         .insert("RUST_LOG".into(), "info,dns=debug".into());
-    let mesh = Mesh::up_with(PAIR, options);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
     until_answer(&mesh, "shop/client", &["server.shop"], " 30 A ");
     assert!(ask(&mesh, "shop/client", &["nowhere.example"]).starts_with("NXDomain"));
     let log = || {

@@ -4,12 +4,12 @@
 use std::net::SocketAddr;
 
 use ambit_system_tests::{
-    Ending, FlowKind, FlowReport, LogSource, Mesh, Options, PAIR, PrimaryCni, assert_only_tls,
-    find, options, until,
+    CLIENT_AND_SERVER, FlowKind, FlowReport, GetOutcome, LogSource, Mesh, Options, PrimaryCni,
+    assert_only_tls, find, options, until,
 };
 
 /// Returns manifests of pods on both nodes whose program connects to the server at once.
-fn eager(count: usize) -> String {
+fn eager_pods(count: usize) -> String {
     (0..count)
         .map(|n| {
             format!(
@@ -34,9 +34,9 @@ spec:
 #[test]
 fn first_packet_of_every_new_pod_is_captured() {
     const PODS: usize = 20;
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let wire = mesh.watch(&["first-packet", "plain-marker"]);
-    mesh.apply("eager", &eager(PODS));
+    mesh.apply("eager", &eager_pods(PODS));
     let status = mesh.until("every eager pod has had its answer", |status| {
         let done = status.pods.iter().filter(|p| p.name.starts_with("eager-"));
         done.filter(|pod| pod.phase == "Succeeded").count() == PODS
@@ -55,7 +55,7 @@ fn first_packet_of_every_new_pod_is_captured() {
 
 #[test]
 fn init_containers_are_captured_from_their_first_packet() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let wire = mesh.watch(&["said-by-init", "plain-marker"]);
     mesh.apply(
         "init",
@@ -85,7 +85,7 @@ spec:
 
 #[test]
 fn pod_joins_while_its_init_container_runs() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     mesh.apply(
         "init",
         "apiVersion: v1
@@ -126,33 +126,33 @@ spec:
 
 #[test]
 fn running_namespace_joins_and_leaves_and_breaks_no_connection() {
-    let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
+    let mesh = Mesh::up(&CLIENT_AND_SERVER.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
     let echo = SocketAddr::new(server, 9000);
     let mut before = mesh.dial("shop/client", echo).unwrap();
-    before.say("open before the label").unwrap();
+    before.exchange_line("open before the label").unwrap();
 
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/client", true);
     mesh.until_captured("shop/server", true);
-    before.say("still the same connection").unwrap();
+    before.exchange_line("still the same connection").unwrap();
 
     mesh.until_only_tls("shop/client", echo);
     let wire = mesh.watch(&["inside the mesh"]);
     let mut inside = mesh.dial("shop/client", echo).unwrap();
-    inside.say("inside the mesh").unwrap();
+    inside.exchange_line("inside the mesh").unwrap();
     assert_only_tls(&wire.finish(), &[client, server]);
 
     mesh.label("shop", "none");
     mesh.until_captured("shop/client", false);
     mesh.until_captured("shop/server", false);
-    inside.say("still in its tunnel").unwrap();
-    before.say("and the oldest goes on").unwrap();
+    inside.exchange_line("still in its tunnel").unwrap();
+    before.exchange_line("and the oldest goes on").unwrap();
 
     let wire = mesh.watch(&[]);
     mesh.dial("shop/client", echo)
         .unwrap()
-        .say("direct")
+        .exchange_line("direct")
         .unwrap();
     let reports = wire.finish().reports();
     let direct = reports
@@ -172,7 +172,7 @@ fn running_namespace_joins_and_leaves_and_breaks_no_connection() {
     let wire = mesh.watch(&["again"]);
     mesh.dial("shop/client", echo)
         .unwrap()
-        .say("again")
+        .exchange_line("again")
         .unwrap();
     assert_only_tls(&wire.finish(), &[client, server]);
 }
@@ -180,7 +180,7 @@ fn running_namespace_joins_and_leaves_and_breaks_no_connection() {
 #[test]
 fn pods_may_opt_out_and_host_network_pods_are_never_captured() {
     let manifests = format!(
-        "{PAIR}---
+        "{CLIENT_AND_SERVER}---
 apiVersion: v1
 kind: Pod
 metadata: {{name: stays-out, namespace: shop, labels: {{istio.io/dataplane-mode: none}}}}
@@ -218,7 +218,7 @@ spec: {{nodeName: {node}, hostNetwork: true, containers: [{{name: main, image: n
 
 #[test]
 fn node_namespace_gets_only_the_probe_rules() {
-    let manifests = format!("{PAIR}{}", on_the_node("node-2"));
+    let manifests = format!("{CLIENT_AND_SERVER}{}", on_the_node("node-2"));
     let rules = |mesh: &Mesh| {
         let output = mesh
             .client()
@@ -277,7 +277,7 @@ fn node_namespace_gets_only_the_probe_rules() {
 fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     for primary_cni in [PrimaryCni::Bridge, PrimaryCni::Ptp, PrimaryCni::Macvlan] {
         // macvlan pods of different nodes share no link in the lab: one node suffices.
-        let manifests = PAIR.replace("node-2", "node-1") + &on_the_node("node-1");
+        let manifests = CLIENT_AND_SERVER.replace("node-2", "node-1") + &on_the_node("node-1");
         let mesh = Mesh::up_with(
             &manifests,
             Options {
@@ -314,14 +314,18 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     ));
     // New connections are dropped; so are the packets of the pooled tunnel.
     let dropped = mesh.get("shop/client", url);
-    assert_eq!(dropped.ending(), Ending::TimedOut, "{dropped:?}");
+    assert_eq!(
+        dropped.connection_ending(),
+        GetOutcome::TimedOut,
+        "{dropped:?}"
+    );
     nft("delete table inet netpol");
     mesh.until_get("shop/client", url, true);
 }
 
 #[test]
 fn deleted_pod_leaves_no_capture_behind() {
-    let mesh = Mesh::up(&format!("{PAIR}{}", on_the_node("node-1")));
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{}", on_the_node("node-1")));
     mesh.apply(
         "visitor",
         "apiVersion: v1

@@ -4,10 +4,12 @@
 use std::{io::Write, net::SocketAddr, sync::Arc};
 
 use ambit_lab::{LabNetns, LogSource};
-use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, idle_pod, options, until};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, Client, Mesh, Options, assert_only_tls, idle_pod, options, until,
+};
 
 /// Daemons that the tests kill, each with its node.
-const VICTIMS: [(&str, Option<&str>); 5] = [
+const KILLED_PROCESSES: [(&str, Option<&str>); 5] = [
     ("proxy", Some("node-1")),
     ("proxy", Some("node-2")),
     ("agent", Some("node-1")),
@@ -21,12 +23,12 @@ fn works(mesh: &Mesh) -> bool {
 
 #[test]
 fn no_plaintext_escapes_when_any_component_is_killed() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let captured = [mesh.ip("shop/client"), mesh.ip("shop/server")];
     let before = mesh.client().status().unwrap().pods;
     let wire = mesh.watch(&["plain-marker"]);
     assert!(works(&mesh));
-    for (name, node) in VICTIMS {
+    for (name, node) in KILLED_PROCESSES {
         mesh.kill(name, node);
         // Calls continue: each either fails or is encrypted.
         until(
@@ -60,12 +62,12 @@ fn no_plaintext_escapes_when_any_component_is_killed() {
 /// Checks that peers do not downgrade connections to plaintext when a node's agent returns before its proxy.
 #[test]
 fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let server = mesh.ip("shop/server");
     let captured = [mesh.ip("shop/client"), server];
     let wire = mesh.watch(&["plain-marker"]);
     assert!(works(&mesh));
-    let proxy = mesh.hang("proxy", Some("node-2"));
+    let proxy = mesh.suspend("proxy", Some("node-2"));
     mesh.kill("agent", Some("node-2"));
     let failures = || {
         let source = LogSource::Daemon {
@@ -94,23 +96,26 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
 
 #[test]
 fn connections_do_not_need_agent_or_control_plane() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let server = mesh.ip("shop/server");
     let echo = SocketAddr::new(server, 9000);
     let mut open = mesh.dial("shop/client", echo).unwrap();
-    open.say("hello").unwrap();
+    open.exchange_line("hello").unwrap();
     let captured = [mesh.ip("shop/client"), server];
     // A killed one restarts at once, so that most of the test would find it running. One that hangs
     // keeps its sockets but does not respond, for as long as this test needs.
     let _away = [
-        mesh.hang("agent", Some("node-1")),
-        mesh.hang("agent", Some("node-2")),
-        mesh.hang("control", None),
+        mesh.suspend("agent", Some("node-1")),
+        mesh.suspend("agent", Some("node-2")),
+        mesh.suspend("control", None),
     ];
     let wire = mesh.watch(&["plain-marker"]);
     for _ in 0..5 {
-        open.say("still here").unwrap();
-        mesh.dial("shop/client", echo).unwrap().say("new").unwrap();
+        open.exchange_line("still here").unwrap();
+        mesh.dial("shop/client", echo)
+            .unwrap()
+            .exchange_line("new")
+            .unwrap();
         mesh.get("shop/client", "http://server.shop/").ok();
     }
     assert_only_tls(&wire.finish(), &captured);
@@ -118,7 +123,7 @@ fn connections_do_not_need_agent_or_control_plane() {
 
 #[test]
 fn new_mesh_pods_wait_for_an_unavailable_agent() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let wire = mesh.watch(&["late-marker"]);
     mesh.kill("agent", Some("node-1"));
     mesh.apply(
@@ -146,7 +151,7 @@ spec:
 #[test]
 fn whole_mesh_runs_for_an_unprivileged_user() {
     let mesh = Mesh::up_with(
-        PAIR,
+        CLIENT_AND_SERVER,
         Options {
             user_namespace: true,
             ..options()

@@ -3,10 +3,10 @@
 
 use std::{fs, net::SocketAddr, path::Path};
 
-use ambit_images::{Architecture, Image, Naming, Tree, Variant};
+use ambit_images::{Architecture, Image, ImageNaming, LayerTree, Variant};
 use ambit_lab::ExecOutput;
-use ambit_system_tests::{Mesh, PAIR, binary};
-use ambit_testkit::helm;
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, built_binary};
+use ambit_testkit::helm_command;
 use base64::Engine as _;
 use rcgen::{CertificateParams, KeyPair};
 
@@ -18,12 +18,12 @@ const HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG
 const HOST: &str = "registry.legacy.svc.cluster.local:5000";
 
 /// Mesh with the registry, and the directories of the registry and of the pushing client.
-struct Scene {
+struct RegistryFixture {
     mesh: Mesh,
     directory: tempfile::TempDir,
 }
 
-impl Scene {
+impl RegistryFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
@@ -44,7 +44,7 @@ auth: {{htpasswd: {{realm: test, path: {at}/htpasswd}}}}
         );
         fs::write(path("config.yml"), config).unwrap();
         let registry = format!(
-            "{PAIR}
+            "{CLIENT_AND_SERVER}
 ---
 apiVersion: v1
 kind: Service
@@ -59,7 +59,7 @@ spec:
   containers:
   - {{name: main, image: none, command: [{}, serve, {at}/config.yml]}}
 ",
-            binary("oci-distribution").display()
+            built_binary("oci-distribution").display()
         );
         let mesh = Mesh::up(&registry);
         let scene = Self { mesh, directory };
@@ -82,9 +82,9 @@ spec:
         architectures: &[Architecture],
     ) -> (std::path::PathBuf, String) {
         let variant = |architecture: &Architecture| {
-            let mut tree = Tree::default();
-            tree.text("/etc/motd", name);
-            tree.text("/etc/architecture", architecture.name());
+            let mut tree = LayerTree::default();
+            tree.add_text_file("/etc/motd", name);
+            tree.add_text_file("/etc/architecture", architecture.name());
             Variant {
                 architecture: *architecture,
                 layers: vec![tree.layer().unwrap()],
@@ -127,7 +127,7 @@ spec:
     fn push(&self, archives: &[&Path], trusts: bool) -> ExecOutput {
         let certificate = format!("SSL_CERT_FILE={}", self.path("cert.pem").display());
         let docker = format!("DOCKER_CONFIG={}", self.directory.path().display());
-        let program = binary("ambit-image-push").display().to_string();
+        let program = built_binary("ambit-image-push").display().to_string();
         let mut command = vec!["/usr/bin/env", docker.as_str()];
         if trusts {
             command.push(&certificate);
@@ -151,7 +151,7 @@ spec:
 
 #[test]
 fn images_are_pushed_with_dockers_credentials() {
-    let scene = Scene::new();
+    let scene = RegistryFixture::new();
     let (agent, agent_digest) = scene.archive("me/agent:v1");
     let (control, control_digest) = scene.archive("me/control:v1");
     let both = [agent.as_path(), control.as_path()];
@@ -167,7 +167,7 @@ fn images_are_pushed_with_dockers_credentials() {
 
 #[test]
 fn image_for_two_architectures_is_pushed_as_an_index() {
-    let scene = Scene::new();
+    let scene = RegistryFixture::new();
     let (agent, digest) = scene.archive_for("me/agent:v1", &Architecture::ALL);
     scene.login(PASSWORD);
     let pushed = scene.push(&[&agent], true);
@@ -200,10 +200,10 @@ fn image_for_two_architectures_is_pushed_as_an_index() {
 
 #[test]
 fn helm_installs_from_the_registry_without_values() {
-    let scene = Scene::new();
+    let scene = RegistryFixture::new();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit");
     let hub = format!("{HOST}/me");
-    let naming = Naming {
+    let naming = ImageNaming {
         hub: &hub,
         tag: "v1",
     };
@@ -216,7 +216,7 @@ fn helm_installs_from_the_registry_without_values() {
         let certificate = format!("--ca-file={}", scene.path("cert.pem").display());
         let config = format!("--registry-config={}", scene.path("config.json").display());
         let home = format!("HOME={}", scene.directory.path().display());
-        let helm = helm().get_program().to_str().unwrap().to_owned();
+        let helm = helm_command().get_program().to_str().unwrap().to_owned();
         let command = ["/usr/bin/env", &home, &helm, "template", "mesh", chart];
         let flags = [certificate.as_str(), &config, "--kube-version=1.35.0"];
         let command = [&command[..], &flags, more].concat();
@@ -241,7 +241,7 @@ fn helm_installs_from_the_registry_without_values() {
 
 #[test]
 fn rejected_or_invalid_images_are_not_pushed() {
-    let scene = Scene::new();
+    let scene = RegistryFixture::new();
     let (agent, _) = scene.archive("me/agent:v1");
     let (control, _) = scene.archive("me/control:v1");
     let truncated = scene.path("truncated.tar");

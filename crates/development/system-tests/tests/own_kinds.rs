@@ -12,7 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_system_tests::{GATEWAY, LogSource, Mesh, PAIR, answer_ok, is_whole, read_head, until};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, LogSource, Mesh, answer_ok, is_complete_response, read_head, until,
+};
 
 const PORT: u16 = 8090;
 
@@ -51,21 +53,21 @@ spec:
   rules:
 ";
 
-struct Scene {
+struct OwnKindsFixture {
     mesh: Mesh,
     service: SocketAddr,
     /// Number of requests that the applications have received.
     requests: Arc<AtomicUsize>,
 }
 
-impl Scene {
+impl OwnKindsFixture {
     /// Starts a service of these pods, each with a version label.
     fn new(pods: &[(&'static str, &str)]) -> Self {
         let all: String = pods
             .iter()
             .map(|(name, version)| pod(name, version))
             .collect();
-        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{SERVICE}{all}"));
+        let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SERVICE}{all}"));
         let scene = Self {
             service: mesh.service("many.shop.svc", 80),
             requests: Arc::default(),
@@ -103,7 +105,7 @@ impl Scene {
         let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
             return String::new();
         };
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.unwrap_or_default()
     }
 
@@ -191,7 +193,7 @@ const FAULTY: &str = "
 
 #[test]
 fn faults_apply_only_to_matching_requests() {
-    let scene = Scene::new(&[("a", "v1")]);
+    let scene = OwnKindsFixture::new(&[("a", "v1")]);
     let mesh = &scene.mesh;
     mesh.apply("aborts", &fault("aborts", "{abort: {httpStatus: 418}}"));
     mesh.apply("delays", &fault("delays", "{delay: {fixedDelay: 700ms}}"));
@@ -275,7 +277,7 @@ const SUBSETS: &str = "
 
 #[test]
 fn subset_gets_only_requests_routed_to_it() {
-    let scene = Scene::new(&[("a", "v1"), ("b", "v2"), ("c", "v1")]);
+    let scene = OwnKindsFixture::new(&[("a", "v1"), ("b", "v2"), ("c", "v1")]);
     let mesh = &scene.mesh;
     let closed = "{connectionPool: {http: {http2MaxRequests: 1}}}";
     let subsets = format!(

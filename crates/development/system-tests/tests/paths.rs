@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Expected, Mesh, PAIR, assert_only_tls, options, until};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, ExpectedOutcome, Mesh, assert_only_tls, options, until,
+};
 
 const DENY_ALL_BUT_CLIENT: &str = "
 apiVersion: security.istio.io/v1
@@ -16,7 +18,8 @@ spec:
 ";
 
 /// Reason of a denial in the node proxy's access log when ALLOW policies exist, but none matches.
-const NONE_ALLOWED: Expected<'_> = Expected::Denial("allow policies exist, but none allowed");
+const NONE_ALLOWED: ExpectedOutcome<'_> =
+    ExpectedOutcome::Denial("allow policies exist, but none allowed");
 
 const STRICT: &str = "
 apiVersion: security.istio.io/v1
@@ -38,7 +41,7 @@ spec:
 
 #[test]
 fn traffic_between_captured_pods_is_only_tls_and_keeps_its_source() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
     let wire = mesh.watch(&["plain-marker"]);
     for url in [
@@ -63,7 +66,7 @@ fn traffic_between_captured_pods_is_only_tls_and_keeps_its_source() {
 
 #[test]
 fn outside_plaintext_is_accepted_until_policy_needs_identity() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     let outsider = mesh.ip("legacy/client");
     assert!(
@@ -74,7 +77,7 @@ fn outside_plaintext_is_accepted_until_policy_needs_identity() {
 
     mesh.apply("strict", STRICT);
     let strict =
-        Expected::Denial("explicitly denied by: istio-system/istio_converted_static_strict");
+        ExpectedOutcome::Denial("explicitly denied by: istio-system/istio_converted_static_strict");
     mesh.until_get("legacy/client", &url, strict);
     mesh.get("shop/client", &url).ok();
 
@@ -84,7 +87,7 @@ fn outside_plaintext_is_accepted_until_policy_needs_identity() {
 
 #[test]
 fn captured_pod_reaches_outside_pods_in_plaintext() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("legacy/server"));
     let answer = mesh.get("shop/client", &url);
     assert!(answer.ok().contains("legacy-server"), "{answer:?}");
@@ -103,7 +106,7 @@ fn captured_pod_reaches_outside_pods_in_plaintext() {
 
 #[test]
 fn policy_for_one_identity_denies_all_others() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.apply("policy", DENY_ALL_BUT_CLIENT);
     mesh.until_get("legacy/client", &url, NONE_ALLOWED);
@@ -114,7 +117,11 @@ fn policy_for_one_identity_denies_all_others() {
 fn new_policy_closes_only_connections_that_it_denies() {
     let other_port = "  - {name: other, image: none, command: [$LAB_TOOL, echo, --port, \"9001\"]}\n---\n\
         apiVersion: v1\nkind: Service\n";
-    let mesh = Mesh::up(&PAIR.replacen("---\napiVersion: v1\nkind: Service\n", other_port, 1));
+    let mesh = Mesh::up(&CLIENT_AND_SERVER.replacen(
+        "---\napiVersion: v1\nkind: Service\n",
+        other_port,
+        1,
+    ));
     let server = mesh.ip("shop/server");
     let [forbidden, allowed] = [9000, 9001].map(|port| SocketAddr::new(server, port));
     let clients = ["shop/client", "legacy/client"];
@@ -125,7 +132,7 @@ fn new_policy_closes_only_connections_that_it_denies() {
                 connection = mesh.dial(client, address).ok();
                 connection
                     .as_mut()
-                    .is_some_and(|echo| echo.say("hello").is_ok())
+                    .is_some_and(|echo| echo.exchange_line("hello").is_ok())
             });
             connection.unwrap()
         })
@@ -141,21 +148,23 @@ fn new_policy_closes_only_connections_that_it_denies() {
         mesh.get(client, &url).ok();
     }
     for connection in &mut kept {
-        connection.say("through the policy's coming").unwrap();
+        connection
+            .exchange_line("through the policy's coming")
+            .unwrap();
     }
 
     mesh.remove("policy");
     for mut connection in open(forbidden) {
-        connection.say("allowed again").unwrap();
+        connection.exchange_line("allowed again").unwrap();
     }
     for connection in &mut kept {
-        connection.say("and through its going").unwrap();
+        connection.exchange_line("and through its going").unwrap();
     }
 }
 
 #[test]
 fn malformed_manifests_change_nothing_and_are_reported() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.apply("policy", DENY_ALL_BUT_CLIENT);
     mesh.until_get("legacy/client", &url, NONE_ALLOWED);
@@ -168,7 +177,7 @@ fn malformed_manifests_change_nothing_and_are_reported() {
         let log = mesh.logs();
         log.contains("principles") && log.contains("only-client")
     });
-    mesh.get("legacy/client", &url).cut();
+    mesh.get("legacy/client", &url).assert_terminated();
     mesh.get("shop/client", &url).ok();
 }
 
@@ -179,7 +188,7 @@ fn ipv6_and_dual_stack_meshes_work_the_same() {
         ambit_system_tests::IpFamily::Dual,
     ] {
         let mesh = Mesh::up_with(
-            PAIR,
+            CLIENT_AND_SERVER,
             ambit_system_tests::Options {
                 ip_family: family,
                 ..options()

@@ -4,7 +4,9 @@
 
 use std::{io::Write as _, net::SocketAddr, thread};
 
-use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{
+    Mesh, RecordedRequests, is_complete_response, read_head, until, with_waypoint,
+};
 
 const MANIFESTS: &str = "
 ---
@@ -107,7 +109,7 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRe
             }
             noted.record(&head, &mut stream)?;
             let is_same = |(head, _): &&(String, String)| head.contains(&format!(" {target} "));
-            let times = noted.of("").iter().filter(is_same).count();
+            let times = noted.requests_of("").iter().filter(is_same).count();
             if target.starts_with("/silent") {
                 stuck();
             }
@@ -132,14 +134,14 @@ fn stuck() -> ! {
     }
 }
 
-struct Scene {
+struct FilterFixture {
     mesh: Mesh,
     address: SocketAddr,
     app: RecordedRequests,
     shadow: RecordedRequests,
 }
 
-impl Scene {
+impl FilterFixture {
     fn new() -> Self {
         let (mesh, _) = with_waypoint(MANIFESTS);
         mesh.apply("routes", ROUTES);
@@ -156,7 +158,7 @@ impl Scene {
         });
         until("the mirror is known", || {
             scene.ask("GET /copied/first HTTP/1.1", "", "");
-            !scene.shadow.of("get /sent/first ").is_empty()
+            !scene.shadow.requests_of("get /sent/first ").is_empty()
         });
         scene
     }
@@ -167,21 +169,21 @@ impl Scene {
         let request =
             format!("{line}\r\nHost: server\r\n{headers}Content-Length: {length}\r\n\r\n{body}");
         let mut connection = self.mesh.dial("shop/client", self.address).unwrap();
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.unwrap_or_else(|error| format!("failed: {error}"))
     }
 }
 
 #[test]
 fn mirror_gets_requests_and_never_delays_them() {
-    let scene = Scene::new();
+    let scene = FilterFixture::new();
     let answer = scene.ask("POST /copied/a?b=c HTTP/1.1", "X-A: 1\r\n", "hello");
     assert!(answer.ends_with("app"), "{answer}");
     until("the mirror gets it", || {
-        !scene.shadow.of("post /sent/a?b=c ").is_empty()
+        !scene.shadow.requests_of("post /sent/a?b=c ").is_empty()
     });
-    let original = scene.app.of("post /sent/a?b=c ");
-    let copy = scene.shadow.of("post /sent/a?b=c ");
+    let original = scene.app.requests_of("post /sent/a?b=c ");
+    let copy = scene.shadow.requests_of("post /sent/a?b=c ");
     let ([(head, body)], [(copied_head, copied_body)]) = (original.as_slice(), copy.as_slice())
     else {
         panic!("{original:?} {copy:?}")
@@ -210,18 +212,21 @@ fn mirror_gets_requests_and_never_delays_them() {
     let large = "x".repeat(8 << 20);
     let answer = scene.ask("POST /copied/stuck HTTP/1.1", "", &large);
     assert!(answer.ends_with("app"), "{answer}");
-    assert_eq!(scene.app.of("post /sent/stuck ")[0].1.len(), large.len());
+    assert_eq!(
+        scene.app.requests_of("post /sent/stuck ")[0].1.len(),
+        large.len()
+    );
     let answer = scene.ask("GET /copied/last HTTP/1.1", "", "");
     assert!(answer.ends_with("app"), "{answer}");
     until("the mirror gets the last", || {
-        !scene.shadow.of("get /sent/last ").is_empty()
+        !scene.shadow.requests_of("get /sent/last ").is_empty()
     });
-    assert!(scene.shadow.of("get /sent/secret ").is_empty());
+    assert!(scene.shadow.requests_of("get /sent/secret ").is_empty());
 }
 
 #[test]
 fn preflights_follow_policies_and_failed_requests_are_retried() {
-    let scene = Scene::new();
+    let scene = FilterFixture::new();
     let preflight = |path: &str, origin: &str| {
         let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: PUT\r\n");
         let answer = scene.ask(&format!("OPTIONS {path} HTTP/1.1"), &headers, "");
@@ -248,7 +253,7 @@ fn preflights_follow_policies_and_failed_requests_are_retried() {
         denied.starts_with("http/1.1 403") && !denied.contains("access-control"),
         "{denied}"
     );
-    assert!(scene.app.of("options ").is_empty());
+    assert!(scene.app.requests_of("options ").is_empty());
     for (origin, allowed) in [("https://a.example", true), ("https://evil", false)] {
         let headers = format!("Origin: {origin}\r\n");
         let answer = scene.ask("GET /cors/x HTTP/1.1", &headers, "");
@@ -264,19 +269,19 @@ fn preflights_follow_policies_and_failed_requests_are_retried() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let bodies: Vec<_> = scene
         .app
-        .of("post /flaky/a ")
+        .requests_of("post /flaky/a ")
         .into_iter()
         .map(|(_, body)| body)
         .collect();
     assert_eq!(bodies, ["again"; 3]);
     let answer = scene.ask("GET /flaky/always HTTP/1.1", "", "");
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
-    assert_eq!(scene.app.of("get /flaky/always ").len(), 3);
+    assert_eq!(scene.app.requests_of("get /flaky/always ").len(), 3);
     // The body exceeds the buffer for retries.
     let answer = scene.ask("POST /flaky/large HTTP/1.1", "", &"x".repeat(256 << 10));
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
-    assert_eq!(scene.app.of("post /flaky/large ").len(), 1);
+    assert_eq!(scene.app.requests_of("post /flaky/large ").len(), 1);
     let late = scene.ask("GET /silent HTTP/1.1", "", "");
     assert!(late.starts_with("HTTP/1.1 504"), "{late}");
-    assert_eq!(scene.app.of("get /silent ").len(), 2);
+    assert_eq!(scene.app.requests_of("get /silent ").len(), 2);
 }

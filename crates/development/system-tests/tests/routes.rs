@@ -94,7 +94,7 @@ spec:
   to: [{group: '', kind: Service, name: mirror}]
 ";
 
-const OF_BANK: &str = "
+const BANK_ROUTES: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: own, namespace: bank}
@@ -124,7 +124,7 @@ fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
         "GET {path} HTTP/1.1\r\nHost: server\r\nX-Set: a\r\nX-Add: one\r\nX-Gone: a\r\nConnection: close\r\n\r\n"
     );
     let mut connection = mesh.dial(client, address).unwrap();
-    let answer = connection.raw(request.as_bytes(), |_| false);
+    let answer = connection.send_raw(request.as_bytes(), |_| false);
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
@@ -187,7 +187,7 @@ fn routes_change_messages_after_policies_have_decided() {
 #[test]
 fn clients_route_applies_only_to_clients_of_its_namespace() {
     let (mesh, address) = with_bank();
-    mesh.apply("own", OF_BANK);
+    mesh.apply("own", BANK_ROUTES);
     let own = until_status(&mesh, "bank/client", address, "/none", "404");
     assert!(!own.contains("plain-marker"), "{own}");
     let own = until_status(&mesh, "bank/client", address, "/own", "200");

@@ -9,16 +9,17 @@
 use std::{net::SocketAddr, time::Instant};
 
 use ambit_system_tests::{
-    LogSource, Mesh, Openings, Options, PAIR, Replacement, assert_only_tls, find, options,
+    CLIENT_AND_SERVER, ConnectionAttempts, LogSource, Mesh, Options, Replacement, assert_only_tls,
+    find, options,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
 #[test]
 fn repeatedly_killed_node_proxy_refuses_no_connection() {
-    let mesh = Mesh::up(PAIR);
-    let openings = Openings::new(&mesh);
-    openings.dial().unwrap().say("before").unwrap();
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
+    let openings = ConnectionAttempts::new(&mesh);
+    openings.dial().unwrap().exchange_line("before").unwrap();
     let wire = mesh.watch(&["from-pod"]);
     let mut gaps = Vec::new();
     std::thread::scope(|scope| {
@@ -30,7 +31,7 @@ fn repeatedly_killed_node_proxy_refuses_no_connection() {
                 // The first connection after the death waits for the next worker, and is served.
                 let mut first = openings.dial().expect("nobody is refused");
                 first
-                    .say("from-pod")
+                    .exchange_line("from-pod")
                     .unwrap_or_else(|error| panic!("round {round} {node}: {error}"));
                 gaps.push(killed.elapsed());
                 openings.wait_for_more(5);
@@ -60,17 +61,17 @@ fn replaced(how: Replacement) {
     let mut options: Options = options();
     let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "60s".into());
     options.env.extend([drain]);
-    let mesh = Mesh::up_with(PAIR, options);
-    let openings = Openings::new(&mesh);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
+    let openings = ConnectionAttempts::new(&mesh);
     let mut long = openings.dial().unwrap();
-    long.say("before").unwrap();
+    long.exchange_line("before").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| openings.run(false));
         openings.wait_for_more(5);
         for node in NODES {
             mesh.client().replace("proxy", Some(node), how).unwrap();
             openings.wait_for_more(20);
-            long.say("across")
+            long.exchange_line("across")
                 .expect("a connection lives on in the old proxy");
         }
         openings.stop();
@@ -83,7 +84,7 @@ fn replaced(how: Replacement) {
     let text = mesh.client().log_text(log).unwrap();
     let succeeded = "the successor takes the connections";
     assert_eq!(text.matches(succeeded).count(), 2, "{text}");
-    long.say("after").unwrap();
+    long.exchange_line("after").unwrap();
 }
 
 #[test]
@@ -130,7 +131,7 @@ spec:
 
 #[test]
 fn new_pods_first_connection_attempt_succeeds() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let mut spent = Vec::new();
     for number in 0..5 {
         // A service account of its own, whose certificate was never requested before.
@@ -143,12 +144,12 @@ fn new_pods_first_connection_attempt_succeeds() {
 
 #[test]
 fn first_connection_of_a_new_pod_does_not_wait_for_the_control_plane() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     // The node's proxy has a certificate for the account, and knows that the server is ready.
     mesh.until_only_tls("shop/client", SocketAddr::new(mesh.ip("shop/server"), 9000));
     let service = mesh.service("server.shop", 9000);
     mesh.until_answered("shop/client", service);
-    let _away = mesh.hang("control", None);
+    let _away = mesh.suspend("control", None);
     mesh.apply("new", &new_pod("new", "client"));
     first_answer(&mesh, "shop/new");
 }
@@ -159,17 +160,17 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         let mut options = options();
         let setting = ("AMBIT_CLOSE_CLEAR_CONNECTIONS".into(), close.to_string());
         options.env.extend([setting]);
-        let mesh = Mesh::up_with(PAIR, options);
+        let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
         let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
         let mut from_before = mesh.dial("legacy/client", server).unwrap();
-        from_before.say("in plaintext").unwrap();
+        from_before.exchange_line("in plaintext").unwrap();
         mesh.label("legacy", "ambient");
         mesh.until_captured("legacy/client", true);
         if close {
             from_before.until_closed();
             continue;
         }
-        from_before.say("still in plaintext").unwrap();
+        from_before.exchange_line("still in plaintext").unwrap();
         let list = || {
             let dump = mesh.proxy_dump("node-1");
             let state = dump["workloadState"].as_object().unwrap().clone();
@@ -182,7 +183,7 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         assert_eq!(clear[0]["originalDst"], server.to_string());
         // The proxy carries a new connection, and does not list it among the earlier ones.
         let mut carried = mesh.dial("legacy/client", server).unwrap();
-        carried.say("carried").unwrap();
+        carried.exchange_line("carried").unwrap();
         let now = list();
         assert_eq!(now["clear"], clear);
         assert_eq!(now["outbound"].as_array().map(Vec::len), Some(1), "{now}");

@@ -17,7 +17,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Heads, LogSource, Mesh, answer_ok, is_whole, options, read_head, until, with_waypoint_and,
+    LogSource, Mesh, RecordedHeads, answer_ok, is_complete_response, options, read_head, until,
+    with_waypoint_and,
 };
 use serde_json::{Value, json};
 
@@ -105,12 +106,12 @@ spec:
 /// Server of key sets (JWKS) with its current response, and the number of requests.
 #[derive(Clone)]
 struct KeyServer {
-    answers: Arc<Mutex<Answers>>,
+    answers: Arc<Mutex<KeyServerBehavior>>,
     asked: Arc<AtomicUsize>,
 }
 
 #[derive(Clone)]
-enum Answers {
+enum KeyServerBehavior {
     Keys(String),
     Nothing,
     Never,
@@ -119,7 +120,7 @@ enum Answers {
 impl KeyServer {
     fn serve(mesh: &Mesh, keys: &str) -> (Self, SocketAddr) {
         let server = Self {
-            answers: Arc::new(Mutex::new(Answers::Keys(keys.to_owned()))),
+            answers: Arc::new(Mutex::new(KeyServerBehavior::Keys(keys.to_owned()))),
             asked: Arc::default(),
         };
         let of = server.clone();
@@ -130,12 +131,14 @@ impl KeyServer {
             of.asked.fetch_add(1, SeqCst);
             let answers = of.answers.lock().unwrap().clone();
             match answers {
-                Answers::Keys(keys) if head.starts_with("GET /keys ") => {
+                KeyServerBehavior::Keys(keys) if head.starts_with("GET /keys ") => {
                     answer_ok(&mut stream, &keys)
                 }
-                Answers::Keys(_) => write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n"),
-                Answers::Nothing => Ok(()),
-                Answers::Never => loop {
+                KeyServerBehavior::Keys(_) => {
+                    write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n")
+                }
+                KeyServerBehavior::Nothing => Ok(()),
+                KeyServerBehavior::Never => loop {
                     thread::park();
                 },
             }
@@ -143,7 +146,7 @@ impl KeyServer {
         (server, address)
     }
 
-    fn answer(&self, answers: Answers) {
+    fn answer(&self, answers: KeyServerBehavior) {
         *self.answers.lock().unwrap() = answers;
     }
 
@@ -156,16 +159,16 @@ impl KeyServer {
     }
 }
 
-struct Scene {
+struct TokenFixture {
     mesh: Mesh,
     address: SocketAddr,
-    heads: Heads,
+    heads: RecordedHeads,
     server: KeyServer,
     keys: SocketAddr,
     made: Value,
 }
 
-impl Scene {
+impl TokenFixture {
     /// Starts a mesh whose key server has only the RS256 key, once the objects are published.
     fn new() -> Self {
         let made: Value = serde_json::from_str(FOREIGN_TOKENS).unwrap();
@@ -201,7 +204,7 @@ impl Scene {
     fn ask(&self, method: &str, target: &str, headers: &str) -> String {
         let request = format!("{method} {target} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let mut connection = self.mesh.dial("shop/client", self.address).unwrap();
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.map_or_else(
             |error| format!("failed: {error}"),
             |answer| answer.to_ascii_lowercase(),
@@ -273,7 +276,7 @@ fn key_set(made: &Value, name: &str) -> String {
 
 #[test]
 fn only_signed_tokens_are_accepted_and_claims_decide() {
-    let scene = Scene::new();
+    let scene = TokenFixture::new();
     let token = scene.token("RS256");
     let valid = bearer(&token);
     // Without a token, the request is unauthenticated.
@@ -361,7 +364,7 @@ fn only_signed_tokens_are_accepted_and_claims_decide() {
 
 #[test]
 fn tokens_never_reach_logs_labels_or_spans() {
-    let scene = Scene::new();
+    let scene = TokenFixture::new();
     let token = scene.token("RS256");
     let (signed, _) = token.rsplit_once('.').unwrap();
     let ask = |target: &str, headers: &str, status: u16| {
@@ -468,23 +471,29 @@ spec:
 
 #[test]
 fn keys_follow_their_server_and_survive_its_failures() {
-    let scene = Scene::new();
+    let scene = TokenFixture::new();
     let (first, second) = (bearer(&scene.token("RS256")), bearer(&scene.token("ES256")));
     assert_eq!(scene.status("/private/a", &second), 401);
     let rotated = key_set(&scene.made, "p256");
-    scene.server.answer(Answers::Keys(rotated.clone()));
+    scene
+        .server
+        .answer(KeyServerBehavior::Keys(rotated.clone()));
     until("the new key is known", || {
         scene.status("/private/a", &second) == 200
     });
     assert_eq!(scene.status("/private/a", &first), 401);
-    for failure in [Answers::Nothing, Answers::Never, Answers::Keys("{}".into())] {
+    for failure in [
+        KeyServerBehavior::Nothing,
+        KeyServerBehavior::Never,
+        KeyServerBehavior::Keys("{}".into()),
+    ] {
         scene.server.answer(failure);
         scene.server.until_requested();
         assert_eq!(scene.status("/private/a", &second), 200);
         assert_eq!(scene.status("/private/a", &first), 401);
     }
     // Without any keys, no token is valid, and requests without a token proceed.
-    scene.server.answer(Answers::Keys(rotated));
+    scene.server.answer(KeyServerBehavior::Keys(rotated));
     scene
         .mesh
         .apply("tokens", &objects(&format!("http://{}/none", scene.keys)));

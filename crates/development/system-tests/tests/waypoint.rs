@@ -8,7 +8,9 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Conversation, GATEWAY, Mesh, PAIR, is_whole, until, with_waypoint};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, EchoConnection, GATEWAY, Mesh, is_complete_response, until, with_waypoint,
+};
 
 const NO_ADMIN: &str = "
 apiVersion: security.istio.io/v1
@@ -82,8 +84,8 @@ fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
 
 /// Sends one request verbatim on a new connection; returns head and body of the response.
 fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
-    let mut connection: Conversation = mesh.dial("shop/client", address).unwrap();
-    let answer = connection.raw(request.as_bytes(), |_| false);
+    let mut connection: EchoConnection = mesh.dial("shop/client", address).unwrap();
+    let answer = connection.send_raw(request.as_bytes(), |_| false);
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
@@ -119,8 +121,8 @@ fn non_http_passes_through_whichever_side_speaks_first() {
     let (mesh, _) = with_waypoint("");
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut echo = mesh.dial("shop/client", server).unwrap();
-    echo.say("binary \u{1} and more").unwrap();
-    echo.say("again").unwrap();
+    echo.exchange_line("binary \u{1} and more").unwrap();
+    echo.exchange_line("again").unwrap();
 }
 
 #[test]
@@ -219,7 +221,7 @@ fn route_forwards_requests_to_another_service() {
         .unwrap();
     let mut ask = || {
         let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
-        open.raw(request, is_whole).unwrap()
+        open.send_raw(request, is_complete_response).unwrap()
     };
     assert!(ask().contains("plain-marker"));
     mesh.apply("other", OTHER);
@@ -254,7 +256,7 @@ fn pod_needs_its_waypoint_until_the_gateway_is_deleted() {
         "{name: waypoint, namespace: shop}",
         "{name: waypoint, namespace: shop, annotations: {ambit.io/waypoint-replicas: '0'}}",
     );
-    mesh.apply("manifests", &format!("{PAIR}\n---{scaled}"));
+    mesh.apply("manifests", &format!("{CLIENT_AND_SERVER}\n---{scaled}"));
     until("the waypoint has gone", || {
         !mesh.get("shop/client", &direct).succeeded()
     });
@@ -266,7 +268,7 @@ fn pod_needs_its_waypoint_until_the_gateway_is_deleted() {
         let answer = mesh.get(client, url);
         assert!(!answer.succeeded(), "{client} reached {url}: {answer:?}");
     }
-    mesh.apply("manifests", PAIR);
+    mesh.apply("manifests", CLIENT_AND_SERVER);
     for client in ["shop/client", "legacy/client"] {
         let answer = mesh.until_get(client, &direct, true);
         let called_by = format!("called by {}", mesh.ip(client));
@@ -284,14 +286,14 @@ fn connection_is_closed_when_a_policy_starts_to_deny_it() {
     let mut denied = mesh.dial("legacy/client", server).unwrap();
     let mut allowed = mesh.dial("shop/client", server).unwrap();
     for connection in [&mut denied, &mut allowed] {
-        connection.say("hello").unwrap();
+        connection.exchange_line("hello").unwrap();
     }
     mesh.apply(
         "policy",
         &ONLY_CLIENT.replace("    to: [{operation: {methods: [GET]}}]\n", ""),
     );
     denied.until_closed();
-    allowed.say("still here").unwrap();
+    allowed.exchange_line("still here").unwrap();
 }
 
 /// Sends requests that proxies and applications interpret differently, and checks the responses.

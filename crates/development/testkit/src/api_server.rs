@@ -55,13 +55,13 @@ pub struct ApiServer {
 struct Shared {
     state: Mutex<State>,
     /// Counter whose changes close every open connection.
-    cut: watch::Sender<u32>,
+    connection_cut: watch::Sender<u32>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     store: Store,
-    away: bool,
+    is_away: bool,
     /// Error statuses of the next responses.
     failing: Vec<u16>,
     /// Error statuses of the next responses, by request path.
@@ -100,12 +100,12 @@ impl ApiServer {
         listener.set_nonblocking(true).expect("a usable listener");
         let shared = Arc::new(Shared {
             state: Mutex::default(),
-            cut: watch::Sender::new(0),
+            connection_cut: watch::Sender::new(0),
         });
         let (end, mut ended) = mpsc::channel::<()>(1);
         let served = Arc::clone(&shared);
         std::thread::spawn(move || {
-            let runtime = ambit_rt::current_thread().expect("a runtime");
+            let runtime = ambit_rt::current_thread_runtime().expect("a runtime");
             runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
                 tokio::select! {
@@ -142,12 +142,12 @@ impl ApiServer {
     pub fn put(&self, collection: &str, object: Value) {
         let mut state = self.shared.state.lock();
         let change = state.store.put(collection, object);
-        state.tell(&change);
+        state.notify_watchers(&change);
     }
 
     /// Serves a kind without objects, so that discovery lists it.
     pub fn serve(&self, collection: &str, kind: &str) {
-        self.shared.state.lock().store.serve(collection, kind);
+        self.shared.state.lock().store.add_kind(collection, kind);
     }
 
     /// Responds to posts to `collection` by `review` instead of storing the objects, for
@@ -167,7 +167,7 @@ impl ApiServer {
         let mut state = self.shared.state.lock();
         let change = state.store.delete(collection, namespace, name);
         if let Some(change) = &change {
-            state.tell(change);
+            state.notify_watchers(change);
         }
         change.is_some()
     }
@@ -186,16 +186,16 @@ impl ApiServer {
 
     /// Switches an outage on or off; at its start, every open connection is closed.
     pub fn set_away(&self, away: bool) {
-        self.shared.state.lock().away = away;
+        self.shared.state.lock().is_away = away;
         if away {
-            self.cut();
+            self.close_connections();
         }
     }
 
     /// Closes every open connection; new connections are served.
-    pub fn cut(&self) {
+    pub fn close_connections(&self) {
         self.shared.state.lock().watches.clear();
-        self.shared.cut.send_modify(|count| *count += 1);
+        self.shared.connection_cut.send_modify(|count| *count += 1);
     }
 
     /// Drops the history of changes, so that no watch can be resumed from an earlier version.
@@ -220,7 +220,7 @@ impl ApiServer {
     }
 
     /// Sets a fixed response for a path, which replaces its objects.
-    pub fn answer(&self, path: &str, answer: Value) {
+    pub fn set_fixed_response(&self, path: &str, answer: Value) {
         let mut state = self.shared.state.lock();
         state.fixed.insert(path.to_owned(), answer);
     }
@@ -232,7 +232,7 @@ impl ApiServer {
 }
 
 impl State {
-    fn tell(&mut self, change: &Change) {
+    fn notify_watchers(&mut self, change: &Change) {
         self.watches.retain(|watcher| {
             watcher
                 .target
@@ -247,14 +247,14 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
-        if shared.state.lock().away {
+        if shared.state.lock().is_away {
             continue;
         }
-        let mut cut = shared.cut.subscribe();
+        let mut cut = shared.connection_cut.subscribe();
         let shared = Arc::clone(&shared);
         let service = hyper::service::service_fn(move |request| {
             let shared = Arc::clone(&shared);
-            async move { Ok::<_, Infallible>(answer(&shared, request).await) }
+            async move { Ok::<_, Infallible>(respond_to(&shared, request).await) }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
@@ -319,7 +319,7 @@ fn failure(status: u16, reason: &str) -> Response<ResponseBody> {
     )
 }
 
-async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<ResponseBody> {
+async fn respond_to(shared: &Shared, request: Request<Incoming>) -> Response<ResponseBody> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes());
     let body = body
@@ -360,27 +360,27 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Respons
     match (&head.method, target.name.is_some()) {
         (&Method::GET, false) if target.watch => open_watch(&mut state, target),
         (&Method::GET, false) => {
-            let list = state.store.page(&target);
+            let list = state.store.list_page(&target);
             respond(200, &list)
         }
         (&Method::GET, true) => state.store.find(&target).map_or_else(
             || failure(404, "NotFound"),
-            |object| respond(200, &target.shown(&object)),
+            |object| respond(200, &target.visible_part(&object)),
         ),
         (&Method::POST, false) if state.reviews.contains_key(&target.collection) => {
             let review = state.reviews.get(&target.collection);
             respond(201, &review.map_or(Value::Null, |review| (review.0)(&body)))
         }
-        (&Method::POST, _) => write(&mut state, &target, |store| store.create(&target, body)),
-        (&Method::PUT, _) => write(&mut state, &target, |store| store.replace(&target, body)),
-        (&Method::PATCH, _) => write(&mut state, &target, |store| {
+        (&Method::POST, _) => apply_write(&mut state, &target, |store| store.create(&target, body)),
+        (&Method::PUT, _) => apply_write(&mut state, &target, |store| store.replace(&target, body)),
+        (&Method::PATCH, _) => apply_write(&mut state, &target, |store| {
             let apply = head
                 .headers
                 .get(header::CONTENT_TYPE)
                 .is_some_and(|kind| kind.as_bytes().starts_with(b"application/apply-patch"));
             store.patch(&target, body, apply)
         }),
-        (&Method::DELETE, true) => write(&mut state, &target, |store| {
+        (&Method::DELETE, true) => apply_write(&mut state, &target, |store| {
             store
                 .delete(&target.collection, &target.namespace, target.name())
                 .ok_or((404, "NotFound"))
@@ -389,26 +389,26 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Response<Respons
     }
 }
 
-fn write(
+fn apply_write(
     state: &mut State,
     target: &Target,
     change: impl FnOnce(&mut Store) -> Result<Change, (u16, &'static str)>,
 ) -> Response<ResponseBody> {
     match change(&mut state.store) {
         Ok(change) => {
-            state.tell(&change);
-            respond(200, &target.shown(&change.object))
+            state.notify_watchers(&change);
+            respond(200, &target.visible_part(&change.object))
         }
         Err((status, reason)) => failure(status, reason),
     }
 }
 
 fn open_watch(state: &mut State, target: Target) -> Response<ResponseBody> {
-    if state.away {
+    if state.is_away {
         // The connection is about to be closed.
         return failure(503, "ServiceUnavailable");
     }
-    let Some(since) = state.store.since(target.from_version) else {
+    let Some(since) = state.store.changes_since(target.from_version) else {
         return failure(410, "Expired");
     };
     let missed: Vec<u8> = since

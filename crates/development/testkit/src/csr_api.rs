@@ -31,8 +31,12 @@ impl CsrApi {
         let config =
             ambit_grpc_listener::server_config(settings, chain, key).expect("a server config");
         let (drain, watcher) = drain::channel();
-        let incoming =
-            ambit_grpc_listener::incoming(listener, watcher, move || config.clone(), |_| ());
+        let incoming = ambit_grpc_listener::incoming_connections(
+            listener,
+            watcher,
+            move || config.clone(),
+            |_| (),
+        );
         let service = IstioCertificateServiceServer::new(service);
         let task = ambit_rt::spawn_abortable("csr api", async move {
             tonic::transport::Server::builder()

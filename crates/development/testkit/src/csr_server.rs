@@ -16,20 +16,20 @@ use crate::{Pki, csr_api::CsrApi};
 
 /// Scripted response of the CSR API; without one, the server issues the requested certificate.
 #[derive(Clone, Debug)]
-pub enum CsrAnswer {
+pub enum CsrResponse {
     /// Issues a certificate for another identity.
-    For(Identity),
+    IssueFor(Identity),
     /// Responds with this certificate chain to any request.
     Chain(Vec<String>),
     /// Responds with a gRPC error.
     Error(Status),
     /// Sends no response at all.
-    Silence,
+    NoResponse,
 }
 
 /// Call that the CSR API received.
 #[derive(Clone, Debug)]
-pub struct SeenRequest {
+pub struct ReceivedCsr {
     /// Certificate request as PEM.
     pub csr: String,
     /// Requested validity in seconds.
@@ -52,8 +52,8 @@ pub struct CsrServer {
 #[derive(Debug)]
 struct Shared {
     pki: Arc<Pki>,
-    script: Mutex<VecDeque<CsrAnswer>>,
-    seen: Mutex<Vec<SeenRequest>>,
+    script: Mutex<VecDeque<CsrResponse>>,
+    seen: Mutex<Vec<ReceivedCsr>>,
 }
 
 impl CsrServer {
@@ -81,12 +81,12 @@ impl CsrServer {
     }
 
     /// Scripts the next response.
-    pub fn answer_next(&self, answer: CsrAnswer) {
+    pub fn queue_response(&self, answer: CsrResponse) {
         self.shared.script.lock().push_back(answer);
     }
 
     /// Returns the calls that the server has received so far.
-    pub fn seen(&self) -> Vec<SeenRequest> {
+    pub fn received_requests(&self) -> Vec<ReceivedCsr> {
         self.shared.seen.lock().clone()
     }
 }
@@ -109,7 +109,7 @@ impl IstioCertificateService for Service {
                 Some(Kind::StringValue(text)) => Some(text),
                 _ => None,
             });
-        self.0.seen.lock().push(SeenRequest {
+        self.0.seen.lock().push(ReceivedCsr {
             csr: request.csr.clone(),
             validity: request.validity_duration,
             impersonated: impersonated.clone(),
@@ -117,14 +117,14 @@ impl IstioCertificateService for Service {
         });
         let issue = |identity: &Identity| {
             let ttl = Duration::from_secs(request.validity_duration.unsigned_abs());
-            self.0.pki.answer(&request.csr, identity, ttl)
+            self.0.pki.certificate_response(&request.csr, identity, ttl)
         };
         let answer = self.0.script.lock().pop_front();
         let cert_chain = match answer {
-            Some(CsrAnswer::For(identity)) => issue(&identity),
-            Some(CsrAnswer::Chain(chain)) => chain,
-            Some(CsrAnswer::Error(status)) => return Err(status),
-            Some(CsrAnswer::Silence) => std::future::pending().await,
+            Some(CsrResponse::IssueFor(identity)) => issue(&identity),
+            Some(CsrResponse::Chain(chain)) => chain,
+            Some(CsrResponse::Error(status)) => return Err(status),
+            Some(CsrResponse::NoResponse) => std::future::pending().await,
             None => {
                 let identity = impersonated
                     .and_then(|identity| identity.parse().ok())

@@ -22,7 +22,7 @@ const HERE_DOCUMENT: &str = "<<'END'";
 
 /// Command of a document, with the output that the document shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct DocumentStep {
     /// Line number in the document, from 1.
     pub line: usize,
     /// Shell command, including its here-document.
@@ -32,13 +32,13 @@ pub struct Step {
 }
 
 /// Returns the path of the repository's root directory.
-pub fn repository() -> PathBuf {
+pub fn repository_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
 /// Returns the steps for one runner in a document, whose path is relative to the repository.
-pub fn steps_of(path: &str, runner: &str) -> Vec<Step> {
-    let file = repository().join(path);
+pub fn steps_of_file(path: &str, runner: &str) -> Vec<DocumentStep> {
+    let file = repository_root().join(path);
     let text = fs::read_to_string(&file)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
     let steps = steps(&text, runner);
@@ -47,7 +47,7 @@ pub fn steps_of(path: &str, runner: &str) -> Vec<Step> {
 }
 
 /// Returns the steps for one runner in a document's text.
-pub fn steps(text: &str, runner: &str) -> Vec<Step> {
+pub fn steps(text: &str, runner: &str) -> Vec<DocumentStep> {
     let shown = format!("<!-- run: {runner} -->");
     let hidden = format!("<!-- run: {runner}");
     let mut steps = Vec::new();
@@ -69,7 +69,7 @@ pub fn steps(text: &str, runner: &str) -> Vec<Step> {
 }
 
 /// Parses the steps of one block.
-fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>) {
+fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<DocumentStep>) {
     let mut in_document = false;
     for (index, line) in block {
         if in_document {
@@ -79,7 +79,7 @@ fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>
         } else if let Some(command) = line.strip_prefix("$ ") {
             let command = command.split("  #").next().unwrap_or_default().trim_end();
             in_document = command.contains(HERE_DOCUMENT);
-            steps.push(Step {
+            steps.push(DocumentStep {
                 line: index + 1,
                 command: command.to_owned(),
                 output: Vec::new(),
@@ -91,12 +91,12 @@ fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>
     }
 }
 
-impl Step {
+impl DocumentStep {
     /// Returns the first shown line that the output lacks. For a command without shown output, the exit status must be
     /// success.
-    fn missing(&self, output: &Output) -> Option<String> {
+    fn missing_output(&self, output: &Output) -> Option<String> {
         let text = text_of(output);
-        let has = |shown: &&String| text.lines().any(|line| is_shown_by(line, shown));
+        let has = |shown: &&String| text.lines().any(|line| matches_line(line, shown));
         match self.output.iter().find(|shown| !has(shown)) {
             Some(line) => Some(format!("no line {line:?}")),
             None if self.output.is_empty() && !output.status.success() => {
@@ -109,7 +109,7 @@ impl Step {
 
 /// Returns whether a line of output matches a line of the document, regardless of the widths of
 /// columns.
-fn is_shown_by(line: &str, shown: &str) -> bool {
+fn matches_line(line: &str, shown: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let line = words(line);
     let mut rest = line.as_str();
@@ -127,12 +127,12 @@ fn text_of(output: &Output) -> String {
 
 /// Runs steps in order. Each is repeated until its output is as shown, since the mesh needs a
 /// moment for changes; panics with the output if that takes longer than `timeout`.
-pub fn follow(steps: &[Step], timeout: Duration, run: impl Fn(&str) -> Output) {
+pub fn run_steps(steps: &[DocumentStep], timeout: Duration, run: impl Fn(&str) -> Output) {
     for step in steps {
         let deadline = Instant::now() + timeout;
         loop {
             let output = run(&step.command);
-            let Some(missing) = step.missing(&output) else {
+            let Some(missing) = step.missing_output(&output) else {
                 break;
             };
             assert!(
@@ -201,18 +201,18 @@ $ docker push
             ("c a b", "a b … c", false),
             ("anything", "…", true),
         ] {
-            assert_eq!(is_shown_by(line, shown), is_shown, "{line:?} {shown:?}");
+            assert_eq!(matches_line(line, shown), is_shown, "{line:?} {shown:?}");
         }
     }
 
     #[test]
     fn shown_failure_is_accepted() {
-        let step = |command: &str, output: &[&str]| Step {
+        let step = |command: &str, output: &[&str]| DocumentStep {
             line: 1,
             command: command.to_owned(),
             output: output.iter().map(|line| (*line).to_owned()).collect(),
         };
-        let missing = |step: &Step| step.missing(&shell(&step.command));
+        let missing = |step: &DocumentStep| step.missing_output(&shell(&step.command));
         assert_eq!(missing(&step("echo DENIED >&2; exit 1", &["DENIED"])), None);
         assert!(missing(&step("exit 1", &[])).is_some());
         assert!(missing(&step("echo ALLOWED", &["DENIED"])).is_some());
@@ -224,10 +224,10 @@ $ docker push
         let steps = steps("<!-- run: lab\n$ echo a\nb\n-->", "lab");
         // The line number is that of the command.
         assert_eq!(steps[0].line, 2);
-        let first = Step {
+        let first = DocumentStep {
             line: 1,
             ..steps[0].clone()
         };
-        follow(&[first], Duration::ZERO, shell);
+        run_steps(&[first], Duration::ZERO, shell);
     }
 }

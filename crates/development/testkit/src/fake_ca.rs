@@ -45,31 +45,31 @@ impl FakeCa {
         }
     }
 
-    /// Holds every fetch until [`Self::release`].
-    pub fn hold(&self) {
+    /// Holds every fetch until [`Self::release_fetches`].
+    pub fn hold_fetches(&self) {
         self.state.lock().holding = true;
     }
 
     /// Releases this number of held fetches.
-    pub fn release(&self, fetches: usize) {
+    pub fn release_fetches(&self, fetches: usize) {
         self.gate.add_permits(fetches);
     }
 
     /// Makes this number of fetches fail.
-    pub fn fail(&self, fetches: usize) {
-        self.answer(fetches, || {
+    pub fn fail_fetches(&self, fetches: usize) {
+        self.queue_failures(fetches, || {
             tonic::Status::unavailable("the fake CA is set to fail")
         });
     }
 
     /// Makes this number of fetches be rejected by the CA.
-    pub fn refuse(&self, fetches: usize) {
-        self.answer(fetches, || {
+    pub fn refuse_fetches(&self, fetches: usize) {
+        self.queue_failures(fetches, || {
             tonic::Status::unauthenticated("the fake CA is set to refuse")
         });
     }
 
-    fn answer(&self, fetches: usize, status: impl Fn() -> tonic::Status) {
+    fn queue_failures(&self, fetches: usize, status: impl Fn() -> tonic::Status) {
         let failures = &mut self.state.lock().failures;
         failures.extend((0..fetches).map(|_| status()));
     }
@@ -85,7 +85,7 @@ impl FakeCa {
     }
 
     /// Returns the maximum number of concurrent fetches so far.
-    pub fn most_running(&self) -> usize {
+    pub fn max_concurrent_fetches(&self) -> usize {
         self.state.lock().most_running
     }
 

@@ -81,14 +81,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
     }
 
     /// Drives the connection until the client closes it; panics at a further request.
-    pub async fn serve_rest(mut self) {
+    pub async fn serve_until_closed(mut self) {
         if let Some(tunnel) = self.next().await {
             panic!("unexpected request: {:?}", tunnel.request);
         }
     }
 
     /// Drives the connection while another future runs, and returns its result.
-    pub async fn while_doing<T>(&mut self, work: impl Future<Output = T>) -> T {
+    pub async fn drive_while<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,
             next = self.connection.accept() => match next {
@@ -209,14 +209,14 @@ mod tests {
         let mut peer = H2Peer::accept(far, 100).await;
         let tunnel = peer.expect_connect("10.0.0.1:80").await;
         let mut open = tunnel.accept_with(|response| response.header("baggage", "k8s.pod.name=b"));
-        peer.while_doing(async {
+        peer.drive_while(async {
             open.expect_data(b"ping").await;
             open.expect_end().await;
         })
         .await;
         open.send(b"pong", true);
         peer.expect_connect("10.0.0.2:80").await.refuse(401);
-        peer.serve_rest().await;
+        peer.serve_until_closed().await;
         client.await.unwrap();
     }
 }

@@ -9,7 +9,7 @@ const VERSION: &str = "v3.22.0";
 
 /// Returns a command that runs real Helm, without the user's settings. Helm is built once, from its Go module, and
 /// stored beside the other build artefacts.
-pub fn helm() -> Command {
+pub fn helm_command() -> Command {
     let helm = path();
     let nothing = helm.with_file_name("home");
     let mut command = Command::new(helm);

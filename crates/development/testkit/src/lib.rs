@@ -30,14 +30,14 @@ mod until;
 mod workspace;
 
 pub use api_server::{ApiRequest, ApiServer};
-pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
+pub use csr_server::{CsrResponse, CsrServer, ReceivedCsr};
 pub use fake_ca::FakeCa;
-pub use helm::helm;
+pub use helm::helm_command;
 pub use istio_csr::{ISTIO_CSR_NAME, IstioCsr};
 pub use otlp_collector::{OTLP_VARIABLES, OtlpCollector};
-pub use pki::{Pki, accept_trust_domains, answer_by, is_accepted, revoke_by};
+pub use pki::{Pki, accept_trust_domains, certificate_response_by, is_accepted, revoke_by};
 pub use scripted_server::ScriptedServer;
 pub use spiffe_agent::{SpiffeAgent, SpiffeEntries, SpiffeSvid};
 pub use spire::Spire;
 pub use until::{pass, until, until_blocking, until_some, until_within};
-pub use workspace::{binary, target};
+pub use workspace::{built_binary, target_directory};

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::until_blocking;
 
 /// Default port of OTLP over HTTP.
-const PORT: u16 = 4318;
+const OTLP_HTTP_PORT: u16 = 4318;
 
 /// Environment variables that make a program export metrics ten times per second, to the collector in the program's own
 /// network namespace.
@@ -35,7 +35,7 @@ impl OtlpCollector {
     ///
     /// When the port cannot be bound.
     pub fn start() -> io::Result<Self> {
-        Ok(Self::serve_at(PORT)?.0)
+        Ok(Self::serve_at(OTLP_HTTP_PORT)?.0)
     }
 
     /// Starts a collector on a free port; returns the collector and its endpoint URL.
@@ -43,7 +43,7 @@ impl OtlpCollector {
     /// # Errors
     ///
     /// When no port can be bound.
-    pub fn start_anywhere() -> io::Result<(Self, String)> {
+    pub fn start_on_free_port() -> io::Result<(Self, String)> {
         let (collector, address) = Self::serve_at(0)?;
         Ok((collector, format!("http://{address}")))
     }
@@ -91,19 +91,19 @@ impl OtlpCollector {
 
     /// Waits until a program has exported a metric and a log record: messages that contain its service name and these
     /// texts.
-    pub fn until_exported(&self, service: &str, metric: &str, message: &str) {
+    pub fn wait_until_exported(&self, service: &str, metric: &str, message: &str) {
         for (path, text) in [("/v1/metrics", metric), ("/v1/logs", message)] {
             until_blocking(&format!("{text} of {service} is exported"), || {
                 let messages = self.0.lock();
                 // Protobuf contains texts verbatim.
-                messages
-                    .iter()
-                    .any(|(own, body)| own == path && holds(body, service) && holds(body, text))
+                messages.iter().any(|(own, body)| {
+                    own == path && contains_text(body, service) && contains_text(body, text)
+                })
             });
         }
     }
 }
 
-fn holds(body: &[u8], text: &str) -> bool {
+fn contains_text(body: &[u8], text: &str) -> bool {
     body.windows(text.len()).any(|part| part == text.as_bytes())
 }

@@ -7,7 +7,7 @@ use ambit_control_channel::RootCa;
 use ambit_issuer::Authority;
 use ambit_mesh_json::TrustDomains as Contents;
 use ambit_model::Identity;
-use ambit_tls::{Crls, TlsSettings, TrustDomains, WorkloadCert, accept, connect};
+use ambit_tls::{RevocationLists, TlsSettings, TrustDomains, WorkloadCert, accept, connect};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::duplex;
 
@@ -76,8 +76,8 @@ impl Pki {
     }
 
     /// Creates a PKI whose settings contain CRLs, which are initially empty.
-    pub fn with_crls() -> (Self, Crls) {
-        let crls = Crls::new();
+    pub fn with_crls() -> (Self, RevocationLists) {
+        let crls = RevocationLists::new();
         (
             Self::with_settings(TlsSettings::default().with_crls(crls.clone())),
             crls,
@@ -154,7 +154,12 @@ impl Pki {
     }
 
     /// Returns the CSR API's response to a certificate request (PEM) for this identity.
-    pub fn answer(&self, request_pem: &str, identity: &Identity, ttl: Duration) -> Vec<String> {
+    pub fn certificate_response(
+        &self,
+        request_pem: &str,
+        identity: &Identity,
+        ttl: Duration,
+    ) -> Vec<String> {
         self.signer
             .issue(request_pem, identity, ttl, SystemTime::now())
             .expect("an issued certificate")
@@ -210,7 +215,7 @@ pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
 }
 
 /// Returns the CSR API's response for any identity, from the CA in Istio's four files, which `read` returns by name.
-pub fn answer_by(
+pub fn certificate_response_by(
     read: impl Fn(&str) -> String,
     request_pem: &str,
     identity: &Identity,

@@ -22,7 +22,7 @@ struct RequiredPermission {
 /// Differences between roles and needed permissions, as texts such as `get core/secrets
 /// istio-ca-secret`.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Difference {
+pub struct PermissionDifference {
     /// Permissions that requests need and the roles do not grant.
     pub refused: BTreeSet<String>,
     /// Permissions that the roles grant and no request needs.
@@ -30,20 +30,23 @@ pub struct Difference {
 }
 
 /// Compares `requests` with the ClusterRoles and Roles among `objects` that have this name.
-pub fn compare(requests: &[ApiRequest], objects: &[Value], name: &str) -> Difference {
+pub fn compare(requests: &[ApiRequest], objects: &[Value], name: &str) -> PermissionDifference {
     let grants: Vec<_> = objects
         .iter()
         .filter(|object| object["metadata"]["name"] == name)
-        .flat_map(Grant::of)
+        .flat_map(Grant::from_role)
         .collect();
-    let needs: BTreeSet<_> = requests.iter().flat_map(RequiredPermission::of).collect();
+    let needs: BTreeSet<_> = requests
+        .iter()
+        .flat_map(RequiredPermission::from_request)
+        .collect();
     let refused = needs
         .iter()
         .filter(|need| !grants.iter().any(|grant| grant.covers(need)));
     let unused = grants
         .iter()
         .filter(|grant| !needs.iter().any(|need| grant.covers(need)));
-    Difference {
+    PermissionDifference {
         refused: refused.map(RequiredPermission::text).collect(),
         unused: unused.map(Grant::text).collect(),
     }
@@ -58,7 +61,7 @@ fn text(verb: &str, group: &str, resource: &str, name: &str) -> String {
 
 impl RequiredPermission {
     /// Returns the permissions that a request needs; none for discovery, which is open to all.
-    fn of(request: &ApiRequest) -> Vec<Self> {
+    fn from_request(request: &ApiRequest) -> Vec<Self> {
         let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         let (group, rest) = match parts.as_slice() {
@@ -130,7 +133,7 @@ struct Grant {
 }
 
 impl Grant {
-    fn of(role: &Value) -> Vec<Self> {
+    fn from_role(role: &Value) -> Vec<Self> {
         let texts = |value: &Value| -> Vec<String> {
             let list = value.as_array().into_iter().flatten();
             list.filter_map(Value::as_str).map(str::to_owned).collect()
@@ -245,7 +248,7 @@ mod tests {
         let unused = ["update core/pods/status".to_owned()];
         assert_eq!(
             difference(&used),
-            Difference {
+            PermissionDifference {
                 refused: BTreeSet::new(),
                 unused: unused.into(),
             }

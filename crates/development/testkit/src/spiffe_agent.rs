@@ -136,13 +136,13 @@ impl SpiffeAgent {
     }
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 struct Workload(watch::Sender<SpiffeEntries>);
 
 #[tonic::async_trait]
 impl SpiffeWorkloadApi for Workload {
-    type FetchX509SVIDStream = Answers<X509svidResponse>;
+    type FetchX509SVIDStream = ResponseStream<X509svidResponse>;
 
     async fn fetch_x509svid(
         &self,
@@ -206,8 +206,8 @@ impl Admin {
 
 #[tonic::async_trait]
 impl DelegatedIdentity for Admin {
-    type SubscribeToX509SVIDsStream = Answers<SubscribeToX509sviDsResponse>;
-    type SubscribeToX509BundlesStream = Answers<SubscribeToX509BundlesResponse>;
+    type SubscribeToX509SVIDsStream = ResponseStream<SubscribeToX509sviDsResponse>;
+    type SubscribeToX509BundlesStream = ResponseStream<SubscribeToX509BundlesResponse>;
 
     async fn subscribe_to_x509svi_ds(
         &self,

@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-use crate::{binary, until_within};
+use crate::{built_binary, until_within};
 
 /// SPIFFE ID of the agent's node.
-const NODE: &str = "spiffe://cluster.local/node";
+const NODE_ID: &str = "spiffe://cluster.local/node";
 /// SPIFFE ID of the delegate, which may request the SVIDs of other processes.
-const DELEGATE: &str = "spiffe://cluster.local/ns/istio-system/sa/ztunnel";
+const DELEGATE_ID: &str = "spiffe://cluster.local/ns/istio-system/sa/ztunnel";
 /// Selectors that match the test's own process.
-const SELF: &[&str] = &["unix:uid:0"];
+const SELF_SELECTORS: &[&str] = &["unix:uid:0"];
 /// Timeout until the server or agent is ready.
-const START: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// SPIRE server of trust domain `cluster.local` and SPIRE agent; both stop when dropped.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ plugins {{
   admin_socket_path = "{}"
   insecure_bootstrap = true
   trust_domain = "cluster.local"
-  authorized_delegates = ["{DELEGATE}"]
+  authorized_delegates = ["{DELEGATE_ID}"]
   experimental {{ sync_interval = "1s" }}
 }}
 plugins {{
@@ -88,21 +88,21 @@ plugins {{
             server,
             agent: None,
         };
-        until_within(START, "SPIRE's server", || {
+        until_within(START_TIMEOUT, "SPIRE's server", || {
             spire.command(&["healthcheck"]).is_ok()
         });
-        spire.register(DELEGATE, SELF, &[]);
+        spire.register(DELEGATE_ID, SELF_SELECTORS, &[]);
         spire.start_agent();
         spire
     }
 
     /// Starts an agent, with a new join token of the server.
     pub fn start_agent(&mut self) {
-        let token = self.run(&["token", "generate", "-spiffeID", NODE]);
+        let token = self.run(&["token", "generate", "-spiffeID", NODE_ID]);
         let token = token.trim().trim_start_matches("Token: ").to_owned();
         let agent = process(self.directory.path(), "agent", &["-joinToken", &token]);
         self.agent = Some(agent);
-        until_within(START, "SPIRE's agent", || {
+        until_within(START_TIMEOUT, "SPIRE's agent", || {
             self.path("private/admin.sock").exists()
         });
     }
@@ -110,7 +110,7 @@ plugins {{
     /// Kills the agent.
     pub fn stop_agent(&mut self) {
         if let Some(mut agent) = self.agent.take() {
-            end(&mut agent);
+            kill_and_wait(&mut agent);
         }
         for name in ["private/admin.sock", "public/workload.sock"] {
             // The next agent binds the socket again.
@@ -120,7 +120,7 @@ plugins {{
 
     /// Creates a registration entry for a SPIFFE ID, with selectors and further options.
     pub fn register(&self, id: &str, selectors: &[&str], options: &[&str]) {
-        let mut arguments = vec!["entry", "create", "-parentID", NODE, "-spiffeID", id];
+        let mut arguments = vec!["entry", "create", "-parentID", NODE_ID, "-spiffeID", id];
         for selector in selectors {
             arguments.extend(["-selector", selector]);
         }
@@ -130,7 +130,7 @@ plugins {{
 
     /// Creates a registration entry for the test's own process.
     pub fn register_self(&self, id: &str) {
-        self.register(id, SELF, &[]);
+        self.register(id, SELF_SELECTORS, &[]);
     }
 
     /// Adds the trust bundle (PEM) of another trust domain, such as `spiffe://west`.
@@ -167,7 +167,7 @@ plugins {{
 
     /// Runs `spire-server` with these arguments.
     fn command(&self, arguments: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(binary("spire"));
+        let mut command = Command::new(built_binary("spire"));
         let output = command
             .arg("server")
             .args(arguments)
@@ -185,7 +185,7 @@ plugins {{
 impl Drop for Spire {
     fn drop(&mut self) {
         self.stop_agent();
-        end(&mut self.server);
+        kill_and_wait(&mut self.server);
         if std::thread::panicking() {
             for name in ["server.log", "agent.log"] {
                 let log = fs::read_to_string(self.path(name)).unwrap_or_default();
@@ -202,7 +202,7 @@ fn process(directory: &Path, name: &str, arguments: &[&str]) -> Child {
         .open(directory.join(format!("{name}.log")))
         .expect("a log");
     let errors = log.try_clone().expect("a log");
-    Command::new(binary("spire"))
+    Command::new(built_binary("spire"))
         .args([name, "run", "-config"])
         .arg(directory.join(format!("{name}.conf")))
         .args(arguments)
@@ -213,7 +213,7 @@ fn process(directory: &Path, name: &str, arguments: &[&str]) -> Child {
         .expect("SPIRE starts")
 }
 
-fn end(child: &mut Child) {
+fn kill_and_wait(child: &mut Child) {
     // The process may have ended already.
     let _ended = child.kill();
     let _reaped = child.wait();

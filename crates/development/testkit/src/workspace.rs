@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 /// Returns cargo's target directory.
-pub fn target() -> PathBuf {
-    above(3)
+pub fn target_directory() -> PathBuf {
+    ancestor_directory(3)
 }
 
 /// Returns the path of a binary of the workspace. Test binaries are in `target/<profile>/deps`, the
 /// others in the directory above.
-pub fn binary(name: &str) -> PathBuf {
-    let path = above(2).join(name);
+pub fn built_binary(name: &str) -> PathBuf {
+    let path = ancestor_directory(2).join(name);
     assert!(
         path.exists(),
         "{} is not built: use `cargo xtask test`",
@@ -19,7 +19,7 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-fn above(levels: usize) -> PathBuf {
+fn ancestor_directory(levels: usize) -> PathBuf {
     let me = std::env::current_exe().expect("a running test has a path");
     let directory = me.ancestors().nth(levels).map(Path::to_path_buf);
     directory.expect("tests are in target/<profile>/deps")

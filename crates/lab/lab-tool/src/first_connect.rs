@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Pause between two attempts to connect.
-const RETRY_PAUSE: Duration = Duration::from_millis(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         if start.elapsed() > args.give_up {
             break None;
         }
-        thread::sleep(RETRY_PAUSE);
+        thread::sleep(RETRY_INTERVAL);
     };
     let unix = unix
         .duration_since(SystemTime::UNIX_EPOCH)

@@ -11,7 +11,7 @@ use std::{
 use crate::http1::{Connection, Url};
 
 /// Exit code for an HTTP error status, as curl has it.
-const HTTP_ERROR: u8 = 22;
+const HTTP_ERROR_EXIT_CODE: u8 = 22;
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
 pub(crate) fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode {
@@ -19,7 +19,10 @@ pub(crate) fn get(url: &str, every: Option<u64>, timeout: Duration) -> ExitCode 
         let started = Instant::now();
         let (code, line) = match fetch(url, timeout) {
             Ok((status @ 200..=399, body)) => (0, format!("{status} {}", body.trim_end())),
-            Ok((status, body)) => (HTTP_ERROR, format!("{status} {}", body.trim_end())),
+            Ok((status, body)) => (
+                HTTP_ERROR_EXIT_CODE,
+                format!("{status} {}", body.trim_end()),
+            ),
             Err(error) => (exit_code(&error), format!("failed: {error}")),
         };
         println!("{line}");

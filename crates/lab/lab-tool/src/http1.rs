@@ -93,14 +93,14 @@ impl Connection {
             url.path, url.host
         );
         self.stream.get_mut().write_all(request.as_bytes())?;
-        let answer = read_answer(&mut self.stream)?;
+        let answer = read_response(&mut self.stream)?;
         self.is_last = answer.is_last;
         Ok((answer.status, answer.body))
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct Response {
     status: u16,
     body: String,
     /// Whether the server sent `Connection: close`, so that the connection has no further responses.
@@ -108,14 +108,14 @@ struct Answer {
 }
 
 /// Parsed head of a response: status, body length, and whether the connection ends.
-struct Head {
+struct ResponseHead {
     status: u16,
     length: u64,
     is_last: bool,
 }
 
-fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
-    let Head {
+fn read_response(reader: &mut impl BufRead) -> io::Result<Response> {
+    let ResponseHead {
         status,
         length,
         is_last,
@@ -125,7 +125,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
         .take(length.min(MAX_BODY_BYTES))
         .read_to_string(&mut body)?;
     match u64::try_from(read) {
-        Ok(read) if read == length => Ok(Answer {
+        Ok(read) if read == length => Ok(Response {
             status,
             body,
             is_last,
@@ -135,7 +135,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
 }
 
 /// Reads the head of a response line by line, without consuming the body.
-fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
+fn read_head(reader: &mut impl BufRead) -> io::Result<ResponseHead> {
     let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
     let mut head = Vec::new();
     let mut reader = reader.take(MAX_HEAD_BYTES);
@@ -157,7 +157,7 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
         };
         let length = value("content-length").transpose()?.unwrap_or("0");
         let connection = value("connection").transpose()?.unwrap_or_default();
-        return Ok(Head {
+        return Ok(ResponseHead {
             status,
             length: length.trim().parse().map_err(|_| no_http())?,
             is_last: connection.trim().eq_ignore_ascii_case("close"),
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     fn answer(text: &str) -> Result<(u16, String), io::ErrorKind> {
-        let answer = read_answer(&mut io::Cursor::new(text)).map_err(|error| error.kind())?;
+        let answer = read_response(&mut io::Cursor::new(text)).map_err(|error| error.kind())?;
         Ok((answer.status, answer.body))
     }
 
@@ -184,7 +184,7 @@ mod tests {
         let mut reader = io::Cursor::new(
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 404 No\r\n\r\n",
         );
-        let next = |reader: &mut io::Cursor<&str>| read_answer(reader).unwrap();
+        let next = |reader: &mut io::Cursor<&str>| read_response(reader).unwrap();
         assert_eq!(next(&mut reader).body, "hi");
         assert_eq!(next(&mut reader).status, 404);
     }
@@ -198,7 +198,7 @@ mod tests {
             ("Connection: keep-alive\r\n", false),
         ] {
             let answer = format!("HTTP/1.1 200 OK\r\n{header}\r\n");
-            let answer = read_answer(&mut io::Cursor::new(answer)).unwrap();
+            let answer = read_response(&mut io::Cursor::new(answer)).unwrap();
             assert_eq!(answer.is_last, is_last, "{header}");
         }
     }

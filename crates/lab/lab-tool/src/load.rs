@@ -26,8 +26,8 @@ use crate::{
     signals,
 };
 use schedule::Schedule;
-use tally::{Finished, Mode, Tally, milliseconds};
-use worker::{Clock, Task, Worker};
+use tally::{ConnectionMode, FinishedRequest, Tally, milliseconds};
+use worker::{Clock, Worker, WorkerTask};
 
 /// Interval at which the intermediate sums are printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -89,7 +89,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let end = Arc::clone(&ended);
     signals::on_end(move || end.store(true, Ordering::Relaxed));
     let mut tally = Tally::default();
-    for mode in [Mode::KeepAlive, Mode::New, Mode::Long] {
+    for mode in [
+        ConnectionMode::KeepAlive,
+        ConnectionMode::New,
+        ConnectionMode::Long,
+    ] {
         let of_mode = workers.iter().filter(|worker| worker.mode == mode).count();
         if of_mode > 0 {
             tally.expect(mode, u32::try_from(of_mode).unwrap_or(u32::MAX));
@@ -109,17 +113,17 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
     drop(report);
     let end = args.seconds.map(Duration::from_secs);
-    account(&mut tally, clock, end, args.progress, &finished, &ended);
+    tally_results(&mut tally, clock, end, args.progress, &finished, &ended);
     ExitCode::SUCCESS
 }
 
 /// Collects the workers' results until the end of the load, and prints each failure as it arrives.
-fn account(
+fn tally_results(
     tally: &mut Tally,
     clock: Clock,
     end: Option<Duration>,
     progress: bool,
-    finished: &mpsc::Receiver<Finished>,
+    finished: &mpsc::Receiver<FinishedRequest>,
     ended: &AtomicBool,
 ) {
     let mut running = false;
@@ -163,7 +167,7 @@ fn account(
     }));
 }
 
-fn print_failure(finished: &Finished, clock: Clock) {
+fn print_failure(finished: &FinishedRequest, clock: Clock) {
     let Some(failure) = &finished.failure else {
         return;
     };
@@ -200,12 +204,16 @@ fn workers(args: &Args) -> io::Result<Vec<Worker>> {
         let url = Url::parse(url)?;
         let address = address(&url.target)?;
         for (mode, rate, count) in [
-            (Mode::KeepAlive, args.rate_keepalive, args.connections),
-            (Mode::New, args.rate_new, args.workers),
+            (
+                ConnectionMode::KeepAlive,
+                args.rate_keepalive,
+                args.connections,
+            ),
+            (ConnectionMode::New, args.rate_new, args.workers),
         ] {
             let count = if rate == 0 { 0 } else { count };
             workers.extend((0..count).map(|number| {
-                let task = Task::Get {
+                let task = WorkerTask::Get {
                     url: url.clone(),
                     expect: args.expect.clone(),
                 };
@@ -219,7 +227,13 @@ fn workers(args: &Args) -> io::Result<Vec<Worker>> {
         workers.extend((0..args.long).map(|number| {
             let first = args.long_every * number / args.long.max(1);
             let schedule = Schedule::every(args.long_every, first);
-            worker(Mode::Long, number, schedule, address, Task::Echo)
+            worker(
+                ConnectionMode::Long,
+                number,
+                schedule,
+                address,
+                WorkerTask::Echo,
+            )
         }));
     }
     Ok(workers)

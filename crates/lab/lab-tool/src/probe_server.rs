@@ -9,11 +9,11 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use super::serve;
 
 /// Path of the only gRPC method that kubelet calls.
-const CHECK: &str = "/grpc.health.v1.Health/Check";
+const HEALTH_CHECK_PATH: &str = "/grpc.health.v1.Health/Check";
 /// gRPC message (uncompressed, with its prefix) of the response `status: SERVING`.
-const SERVING: &[u8] = &[0, 0, 0, 0, 2, 0x08, 0x01];
+const SERVING_RESPONSE: &[u8] = &[0, 0, 0, 0, 2, 0x08, 0x01];
 /// Value of `grpc-status` for an unknown method.
-const UNIMPLEMENTED: &str = "12";
+const GRPC_STATUS_UNIMPLEMENTED: &str = "12";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let (http, tcp, grpc) = (args.http, args.tcp, args.grpc);
     thread::scope(|scope| {
         let servers = [
-            scope.spawn(move || serve::serve(http, |s| serve::answer(s, "probes", "", true))),
+            scope.spawn(move || serve::serve(http, |s| serve::respond(s, "probes", "", true))),
             scope.spawn(move || serve::echo(tcp)),
             scope.spawn(move || serve::serve(grpc, health)),
         ];
@@ -72,12 +72,15 @@ fn answer(
     let mut head = Response::new(());
     let headers = head.headers_mut();
     headers.insert("content-type", HeaderValue::from_static("application/grpc"));
-    if request.uri().path() != CHECK {
-        headers.insert("grpc-status", HeaderValue::from_static(UNIMPLEMENTED));
+    if request.uri().path() != HEALTH_CHECK_PATH {
+        headers.insert(
+            "grpc-status",
+            HeaderValue::from_static(GRPC_STATUS_UNIMPLEMENTED),
+        );
         return respond.send_response(head, true).map(drop);
     }
     let mut body = respond.send_response(head, false)?;
-    body.send_data(Bytes::from_static(SERVING), false)?;
+    body.send_data(Bytes::from_static(SERVING_RESPONSE), false)?;
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
     body.send_trailers(trailers)
@@ -124,7 +127,10 @@ mod tests {
                 drop(health(stream));
             }
         });
-        assert_eq!(call(port, CHECK).await, (SERVING.to_vec(), "0".into()));
+        assert_eq!(
+            call(port, HEALTH_CHECK_PATH).await,
+            (SERVING_RESPONSE.to_vec(), "0".into())
+        );
         let (body, status) = call(port, "/grpc.health.v1.Health/Watch").await;
         assert_eq!((body.len(), status.as_str()), (0, "12"));
     }

@@ -14,7 +14,7 @@ use hickory_proto::{
 };
 
 /// UDP payload size that the query offers (EDNS) by default, the same as most resolvers.
-const PAYLOAD: u16 = 1232;
+const DEFAULT_UDP_PAYLOAD_BYTES: u16 = 1232;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long)]
     tcp: bool,
     /// Bytes of a datagram that are taken; 0 does without EDNS
-    #[arg(long, default_value_t = PAYLOAD)]
+    #[arg(long, default_value_t = DEFAULT_UDP_PAYLOAD_BYTES)]
     payload: u16,
     /// Milliseconds to wait for the answer
     #[arg(long, default_value_t = 5000)]
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 /// without an answer.
 #[expect(clippy::print_stdout, reason = "its output is the answer")]
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match ask(args) {
+    match send_query(args) {
         Ok(answer) => {
             let code = answer.metadata.response_code;
             let truncated = if answer.metadata.truncation {
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn ask(args: &Args) -> io::Result<Message> {
+fn send_query(args: &Args) -> io::Result<Message> {
     let server = SocketAddr::new(args.server.map_or_else(first_server, Ok)?, 53);
     let mut name = Name::from_ascii(&args.name).map_err(io::Error::other)?;
     name.set_fqdn(true);

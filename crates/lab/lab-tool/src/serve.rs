@@ -11,8 +11,8 @@ use std::{
 };
 
 /// One line of a slow response's body.
-const LINE: &str = "still here\n";
-const LINE_EVERY: Duration = Duration::from_millis(100);
+const SLOW_RESPONSE_LINE: &str = "still here\n";
+const SLOW_RESPONSE_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of lines of a slow response.
 const MAX_LINES: u32 = 36_000;
 
@@ -26,7 +26,7 @@ pub(crate) fn http(
 ) -> ExitCode {
     thread::scope(|scope| {
         let echoing = echo_port.map(|port| scope.spawn(move || echo(port)));
-        let code = serve(port, |stream| answer(stream, name, text, quiet));
+        let code = serve(port, |stream| respond(stream, name, text, quiet));
         echoing
             .and_then(|echoing| echoing.join().ok())
             .unwrap_or(code)
@@ -81,7 +81,12 @@ pub(crate) fn serve(
 /// Responds to each request on a connection with the names of server and caller; to `/slowly/SECONDS` with lines that
 /// are sent over this time.
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
-pub(crate) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
+pub(crate) fn respond(
+    mut stream: TcpStream,
+    name: &str,
+    text: &str,
+    quiet: bool,
+) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip().to_canonical();
     let pod = std::env::var("HOSTNAME").unwrap_or_default();
     let body = format!("{name} in {pod}, called by {peer}{text}\n");
@@ -95,7 +100,7 @@ pub(crate) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool)
             println!("{} from {peer}", request.trim());
         }
         match lines(&request) {
-            Some(lines) => answer_slowly(&mut stream, lines)?,
+            Some(lines) => respond_slowly(&mut stream, lines)?,
             None => stream.write_all(reply.as_bytes())?,
         }
     }
@@ -109,15 +114,15 @@ fn lines(request: &str) -> Option<u32> {
     Some(seconds.saturating_mul(10).min(MAX_LINES))
 }
 
-fn answer_slowly(stream: &mut TcpStream, lines: u32) -> io::Result<()> {
-    let length = LINE.len() * usize::try_from(lines).unwrap_or_default();
+fn respond_slowly(stream: &mut TcpStream, lines: u32) -> io::Result<()> {
+    let length = SLOW_RESPONSE_LINE.len() * usize::try_from(lines).unwrap_or_default();
     write!(
         stream,
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n\r\n"
     )?;
     for _ in 0..lines {
-        stream.write_all(LINE.as_bytes())?;
-        thread::sleep(LINE_EVERY);
+        stream.write_all(SLOW_RESPONSE_LINE.as_bytes())?;
+        thread::sleep(SLOW_RESPONSE_INTERVAL);
     }
     Ok(())
 }

@@ -5,11 +5,11 @@ use std::{io, process, thread};
 use ambit_rt::Shutdown;
 
 /// Exit code that shells report for a process that was ended by SIGTERM.
-const TERMINATED: i32 = 128 + 15;
+const SIGTERM_EXIT_CODE: i32 = 128 + 15;
 
 /// Makes SIGTERM and SIGINT end the process, even as process 1 of its container.
 pub(crate) fn end_process() {
-    on_end(|| process::exit(TERMINATED));
+    on_end(|| process::exit(SIGTERM_EXIT_CODE));
 }
 
 /// Calls `end` on a thread when SIGTERM or SIGINT arrives.

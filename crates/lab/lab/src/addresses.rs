@@ -17,7 +17,7 @@ impl AddressPlan {
     /// Returns addresses on the fabric, the network between the nodes: host 1 is the lab itself, host 2 the control
     /// plane (part 0), and nodes are in part 1.
     fn fabric(self, host: u8, part: u8) -> Vec<IpNet> {
-        self.pick(
+        self.select_families(
             (Ipv4Addr::new(172, 18, part, host), 16),
             (
                 Ipv6Addr::new(0xfd00, 0x172, 0x18, 0, 0, 0, part.into(), host.into()),
@@ -43,7 +43,7 @@ impl AddressPlan {
 
     /// Returns the networks of a node's pods.
     pub(crate) fn pods(self, number: u8) -> Vec<IpNet> {
-        self.pick(
+        self.select_families(
             (Ipv4Addr::new(10, 244, number, 0), 24),
             (
                 Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 0),
@@ -55,7 +55,7 @@ impl AddressPlan {
     /// Returns the node's addresses in its pod networks, which are the pods' gateways, with the networks' prefix
     /// length.
     pub(crate) fn gateways(self, number: u8) -> Vec<IpNet> {
-        self.pick(
+        self.select_families(
             (Ipv4Addr::new(10, 244, number, 1), 24),
             (
                 Ipv6Addr::new(0xfd00, 0x10, 0x244, number.into(), 0, 0, 0, 1),
@@ -67,14 +67,14 @@ impl AddressPlan {
     /// Returns the virtual addresses of the service with this index.
     pub(crate) fn service(self, index: u16) -> Vec<IpAddr> {
         let [high, low] = index.to_be_bytes();
-        let nets = self.pick(
+        let nets = self.select_families(
             (Ipv4Addr::new(10, 96, high, low), 32),
             (Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, index), 128),
         );
         nets.iter().map(IpNet::addr).collect()
     }
 
-    fn pick(self, v4: (Ipv4Addr, u8), v6: (Ipv6Addr, u8)) -> Vec<IpNet> {
+    fn select_families(self, v4: (Ipv4Addr, u8), v6: (Ipv6Addr, u8)) -> Vec<IpNet> {
         let v4 = Ipv4Net::new(v4.0, v4.1)
             .ok()
             .filter(|_| self.family.v4())

@@ -4,7 +4,7 @@
 use std::{fs::File, io, os::fd::AsFd};
 
 /// Line that the supervisor writes once it accepts requests.
-pub(crate) const READY: &str = "ready";
+pub(crate) const READY_LINE: &str = "ready";
 
 /// Closes the pipe to `ambit lab up` by redirecting standard output to `/dev/null`: the command reads until the end if
 /// the lab fails.

@@ -65,20 +65,20 @@ pub struct Traffic {
     markers: Vec<Vec<u8>>,
     seen: HashSet<u64>,
     order: VecDeque<u64>,
-    streams: BTreeMap<(SocketAddr, SocketAddr), Stream>,
+    streams: BTreeMap<(SocketAddr, SocketAddr), TcpStreamState>,
     flows: BTreeMap<(IpAddr, SocketAddr, bool), FlowReport>,
 }
 
 /// One direction of a TCP connection.
 #[derive(Debug)]
-struct Stream {
+struct TcpStreamState {
     next: u32,
-    record: Record,
+    record: TlsRecordState,
 }
 
 /// State of the parser of TLS records in a stream.
 #[derive(Debug)]
-enum Record {
+enum TlsRecordState {
     Header(Vec<u8>),
     Body(usize),
     /// The payload is no TLS record, so the rest of the stream cannot be parsed.
@@ -179,17 +179,17 @@ impl Traffic {
             let next = segment.sequence.wrapping_add(1);
             self.streams.insert(
                 key,
-                Stream {
+                TcpStreamState {
                     next,
-                    record: Record::Header(Vec::new()),
+                    record: TlsRecordState::Header(Vec::new()),
                 },
             );
             return 0;
         }
         // Without the connection's beginning, the first segment counts as the beginning of a record.
-        let stream = self.streams.entry(key).or_insert(Stream {
+        let stream = self.streams.entry(key).or_insert(TcpStreamState {
             next: segment.sequence,
-            record: Record::Header(Vec::new()),
+            record: TlsRecordState::Header(Vec::new()),
         });
         // Retransmissions count once; after a gap the borders of records are unknown.
         let behind = stream.next.wrapping_sub(segment.sequence);
@@ -211,7 +211,7 @@ impl Traffic {
     }
 }
 
-impl Record {
+impl TlsRecordState {
     fn take(&mut self, mut bytes: &[u8]) -> usize {
         while !bytes.is_empty() {
             match self {

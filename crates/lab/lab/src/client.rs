@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Timeout for a lab to shut down, after which its init process is killed.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Error of a request to a lab.
 #[derive(Debug, thiserror::Error)]
@@ -51,9 +51,9 @@ pub struct ExecOutput {
     pub stderr: String,
 }
 
-/// Polls a condition until it holds, for at most [`TIMEOUT`].
-fn until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
+/// Polls a condition until it holds, for at most [`REQUEST_TIMEOUT`].
+fn wait_for_condition(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
     while !condition() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }
@@ -84,7 +84,7 @@ impl Client {
     /// # Errors
     /// When the lab does not answer.
     pub fn status(&self) -> Result<Status, ClientError> {
-        match self.ask(&Request::Status, &[])?.0 {
+        match self.send_request(&Request::Status, &[])?.0 {
             Reply::Status(status) => Ok(*status),
             _ => Err(unexpected()),
         }
@@ -96,7 +96,7 @@ impl Client {
     /// # Errors
     /// When the lab does not answer.
     pub fn objects(&self) -> Result<Vec<serde_json::Value>, ClientError> {
-        match self.ask(&Request::Objects, &[])?.0 {
+        match self.send_request(&Request::Objects, &[])?.0 {
             Reply::Objects(objects) => Ok(objects),
             _ => Err(unexpected()),
         }
@@ -140,7 +140,7 @@ impl Client {
             container: container.map(ToOwned::to_owned),
             command: command.to_vec(),
         };
-        match self.ask(&request, &streams)?.0 {
+        match self.send_request(&request, &streams)?.0 {
             Reply::Exited(code) => Ok(code),
             _ => Err(unexpected()),
         }
@@ -189,7 +189,7 @@ impl Client {
         follow: bool,
         out: BorrowedFd<'_>,
     ) -> Result<(), ClientError> {
-        self.ask(&Request::Logs { source, follow }, &[out])
+        self.send_request(&Request::Logs { source, follow }, &[out])
             .map(drop)
     }
 
@@ -216,7 +216,7 @@ impl Client {
     /// When the connection cannot be opened.
     pub fn dial(&self, place: LabNetns, address: SocketAddr) -> Result<TcpStream, ClientError> {
         Ok(TcpStream::from(
-            self.ask_fd(&Request::Dial { place, address })?,
+            self.request_fd(&Request::Dial { place, address })?,
         ))
     }
 
@@ -226,7 +226,7 @@ impl Client {
     /// When the address cannot be bound.
     pub fn listen(&self, place: LabNetns, address: SocketAddr) -> Result<TcpListener, ClientError> {
         Ok(TcpListener::from(
-            self.ask_fd(&Request::Listen { place, address })?,
+            self.request_fd(&Request::Listen { place, address })?,
         ))
     }
 
@@ -236,7 +236,7 @@ impl Client {
     /// When the address cannot be bound.
     pub fn bind(&self, place: LabNetns, address: SocketAddr) -> Result<UdpSocket, ClientError> {
         Ok(UdpSocket::from(
-            self.ask_fd(&Request::Bind { place, address })?,
+            self.request_fd(&Request::Bind { place, address })?,
         ))
     }
 
@@ -245,7 +245,7 @@ impl Client {
     /// # Errors
     /// When the lab cannot open a packet socket.
     pub fn capture(&self, place: LabNetns, markers: Vec<Vec<u8>>) -> Result<Capture, ClientError> {
-        let socket = self.ask_fd(&Request::Capture { place })?;
+        let socket = self.request_fd(&Request::Capture { place })?;
         Ok(Capture::start(socket, markers)?)
     }
 
@@ -256,7 +256,8 @@ impl Client {
     /// When no such process is running.
     pub fn kill(&self, name: &str, node: Option<&str>) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
-        self.ask(&Request::Kill { name, node }, &[]).map(drop)
+        self.send_request(&Request::Kill { name, node }, &[])
+            .map(drop)
     }
 
     /// Stops a daemon's processes with all descendants (SIGSTOP), or continues them (SIGCONT).
@@ -265,7 +266,7 @@ impl Client {
     /// When no such process is running.
     pub fn hang(&self, name: &str, node: Option<&str>, hangs: bool) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
-        self.ask(&Request::Hang { name, node, hangs }, &[])
+        self.send_request(&Request::Hang { name, node, hangs }, &[])
             .map(drop)
     }
 
@@ -281,7 +282,7 @@ impl Client {
         how: Replacement,
     ) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
-        self.ask(&Request::Replace { name, node, how }, &[])
+        self.send_request(&Request::Replace { name, node, how }, &[])
             .map(drop)
     }
 
@@ -290,9 +291,9 @@ impl Client {
     /// # Errors
     /// When the lab does not end.
     pub fn down(&self) -> Result<(), ClientError> {
-        let sent = self.ask(&Request::Down, &[]);
+        let sent = self.send_request(&Request::Down, &[]);
         if sent.is_ok() {
-            until(|| !self.state.is_alive());
+            wait_for_condition(|| !self.state.is_alive());
         }
         if self.state.is_alive() {
             self.kill_first_process()?;
@@ -303,21 +304,21 @@ impl Client {
     fn kill_first_process(&self) -> Result<(), ClientError> {
         let path = self.state.layout().pid();
         // A lab that has only just been started has none yet.
-        until(|| path.exists());
+        wait_for_condition(|| path.exists());
         let text = fs::read_to_string(path)?;
         let pid = text.trim().parse().ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| ClientError::Refused("its process id is not known".into()))?;
         rustix::process::kill_process(pid, Signal::KILL).map_err(io::Error::from)?;
-        until(|| !self.state.is_alive());
+        wait_for_condition(|| !self.state.is_alive());
         Ok(())
     }
 
-    fn ask_fd(&self, request: &Request) -> Result<OwnedFd, ClientError> {
-        let (_, mut fds) = self.ask(request, &[])?;
+    fn request_fd(&self, request: &Request) -> Result<OwnedFd, ClientError> {
+        let (_, mut fds) = self.send_request(request, &[])?;
         fds.pop().ok_or_else(unexpected)
     }
 
-    fn ask(
+    fn send_request(
         &self,
         request: &Request,
         fds: &[BorrowedFd<'_>],

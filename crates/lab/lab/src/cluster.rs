@@ -21,7 +21,7 @@ use ambit_manifests::ObjectEvent;
 use ambit_waypoint_objects::{GATEWAY_NAME, Settings};
 use serde_json::{Value, json};
 
-pub(crate) use pod::{ContainerObserved, ContainerState, Observed, Phase, PodPlan};
+pub(crate) use pod::{ContainerObservation, ContainerState, Phase, PodObservation, PodPlan};
 pub(crate) use schedule::NodeInfo;
 pub(crate) use service::{PortView, ServiceView, container_port};
 pub(crate) use waypoints::SYSTEM_NAMESPACE;
@@ -54,7 +54,10 @@ pub(crate) enum Event {
     /// Objects of the manifests that were added, changed or deleted.
     Manifests(Vec<ObjectEvent>),
     /// New state of a pod, from the task that runs it.
-    Observed { uid: String, observed: Observed },
+    Observed {
+        uid: String,
+        observed: PodObservation,
+    },
     /// A pod has ended after a stop request.
     Gone { uid: String },
 }
@@ -76,7 +79,7 @@ pub(crate) enum Effect {
 
 /// Index of the first virtual address that the lab assigns to a service; lower ones are for addresses that manifests
 /// set.
-const FIRST_SERVICE: u16 = 256;
+const FIRST_SERVICE_INDEX: u16 = 256;
 
 impl Cluster {
     /// Creates a cluster; without waypoint settings, no waypoints are deployed.
@@ -93,7 +96,7 @@ impl Cluster {
             waypoints: Waypoints::new(waypoints),
             pods: BTreeMap::new(),
             service_ips: BTreeMap::new(),
-            next_service: FIRST_SERVICE,
+            next_service: FIRST_SERVICE_INDEX,
             views: Vec::new(),
             added: BTreeMap::new(),
             unschedulable: BTreeMap::new(),
@@ -117,7 +120,7 @@ impl Cluster {
                         }
                     }
                 }
-                self.waypoints.follow(&self.objects);
+                self.waypoints.update(&self.objects);
                 self.reconcile(&mut effects);
             }
             Event::Observed { uid, observed } => {
@@ -169,7 +172,7 @@ impl Cluster {
         let mut all: BTreeMap<_, _> = self
             .objects
             .iter()
-            .filter_map(|(key, object)| Some((key, overlay::of_policies(object)?)))
+            .filter_map(|(key, object)| Some((key, overlay::policy_object(object)?)))
             .collect();
         let added = self.added.iter();
         for (key, more) in added.filter(|(key, _)| overlay::POLICY_SCOPE_KINDS.contains(&key.kind))
@@ -181,7 +184,7 @@ impl Cluster {
 
     /// Iterates over the objects of the manifests, and those that are generated for their Gateways.
     fn all_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
-        let made = self.waypoints.made.iter();
+        let made = self.waypoints.generated.iter();
         let made = made.map(|(key, made)| (key, &made.object));
         self.objects.iter().chain(made)
     }
@@ -192,7 +195,7 @@ impl Cluster {
 
     fn reconcile(&mut self, effects: &mut Vec<Effect>) {
         let mut desired = expand::pods(self.all_objects());
-        let staying = rollout::staying(&self.pods, &desired);
+        let staying = rollout::pods_to_keep(&self.pods, &desired);
         self.rolling = !staying.is_empty();
         for (key, record) in &mut self.pods {
             match desired.remove(key) {
@@ -217,7 +220,7 @@ impl Cluster {
                 .filter(|record| !record.terminating)
                 .map(|record| (record.plan.node.as_str(), record.plan.owner()))
                 .collect();
-            match schedule::choose(&self.nodes, &self.objects, &want.pod, &placed) {
+            match schedule::choose_node(&self.nodes, &self.objects, &want.pod, &placed) {
                 Ok(node) => {
                     let uid = want.uid().unwrap_or_else(|| (self.new_uid)());
                     let plan = PodPlan {
@@ -228,7 +231,7 @@ impl Cluster {
                     };
                     let record = PodRecord {
                         plan: plan.clone(),
-                        observed: Observed::default(),
+                        observed: PodObservation::default(),
                         terminating: false,
                     };
                     self.pods.insert(key.clone(), record);
@@ -289,12 +292,12 @@ impl Cluster {
             let key = ObjectKey::new(Kind::Namespace, "", namespace.clone());
             desired.insert(key, overlay::namespace(&namespace));
         }
-        for (key, made) in &self.waypoints.made {
+        for (key, made) in &self.waypoints.generated {
             desired.insert(key.clone(), made.manifest.clone());
         }
         for (key, ips) in &self.service_ips {
             if !ips.is_empty() {
-                let made = self.waypoints.made.get(key);
+                let made = self.waypoints.generated.get(key);
                 let whole = made.map(|made| made.manifest.clone());
                 desired.insert(key.clone(), overlay::service(key, whole, ips));
             }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Timeout of one call of a plugin, the same as in common runtimes.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Name of a pod's network interface (`CNI_IFNAME`).
 const INTERFACE: &str = "eth0";
@@ -205,7 +205,7 @@ impl PluginList {
             }
             child.wait_with_output().await
         };
-        let output = tokio::time::timeout(TIMEOUT, run)
+        let output = tokio::time::timeout(PLUGIN_TIMEOUT, run)
             .await
             .map_err(|_| CniError::Timeout(kind.clone()))?
             .map_err(failed)?;

@@ -85,7 +85,7 @@ fn execute() -> Result<Option<Value>, PluginError> {
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;
     let config: Config = serde_json::from_str(&text)?;
-    let runtime = ambit_rt::current_thread()?;
+    let runtime = ambit_rt::current_thread_runtime()?;
     match command.as_str() {
         "ADD" => runtime.block_on(add(&config)).map(Some),
         "DEL" => runtime.block_on(delete(&config)).map(|()| None),
@@ -102,14 +102,14 @@ async fn add(config: &Config) -> Result<Value, PluginError> {
     let container = variable("CNI_CONTAINERID")?;
     let interface = variable("CNI_IFNAME")?;
     let sandbox = variable("CNI_NETNS")?;
-    let node = Host::enter("node", Netns::current()?)?;
-    let pod = Host::enter("pod", Netns::open(&sandbox)?)?;
+    let node = Host::in_namespace("node", Netns::current()?)?;
+    let pod = Host::in_namespace("pod", Netns::open(&sandbox)?)?;
     ensure_bridge(&node, config).await?;
     let veth = veth_name(&container);
     // Left by an attempt that was cut short.
     node.remove(&veth).await?;
     let leases = Leases::open(&config.data_dir)?;
-    let wired = wire(&node, &pod, config, &leases, &container, &veth, &interface).await;
+    let wired = connect_pod(&node, &pod, config, &leases, &container, &veth, &interface).await;
     let addresses = match wired {
         Ok(addresses) => addresses,
         Err(error) => {
@@ -139,7 +139,7 @@ async fn add(config: &Config) -> Result<Value, PluginError> {
     }))
 }
 
-async fn wire(
+async fn connect_pod(
     node: &Host,
     pod: &Host,
     config: &Config,
@@ -192,7 +192,7 @@ async fn ensure_bridge(node: &Host, config: &Config) -> Result<(), PluginError> 
 
 async fn delete(config: &Config) -> Result<(), PluginError> {
     let container = variable("CNI_CONTAINERID")?;
-    let node = Host::enter("node", Netns::current()?)?;
+    let node = Host::in_namespace("node", Netns::current()?)?;
     node.remove(&veth_name(&container)).await?;
     Leases::open(&config.data_dir)?.release(&container)?;
     Ok(())

@@ -21,24 +21,24 @@ use tokio::{
 };
 
 use crate::{
-    board::{Board, InPod},
-    cluster::{ContainerObserved, ContainerState, PodPlan},
+    cluster::{ContainerObservation, ContainerState, PodPlan},
     fabric::Node,
+    lab_state::{LabState, PodTarget},
     mesh,
     probes::{self, Timing},
 };
 
-/// Initial delay before a restart, doubled each time up to [`LAST_RESTART`]; shorter than kubelet's, since a lab is
-/// used interactively.
-const FIRST_RESTART: Duration = Duration::from_millis(200);
-const LAST_RESTART: Duration = Duration::from_secs(10);
+/// Initial delay before a restart, doubled each time up to [`MAX_RESTART_DELAY`]; shorter than kubelet's, since a lab
+/// is used interactively.
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(200);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
 /// Running time of a container after which the restart delay is its initial value again.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Sandbox of a running pod: its node, network namespace and addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct PodContext {
-    pub(crate) board: Arc<Board>,
+    pub(crate) board: Arc<LabState>,
     pub(crate) node: Arc<Node>,
     pub(crate) plan: PodPlan,
     pub(crate) netns: Netns,
@@ -50,13 +50,14 @@ pub(crate) struct PodContext {
 pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
 
 impl PodContext {
-    /// Finds a pod by any name that [`Board::in_pod`] accepts, and returns it with the name of the selected container.
+    /// Finds a pod by any name that [`LabState::in_pod`] accepts, and returns it with the name of the selected
+    /// container.
     pub(crate) fn find(
-        board: &Arc<Board>,
+        board: &Arc<LabState>,
         name: &str,
         container: Option<&str>,
     ) -> Result<(Self, String), String> {
-        let InPod {
+        let PodTarget {
             node,
             plan,
             netns,
@@ -177,13 +178,13 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
 
 /// Restart policy of a container, as in Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Restart {
+pub(crate) enum RestartPolicy {
     Always,
     OnFailure,
     Never,
 }
 
-impl Restart {
+impl RestartPolicy {
     pub(crate) fn of(plan: &PodPlan) -> Self {
         match plan.spec().and_then(|spec| spec.restart_policy.as_deref()) {
             Some("Never") => Self::Never,
@@ -205,13 +206,13 @@ impl Restart {
 pub(crate) async fn run(
     context: PodContext,
     container: Container,
-    restart: Restart,
+    restart: RestartPolicy,
     mut stop: watch::Receiver<bool>,
-    reports: mpsc::Sender<ContainerObserved>,
+    reports: mpsc::Sender<ContainerObservation>,
 ) {
-    let mut seen = ContainerObserved::new(&container.name);
-    let mut wait = FIRST_RESTART;
-    let report = |seen: &ContainerObserved| {
+    let mut seen = ContainerObservation::new(&container.name);
+    let mut wait = MIN_RESTART_DELAY;
+    let report = |seen: &ContainerObservation| {
         let (reports, seen) = (reports.clone(), seen.clone());
         async move { reports.send(seen).await.is_ok() }
     };
@@ -223,7 +224,8 @@ pub(crate) async fn run(
                 seen.ready =
                     container.readiness_probe.is_none() && container.startup_probe.is_none();
                 report(&seen).await;
-                attend(&context, &container, child, &mut seen, &mut stop, &reports).await
+                supervise_container(&context, &container, child, &mut seen, &mut stop, &reports)
+                    .await
             }
             Err(error) => {
                 seen.state = ContainerState::Waiting(error.to_string());
@@ -242,13 +244,13 @@ pub(crate) async fn run(
         }
         report(&seen).await;
         wait = if started.elapsed() > STABLE_AFTER {
-            FIRST_RESTART
+            MIN_RESTART_DELAY
         } else {
-            (wait * 2).min(LAST_RESTART)
+            (wait * 2).min(MAX_RESTART_DELAY)
         };
         tokio::select! {
             () = sleep(wait) => {}
-            () = stopped(&mut stop) => return,
+            () = wait_for_stop(&mut stop) => return,
         }
         seen.restarts += 1;
     }
@@ -280,13 +282,13 @@ fn start(context: &PodContext, container: &Container) -> io::Result<Child> {
 
 /// Supervises a container's process until it ends: probes it, reports readiness, and terminates it on request or when
 /// the liveness probe fails.
-async fn attend(
+async fn supervise_container(
     context: &PodContext,
     container: &Container,
     mut child: Child,
-    seen: &mut ContainerObserved,
+    seen: &mut ContainerObservation,
     stop: &mut watch::Receiver<bool>,
-    reports: &mpsc::Sender<ContainerObserved>,
+    reports: &mpsc::Sender<ContainerObservation>,
 ) -> io::Result<ExitStatus> {
     let (sender, mut results) = mpsc::channel(4);
     let probing = probe_all(context, container, &sender);
@@ -303,7 +305,7 @@ async fn attend(
                         let _pod_is_gone = reports.send(seen.clone()).await;
                     }
                 }
-                ProbeResult::Unlive(why) => {
+                ProbeResult::NotLive(why) => {
                     tracing::warn!(pod = context.plan.full_name(), container = container.name, why,
                         "liveness probe failed, restarting the container");
                     signal(&child, Signal::TERM);
@@ -312,7 +314,7 @@ async fn attend(
                     signal(&child, Signal::KILL);
                 }
             },
-            () = stopped(stop) => {
+            () = wait_for_stop(stop) => {
                 signal(&child, Signal::TERM);
                 if let Ok(status) = tokio::time::timeout(grace(&context.plan), child.wait()).await {
                     return status;
@@ -325,14 +327,14 @@ async fn attend(
 }
 
 /// Waits until the pod is requested to stop.
-pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
+pub(crate) async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
     // A dropped sender means that the pod was forgotten: it stops as well.
     let _told = stop.wait_for(|stop| *stop).await.is_ok();
 }
 
 enum ProbeResult {
     Ready(bool),
-    Unlive(String),
+    NotLive(String),
 }
 
 async fn probe_all(
@@ -343,7 +345,7 @@ async fn probe_all(
     if let Some(startup) = &container.startup_probe {
         let started = probe_until_started(context, container, startup).await;
         if let Err(why) = started {
-            let _container_is_gone = results.send(ProbeResult::Unlive(why.to_string())).await;
+            let _container_is_gone = results.send(ProbeResult::NotLive(why.to_string())).await;
             return;
         }
     }
@@ -354,7 +356,7 @@ async fn probe_all(
         let Some(probe) = &container.readiness_probe else {
             return;
         };
-        probe_for_ever(context, container, probe, |ok, _| {
+        probe_periodically(context, container, probe, |ok, _| {
             results.try_send(ProbeResult::Ready(ok)).is_ok()
         })
         .await;
@@ -363,8 +365,8 @@ async fn probe_all(
         let Some(probe) = &container.liveness_probe else {
             return;
         };
-        probe_for_ever(context, container, probe, |ok, why| {
-            ok || results.try_send(ProbeResult::Unlive(why)).is_ok()
+        probe_periodically(context, container, probe, |ok, why| {
+            ok || results.try_send(ProbeResult::NotLive(why)).is_ok()
         })
         .await;
     };
@@ -380,7 +382,7 @@ async fn probe_until_started(
     sleep(timing.initial_delay).await;
     let mut failures = 0;
     loop {
-        match once(context, container, probe).await {
+        match probe_once(context, container, probe).await {
             Ok(()) => return Ok(()),
             Err(error) => {
                 failures += 1;
@@ -395,7 +397,7 @@ async fn probe_until_started(
 
 /// Probes a container until cancelled, and calls `on_result` whenever the threshold of successes or failures is
 /// reached.
-async fn probe_for_ever(
+async fn probe_periodically(
     context: &PodContext,
     container: &Container,
     probe: &Probe,
@@ -405,7 +407,7 @@ async fn probe_for_ever(
     sleep(timing.initial_delay).await;
     let (mut successes, mut failures, mut ever) = (0, 0, false);
     loop {
-        match once(context, container, probe).await {
+        match probe_once(context, container, probe).await {
             Ok(()) => {
                 (successes, failures) = (successes + 1, 0);
                 if successes >= timing.successes {
@@ -430,7 +432,7 @@ async fn probe_for_ever(
     }
 }
 
-async fn once(context: &PodContext, container: &Container, probe: &Probe) -> io::Result<()> {
+async fn probe_once(context: &PodContext, container: &Container, probe: &Probe) -> io::Result<()> {
     let ip = context
         .ips
         .first()

@@ -15,20 +15,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::{process::Child, sync::mpsc};
 
 use crate::{
-    board::{Board, Replace},
+    lab_state::{LabState, ReplaceCommand},
     protocol::{DaemonStatus, Replacement},
     shim::Shim,
 };
 
-/// Initial delay before a restart, doubled each time up to [`SLOWEST`].
-const FASTEST: Duration = Duration::from_millis(20);
-const SLOWEST: Duration = Duration::from_secs(2);
+/// Initial delay before a restart, doubled each time up to [`MAX_RESTART_DELAY`].
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(20);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(2);
 /// Running time of a process after which the restart delay is its initial value again.
 const STABLE_AFTER: Duration = Duration::from_secs(2);
 
 /// Timeout for a replacing process to become ready.
-const TIMEOUT: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(20);
+const REPLACEMENT_READY_TIMEOUT: Duration = Duration::from_secs(60);
+const READY_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Command of one process of the mesh, with its network namespace and log.
 #[derive(Clone, Debug)]
@@ -45,16 +45,16 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// Starts the task that runs the process and restarts it, until the lab ends.
-    pub(crate) fn keep(self, board: Arc<Board>) {
+    pub(crate) fn spawn_and_restart(self, board: Arc<LabState>) {
         drop(ambit_rt::spawn("daemon", self.run(board)));
     }
 
-    async fn run(self, board: Arc<Board>) {
+    async fn run(self, board: Arc<LabState>) {
         let mut restarts = 0;
-        let mut wait = FASTEST;
+        let mut wait = MIN_RESTART_DELAY;
         let (requested, mut requests) = mpsc::channel(1);
         if self.ready.is_some() {
-            board.daemon_replaceable(&self.name, self.node.as_deref(), requested);
+            board.register_replaceable_daemon(&self.name, self.node.as_deref(), requested);
         }
         loop {
             let started = Instant::now();
@@ -66,7 +66,7 @@ impl Daemon {
                             Ok(status) => status.to_string(),
                             Err(error) => error.to_string(),
                         },
-                        Some(Replace { how, done }) = requests.recv() => {
+                        Some(ReplaceCommand { how, done }) = requests.recv() => {
                             let outcome = self.replace(&board, &mut child, how).await;
                             // The requester may be gone.
                             let _unheard = done.send(outcome.map_err(|error| error.to_string()));
@@ -84,9 +84,9 @@ impl Daemon {
             restarts += 1;
             board.daemon(self.status(None, restarts, Some(message)));
             wait = if started.elapsed() > STABLE_AFTER {
-                FASTEST
+                MIN_RESTART_DELAY
             } else {
-                (wait * 2).min(SLOWEST)
+                (wait * 2).min(MAX_RESTART_DELAY)
             };
             tokio::time::sleep(wait).await;
         }
@@ -94,7 +94,12 @@ impl Daemon {
 
     /// Starts a new process in place of `child`, terminates the old one in the order of `how`, and waits until the new
     /// one is ready.
-    async fn replace(&self, board: &Board, child: &mut Child, how: Replacement) -> io::Result<()> {
+    async fn replace(
+        &self,
+        board: &LabState,
+        child: &mut Child,
+        how: Replacement,
+    ) -> io::Result<()> {
         let logged = fs::metadata(&self.log)?.len();
         let tell_old = |old: &Child| {
             let pid = old.id().and_then(|pid| i32::try_from(pid).ok());
@@ -121,7 +126,7 @@ impl Daemon {
         let Some(ready) = self.ready else {
             return Ok(());
         };
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + REPLACEMENT_READY_TIMEOUT;
         loop {
             let text = fs::read(&self.log)?;
             let new = usize::try_from(from).ok().and_then(|from| text.get(from..));
@@ -131,11 +136,11 @@ impl Daemon {
             if Instant::now() > deadline {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(READY_CHECK_INTERVAL).await;
         }
     }
 
-    fn start(&self, board: &Board) -> io::Result<Child> {
+    fn start(&self, board: &LabState) -> io::Result<Child> {
         let log = File::options().create(true).append(true).open(&self.log)?;
         let mut command: Command = self.shim.command(&board.options.ambit)?;
         command

@@ -32,13 +32,13 @@ use tokio::{
 use crate::{cluster::ServiceView, fabric::Node};
 
 /// Domain of the cluster's services.
-pub(crate) const DOMAIN: &str = "cluster.local";
+pub(crate) const CLUSTER_DOMAIN: &str = "cluster.local";
 /// TTL of all records, in seconds.
-const TTL: u32 = 5;
+const RECORD_TTL_SECONDS: u32 = 5;
 /// Idle timeout of a TCP connection without a query.
-const IDLE: Duration = Duration::from_secs(10);
+const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of queued answers of a TCP connection.
-const WAITING: usize = 16;
+const MAX_QUEUED_RESPONSES: usize = 16;
 
 /// Records of the cluster by name, in lower case and without the final dot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,8 @@ impl Zone {
         let mut names: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
         let mut ports: BTreeMap<String, Vec<(u16, Name)>> = BTreeMap::new();
         for view in views {
-            let name = format!("{}.{}.svc.{DOMAIN}", view.name, view.namespace).to_lowercase();
+            let name =
+                format!("{}.{}.svc.{CLUSTER_DOMAIN}", view.name, view.namespace).to_lowercase();
             let mut hosts = vec![name.clone()];
             if view.ips.is_empty() {
                 hosts.clear();
@@ -87,7 +88,7 @@ impl Zone {
     fn look_up(&self, name: &Name, kind: RecordType) -> Result<Vec<Record>, ResponseCode> {
         let text = name.to_ascii().to_lowercase();
         let text = text.trim_end_matches('.');
-        let record = |data| Record::from_rdata(name.clone(), TTL, data);
+        let record = |data| Record::from_rdata(name.clone(), RECORD_TTL_SECONDS, data);
         if let Some(targets) = self.ports.get(text) {
             let targets = targets.iter().filter(|_| kind == RecordType::SRV);
             let data = |(port, host): &(u16, Name)| SRV::new(0, 100, *port, host.clone());
@@ -106,10 +107,10 @@ impl Zone {
 }
 
 /// Handler of DNS queries, which answers from the current zone.
-struct Answers(watch::Receiver<Arc<Zone>>);
+struct DnsHandler(watch::Receiver<Arc<Zone>>);
 
 #[async_trait]
-impl RequestHandler for Answers {
+impl RequestHandler for DnsHandler {
     async fn handle_request<R: ResponseHandler, T: Time>(
         &self,
         request: &Request,
@@ -148,7 +149,7 @@ impl RequestHandler for Answers {
 
 /// Starts the DNS server on a node's addresses; it runs until the lab ends.
 pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Result<()> {
-    let mut server = Server::new(Answers(zone.clone()));
+    let mut server = Server::new(DnsHandler(zone.clone()));
     for ip in &node.ips {
         let address = SocketAddr::new(*ip, 53);
         let (udp, tcp) = node.host.run(|| {
@@ -159,7 +160,11 @@ pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Resul
             Ok::<_, io::Error>((udp, tcp))
         })??;
         server.register_socket(UdpSocket::from_std(udp)?);
-        server.register_listener(TcpListener::from_std(tcp)?, IDLE, WAITING);
+        server.register_listener(
+            TcpListener::from_std(tcp)?,
+            TCP_IDLE_TIMEOUT,
+            MAX_QUEUED_RESPONSES,
+        );
     }
     drop(ambit_rt::spawn("DNS of a node", async move {
         if let Err(error) = server.block_until_done().await {
@@ -176,7 +181,7 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
         text.push_str(&format!("nameserver {server}\n"));
     }
     text.push_str(&format!(
-        "search {namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}\n"
+        "search {namespace}.svc.{CLUSTER_DOMAIN} svc.{CLUSTER_DOMAIN} {CLUSTER_DOMAIN}\n"
     ));
     text.push_str("options ndots:5\n");
     text
@@ -325,7 +330,7 @@ mod tests {
         let served = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         client.connect(served.local_addr().unwrap()).await.unwrap();
-        let mut server = Server::new(Answers(zones));
+        let mut server = Server::new(DnsHandler(zones));
         server.register_socket(served);
         let message = |id, kind, name| {
             let mut message = Message::new(id, kind, OpCode::Query);

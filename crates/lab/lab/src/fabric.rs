@@ -40,7 +40,7 @@ pub(crate) async fn build(
     options: &Options,
     layout: &Layout,
 ) -> Result<Fabric, HostError> {
-    let root = Host::here("fabric")?;
+    let root = Host::current_namespace("fabric")?;
     root.up("lo").await?;
     root.bridge(BRIDGE).await?;
     for address in plan.root() {

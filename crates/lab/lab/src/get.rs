@@ -6,13 +6,13 @@ use std::net::IpAddr;
 pub const LAB_TOOL: &str = "ambit-lab-tool";
 
 /// Text of a node proxy's access log for connections that a policy denies.
-const REJECTED: &str = "connection closed due to policy rejection: ";
+const POLICY_REJECTION_TEXT: &str = "connection closed due to policy rejection: ";
 
 /// Outcome of one run of `ambit-lab-tool get`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum GetOutcome {
     /// Response status below 400.
-    Answered,
+    Success,
     /// Response status of 400 or more.
     HttpError,
     /// The host name does not resolve.
@@ -29,11 +29,11 @@ pub enum Ending {
     Other(i32),
 }
 
-impl Ending {
+impl GetOutcome {
     /// Converts the exit code of `ambit-lab-tool get`, which is curl's.
-    pub fn of(code: i32) -> Self {
+    pub fn from_exit_code(code: i32) -> Self {
         match code {
-            0 => Self::Answered,
+            0 => Self::Success,
             22 => Self::HttpError,
             6 => Self::UnknownHost,
             7 => Self::Refused,
@@ -52,42 +52,42 @@ impl Ending {
 
 /// Outcome of a `GET` that a test waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected<'a> {
+pub enum ExpectedOutcome<'a> {
     /// A response with a status below 400.
-    Answer,
+    Success,
     /// The connection is closed, and the access log has a policy denial whose reason contains this text, such as the
     /// name of a DENY policy.
     Denial(&'a str),
     /// Failure of this kind.
-    Failure(Ending),
+    Failure(GetOutcome),
 }
 
 /// `true` expects a response, `false` a denial by any policy.
-impl From<bool> for Expected<'_> {
+impl From<bool> for ExpectedOutcome<'_> {
     fn from(success: bool) -> Self {
         if success {
-            Self::Answer
+            Self::Success
         } else {
             Self::Denial("")
         }
     }
 }
 
-impl From<Ending> for Expected<'_> {
-    fn from(ending: Ending) -> Self {
+impl From<GetOutcome> for ExpectedOutcome<'_> {
+    fn from(ending: GetOutcome) -> Self {
         match ending {
-            Ending::Answered => Self::Answer,
+            GetOutcome::Success => Self::Success,
             failure => Self::Failure(failure),
         }
     }
 }
 
-impl Expected<'_> {
+impl ExpectedOutcome<'_> {
     /// Whether `ending` is possible for the expected outcome. A denial also needs a line in the access log
-    /// ([`denials`]).
-    pub fn permits(self, ending: Ending) -> bool {
+    /// ([`count_denials`]).
+    pub fn matches(self, ending: GetOutcome) -> bool {
         match self {
-            Self::Answer => ending == Ending::Answered,
+            Self::Success => ending == GetOutcome::Success,
             Self::Denial(_) => ending.is_cut(),
             Self::Failure(failure) => ending == failure,
         }
@@ -95,7 +95,7 @@ impl Expected<'_> {
 }
 
 /// Counts the lines of an access log that report a denied connection of this client, with `policy` in the reason.
-pub fn denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
+pub fn count_denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
     let sources: Vec<String> = client
         .iter()
         .map(|ip| match ip {
@@ -105,7 +105,7 @@ pub fn denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
         .collect();
     log.lines()
         .filter(|line| {
-            let reason = line.split_once(REJECTED);
+            let reason = line.split_once(POLICY_REJECTION_TEXT);
             reason.is_some_and(|(_, reason)| reason.contains(policy))
                 && sources.iter().any(|source| line.contains(source.as_str()))
         })
@@ -130,14 +130,14 @@ mod tests {
             + &line("[fd00::1]:33333", denied)
             + &line("10.0.0.1:33334", "connection failed");
         let client = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
-        assert_eq!(denials(&log, &client, ""), 2);
-        assert_eq!(denials(&log, &client[..1], "shop/no-echo"), 1);
-        assert_eq!(denials(&log, &client, "shop/other"), 0);
+        assert_eq!(count_denials(&log, &client, ""), 2);
+        assert_eq!(count_denials(&log, &client[..1], "shop/no-echo"), 1);
+        assert_eq!(count_denials(&log, &client, "shop/other"), 0);
     }
 
     #[test]
     fn only_closed_connections_may_be_denials() {
-        let denial = Expected::from(false);
+        let denial = ExpectedOutcome::from(false);
         for (code, permitted) in [
             (56, true),
             (52, true),
@@ -147,10 +147,18 @@ mod tests {
             (22, false),
             (0, false),
         ] {
-            assert_eq!(denial.permits(Ending::of(code)), permitted, "{code}");
+            assert_eq!(
+                denial.matches(GetOutcome::from_exit_code(code)),
+                permitted,
+                "{code}"
+            );
         }
-        assert!(Expected::from(true).permits(Ending::of(0)));
-        assert!(Expected::from(Ending::TimedOut).permits(Ending::of(28)));
-        assert!(!Expected::from(Ending::TimedOut).permits(Ending::of(56)));
+        assert!(ExpectedOutcome::from(true).matches(GetOutcome::from_exit_code(0)));
+        assert!(
+            ExpectedOutcome::from(GetOutcome::TimedOut).matches(GetOutcome::from_exit_code(28))
+        );
+        assert!(
+            !ExpectedOutcome::from(GetOutcome::TimedOut).matches(GetOutcome::from_exit_code(56))
+        );
     }
 }

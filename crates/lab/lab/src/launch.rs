@@ -27,7 +27,7 @@ use rustix::{
 
 use crate::{
     Options, StateDir,
-    announcement::{READY, hand_over_stdout},
+    announcement::{READY_LINE, hand_over_stdout},
     layout::Layout,
     state_dir::StateError,
 };
@@ -159,7 +159,7 @@ fn start(state: &StateDir, lock: File, options: &Options) -> Result<(), LaunchEr
             .read_line(&mut line)
             .map_err(io_failed("read from the lab"))?;
     }
-    if line.trim() == READY {
+    if line.trim() == READY_LINE {
         return Ok(());
     }
     let log = fs::read_to_string(layout.log()).unwrap_or_default();
@@ -183,7 +183,7 @@ pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
     let layout = Layout::new(state);
     let options = match read_options(&layout) {
         Ok(options) => options,
-        Err(error) => return complain(&error),
+        Err(error) => return print_error(&error),
     };
     let result = match stage {
         Stage::Guard => guard(&layout, &options),
@@ -192,14 +192,14 @@ pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| LaunchError::Failed(error.to_string())),
     };
-    result.unwrap_or_else(|error| complain(&error))
+    result.unwrap_or_else(|error| print_error(&error))
 }
 
 #[expect(
     clippy::print_stderr,
     reason = "standard error is the lab's log, nothing else is set up"
 )]
-fn complain(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+fn print_error(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     eprintln!("{}", ErrorChain(error));
     ExitCode::FAILURE
 }

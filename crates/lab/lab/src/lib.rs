@@ -21,8 +21,6 @@ mod addresses;
 #[cfg(target_os = "linux")]
 mod announcement;
 #[cfg(target_os = "linux")]
-mod board;
-#[cfg(target_os = "linux")]
 mod cluster;
 #[cfg(target_os = "linux")]
 mod cni;
@@ -36,6 +34,8 @@ mod daemon;
 mod dns;
 #[cfg(target_os = "linux")]
 mod fabric;
+#[cfg(target_os = "linux")]
+mod lab_state;
 #[cfg(target_os = "linux")]
 mod launch;
 #[cfg(target_os = "linux")]
@@ -57,7 +57,7 @@ mod tokens;
 
 pub use capture::{Capture, FlowKind, FlowReport, Traffic};
 pub use client::{Client, ClientError, ExecOutput};
-pub use get::{Ending, Expected, LAB_TOOL, denials};
+pub use get::{ExpectedOutcome, GetOutcome, LAB_TOOL, count_denials};
 pub use options::{IpFamily, MAX_NODES, Options, PrimaryCni};
 pub use protocol::{
     ContainerStatus, DaemonStatus, LabNetns, LogSource, NodeStatus, PodStatus, Replacement, Status,

@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 
 use crate::{
     Options,
-    board::{Board, etc_binds},
     cluster::SYSTEM_NAMESPACE,
     cni::agent_run_dir,
     daemon::Daemon,
-    dns::{DOMAIN, resolv_conf},
+    dns::{CLUSTER_DOMAIN, resolv_conf},
     fabric::Node,
+    lab_state::{LabState, etc_binds},
     shim::Shim,
-    tokens::{self, Bound, TokenIssuer},
+    tokens::{self, TokenIssuer, TokenSubject},
 };
 
 /// Port on which the control plane serves xDS and the CSR API.
@@ -33,24 +33,24 @@ const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
 
 /// Starts the processes of the mesh: the control plane first, and the others once it has written its root certificate.
 pub(crate) async fn start(
-    board: &Arc<Board>,
+    board: &Arc<LabState>,
     control: Vec<IpAddr>,
     issuer: Arc<TokenIssuer>,
 ) -> io::Result<()> {
     fs::write(board.layout.token_keys(), issuer.public_pem())?;
-    control_daemon(board, &control)?.keep(board.clone());
+    control_daemon(board, &control)?.spawn_and_restart(board.clone());
     wait_for_root_cert(board).await?;
     for node in &board.nodes {
         fs::create_dir_all(agent_run_dir(node))?;
         write_token(&issuer, node)?;
         etc(&node.dir, &node.name, &node.ips, &control, &node.ips)?;
-        agent(board, node).keep(board.clone());
-        proxy(board, node, &control).keep(board.clone());
+        agent(board, node).spawn_and_restart(board.clone());
+        proxy(board, node, &control).spawn_and_restart(board.clone());
     }
     let nodes = board.nodes.clone();
     drop(ambit_rt::spawn("tokens", async move {
         loop {
-            tokio::time::sleep(tokens::RENEW).await;
+            tokio::time::sleep(tokens::TOKEN_RENEW_INTERVAL).await;
             for node in &nodes {
                 if let Err(error) = write_token(&issuer, node) {
                     tracing::error!(node = node.name, %error, "cannot renew the proxy's token");
@@ -121,7 +121,7 @@ fn proxy_uid(node: &Node) -> String {
 }
 
 fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
-    let bound = Bound {
+    let bound = TokenSubject {
         namespace: SYSTEM_NAMESPACE,
         service_account: "ztunnel",
         pod: &proxy_pod(node),
@@ -133,21 +133,21 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
 
 /// Returns the settings for generated waypoints: one replica unless the Gateway sets another number, Ambit's own
 /// program, and paths of the pod's files. `None` if the lab has no mesh.
-pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
+pub(crate) fn waypoints(board: &LabState, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;
     if !options.mesh {
         return None;
     }
     // Each pod finds its own.
-    let token = board.layout.pod("$(POD_UID)").join(tokens::FILE);
+    let token = board.layout.pod("$(POD_UID)").join(tokens::TOKEN_FILE_NAME);
     Some(Settings {
         image: "ambit-waypoint".into(),
         command: vec![program(board, "ambit-waypoint")],
         replicas: 1,
         termination_grace_period_seconds: 30,
         control_address: address_of(control),
-        trust_domain: DOMAIN.into(),
-        cluster_domain: DOMAIN.into(),
+        trust_domain: CLUSTER_DOMAIN.into(),
+        cluster_domain: CLUSTER_DOMAIN.into(),
         env: options.env.clone(),
         files: Files {
             token: token.display().to_string(),
@@ -182,13 +182,13 @@ pub(crate) fn etc(
     }
     for ip in control {
         hosts.push_str(&format!(
-            "{ip} istiod.{SYSTEM_NAMESPACE}.svc istiod.{SYSTEM_NAMESPACE}.svc.{DOMAIN}\n"
+            "{ip} istiod.{SYSTEM_NAMESPACE}.svc istiod.{SYSTEM_NAMESPACE}.svc.{CLUSTER_DOMAIN}\n"
         ));
     }
     fs::write(dir.join("hosts"), hosts)
 }
 
-fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
+fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
     let layout = &board.layout;
     let dir = layout.node("control");
     etc(
@@ -238,7 +238,7 @@ fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
     })
 }
 
-fn agent(board: &Board, node: &Node) -> Daemon {
+fn agent(board: &LabState, node: &Node) -> Daemon {
     let mut command = vec![program(board, "ambit-agent")];
     let mut flag = |name: &str, value: String| command.extend([format!("--{name}"), value]);
     flag("node", node.name.clone());
@@ -262,7 +262,7 @@ fn agent(board: &Board, node: &Node) -> Daemon {
     daemon(board, node, "agent", command, &variables)
 }
 
-fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
+fn proxy(board: &LabState, node: &Node, control: &[IpAddr]) -> Daemon {
     let ours = || program(board, "ambit-node-proxy");
     let other = board.options.node_proxies.get(&node.name);
     let program = other.map_or_else(ours, |path| path.display().to_string());
@@ -289,10 +289,10 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
         ("POD_NAMESPACE", SYSTEM_NAMESPACE.into()),
         ("SERVICE_ACCOUNT", "ztunnel".into()),
         ("INSTANCE_IP", first),
-        ("TRUST_DOMAIN", DOMAIN.into()),
+        ("TRUST_DOMAIN", CLUSTER_DOMAIN.into()),
         ("CLUSTER_ID", "Kubernetes".into()),
         ("ISTIO_META_CLUSTER_ID", "Kubernetes".into()),
-        ("CLUSTER_DOMAIN", DOMAIN.into()),
+        ("CLUSTER_DOMAIN", CLUSTER_DOMAIN.into()),
         ("IPV6_ENABLED", "true".into()),
         ("RUST_LOG", "info".into()),
     ];
@@ -304,7 +304,7 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
 }
 
 fn daemon(
-    board: &Board,
+    board: &LabState,
     node: &Node,
     name: &str,
     command: Vec<String>,
@@ -326,7 +326,7 @@ fn daemon(
     }
 }
 
-fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, String)> {
+fn environment(board: &LabState, variables: &[(&str, String)]) -> Vec<(String, String)> {
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     env.insert("PATH".into(), path(board));
     // The processes of the mesh log to a file of the lab.
@@ -341,7 +341,7 @@ fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, Stri
 }
 
 /// Returns `PATH` for the lab's processes: the directories of the mesh's programs come first.
-pub(crate) fn path(board: &Board) -> String {
+pub(crate) fn path(board: &LabState) -> String {
     let inherited = std::env::var("PATH").unwrap_or_default();
     let own = board
         .options
@@ -356,7 +356,7 @@ pub(crate) fn path(board: &Board) -> String {
         .join(":")
 }
 
-fn manifest_dirs(board: &Board) -> [PathBuf; 3] {
+fn manifest_dirs(board: &LabState) -> [PathBuf; 3] {
     [
         board.options.manifests.clone(),
         board.layout.live(),
@@ -364,7 +364,7 @@ fn manifest_dirs(board: &Board) -> [PathBuf; 3] {
     ]
 }
 
-fn program(board: &Board, name: &str) -> String {
+fn program(board: &LabState, name: &str) -> String {
     board.options.bin_dir.join(name).display().to_string()
 }
 
@@ -372,14 +372,14 @@ fn zds_socket(node: &Node) -> PathBuf {
     node.dir.join("ztunnel.sock")
 }
 
-fn any_address(board: &Board) -> IpAddr {
+fn any_address(board: &LabState) -> IpAddr {
     match board.options.ip_family.v6() {
         true => std::net::Ipv6Addr::UNSPECIFIED.into(),
         false => std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }
 
-async fn wait_for_root_cert(board: &Board) -> io::Result<()> {
+async fn wait_for_root_cert(board: &LabState) -> io::Result<()> {
     let started = Instant::now();
     while !fs::metadata(board.layout.root_cert()).is_ok_and(|meta| meta.len() > 0) {
         if started.elapsed() > ROOT_CERT_WAIT {

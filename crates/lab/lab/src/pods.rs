@@ -20,24 +20,24 @@ use tokio::{
 };
 
 use crate::{
-    board::Board,
-    cluster::{ContainerObserved, ContainerState, Event, Observed, Phase, PodPlan},
+    cluster::{ContainerObservation, ContainerState, Event, Phase, PodObservation, PodPlan},
     cni::{CniError, PluginList, Sandbox},
-    containers::{self, POD_UID, PodContext, Restart},
+    containers::{self, POD_UID, PodContext, RestartPolicy},
     dns::{own_resolv_conf, resolv_conf},
     fabric::Node,
-    tokens::{self, Bound, TokenIssuer},
+    lab_state::LabState,
+    tokens::{self, TokenIssuer, TokenSubject},
 };
 
-/// Initial delay before another attempt to create a sandbox, doubled each time up to [`LAST_RETRY`]; shorter than
+/// Initial delay before another attempt to create a sandbox, doubled each time up to [`MAX_RETRY_DELAY`]; shorter than
 /// kubelet's.
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(5);
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Task that runs one pod, with the resources that it needs.
 #[derive(Clone, Debug)]
-pub(crate) struct Runner {
-    pub(crate) board: Arc<Board>,
+pub(crate) struct PodRunner {
+    pub(crate) board: Arc<LabState>,
     pub(crate) node: Arc<Node>,
     pub(crate) plugins: Arc<PluginList>,
     pub(crate) tokens: Arc<TokenIssuer>,
@@ -56,24 +56,24 @@ enum SandboxError {
     Files(#[source] io::Error),
 }
 
-impl Runner {
+impl PodRunner {
     /// Runs the pod until it has ended and `stop` was set; a pod that ended without `stop` remains in the status.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
-        let mut observed = Observed::default();
+        let mut observed = PodObservation::default();
         let made = tokio::select! {
             made = self.make_sandbox(&mut observed) => Some(made),
-            () = containers::stopped(&mut stop) => None,
+            () = containers::wait_for_stop(&mut stop) => None,
         };
         if let Some((context, sandbox, _holder)) = made {
             let run = async {
                 self.run_containers(&context, &mut observed, &stop).await;
-                containers::stopped(&mut stop.clone()).await;
+                containers::wait_for_stop(&mut stop.clone()).await;
             };
             tokio::select! {
                 () = run => {}
                 never = self.renew_token() => match never {},
             }
-            self.end(sandbox.as_ref()).await;
+            self.tear_down(sandbox.as_ref()).await;
         }
         kill_by_uid(&self.plan.uid);
         self.board.pod_gone(&self.plan.uid);
@@ -89,7 +89,7 @@ impl Runner {
             .await;
     }
 
-    async fn observe(&self, observed: &Observed) {
+    async fn observe(&self, observed: &PodObservation) {
         let event = Event::Observed {
             uid: self.plan.uid.clone(),
             observed: observed.clone(),
@@ -100,9 +100,9 @@ impl Runner {
     /// Creates the pod's sandbox; retries with a new network namespace until it succeeds.
     async fn make_sandbox(
         &self,
-        observed: &mut Observed,
+        observed: &mut PodObservation,
     ) -> (PodContext, Option<Sandbox>, tokio::process::Child) {
-        let mut wait = FIRST_RETRY;
+        let mut wait = MIN_RETRY_DELAY;
         loop {
             match self.try_sandbox().await {
                 Ok(made) => {
@@ -124,7 +124,7 @@ impl Runner {
                 }
             }
             sleep(wait).await;
-            wait = (wait * 2).min(LAST_RETRY);
+            wait = (wait * 2).min(MAX_RETRY_DELAY);
         }
     }
 
@@ -134,7 +134,7 @@ impl Runner {
         let (netns, ips, sandbox) = if self.plan.is_host_network() {
             (self.node.host.netns().clone(), self.node.ips.clone(), None)
         } else {
-            let (netns, ips, sandbox) = self.wire().await?;
+            let (netns, ips, sandbox) = self.connect_network().await?;
             (netns, ips, Some(sandbox))
         };
         self.write_etc(&ips).map_err(SandboxError::Files)?;
@@ -152,7 +152,9 @@ impl Runner {
         Ok((context, sandbox, holder))
     }
 
-    async fn wire(&self) -> Result<(Netns, Vec<std::net::IpAddr>, Sandbox), SandboxError> {
+    async fn connect_network(
+        &self,
+    ) -> Result<(Netns, Vec<std::net::IpAddr>, Sandbox), SandboxError> {
         // With its loopback up, as container runtimes make it: primary plugins rely on that.
         let host = ambit_netlab::Host::new(self.plan.name()).await?;
         let netns = host.netns().clone();
@@ -208,23 +210,27 @@ impl Runner {
     /// Writes a service account token into the pod's directory, if the pod has a volume with one.
     fn write_token(&self) -> io::Result<()> {
         let plan = &self.plan;
-        if !plan.wants_token(tokens::AUDIENCE) {
+        if !plan.wants_token(tokens::TOKEN_AUDIENCE) {
             return Ok(());
         }
-        let bound = Bound {
+        let bound = TokenSubject {
             namespace: plan.namespace(),
             service_account: plan.service_account(),
             pod: plan.name(),
             pod_uid: &plan.uid,
             node: &plan.node,
         };
-        let path = self.board.layout.pod(&plan.uid).join(tokens::FILE);
+        let path = self
+            .board
+            .layout
+            .pod(&plan.uid)
+            .join(tokens::TOKEN_FILE_NAME);
         self.tokens.write(&bound, &path)
     }
 
     async fn renew_token(&self) -> Infallible {
         loop {
-            sleep(tokens::RENEW).await;
+            sleep(tokens::TOKEN_RENEW_INTERVAL).await;
             if let Err(error) = self.write_token() {
                 tracing::error!(pod = self.plan.full_name(), %error, "cannot renew the pod's token");
             }
@@ -236,16 +242,16 @@ impl Runner {
     async fn run_containers(
         &self,
         context: &PodContext,
-        observed: &mut Observed,
+        observed: &mut PodObservation,
         stop: &watch::Receiver<bool>,
     ) {
         let spec = self.plan.spec();
-        let restart = Restart::of(&self.plan);
+        let restart = RestartPolicy::of(&self.plan);
         let all: Vec<_> = self
             .plan
             .containers()
             .iter()
-            .map(|c| ContainerObserved::new(&c.name))
+            .map(|c| ContainerObservation::new(&c.name))
             .collect();
         observed.containers = all;
         self.observe(observed).await;
@@ -254,10 +260,10 @@ impl Runner {
             .and_then(|spec| spec.init_containers.clone())
             .unwrap_or_default();
         for container in init {
-            let again = if restart == Restart::Never {
+            let again = if restart == RestartPolicy::Never {
                 restart
             } else {
-                Restart::OnFailure
+                RestartPolicy::OnFailure
             };
             let name = container.name.clone();
             let run = containers::run(
@@ -307,14 +313,14 @@ impl Runner {
             self.observe(observed).await;
         }
         if !*stop.borrow() {
-            let failed = |c: &ContainerObserved| c.state != ContainerState::Exited(0);
+            let failed = |c: &ContainerObservation| c.state != ContainerState::Exited(0);
             let any = observed.containers.iter().any(failed);
             observed.phase = if any { Phase::Failed } else { Phase::Succeeded };
             self.observe(observed).await;
         }
     }
 
-    async fn end(&self, sandbox: Option<&Sandbox>) {
+    async fn tear_down(&self, sandbox: Option<&Sandbox>) {
         kill_by_uid(&self.plan.uid);
         self.board.pod_network(&self.plan.uid, None);
         if let Some(sandbox) = sandbox {
@@ -325,7 +331,7 @@ impl Runner {
 
 /// Guard that removes an incomplete sandbox when it is dropped, so that cancelled attempts leave nothing behind.
 struct UndoSandbox {
-    runner: Runner,
+    runner: PodRunner,
     sandbox: Option<(Sandbox, Netns)>,
 }
 

@@ -21,30 +21,30 @@ use tokio::sync::mpsc;
 
 use crate::{
     LabNetns, LogSource,
-    board::{Board, Replace},
     containers::{self, exit_code},
+    lab_state::{LabState, ReplaceCommand},
     protocol::{self, Replacement, Reply, Request},
 };
 
 /// Suffix after a daemon's name that selects its worker process.
-const WORKER: &str = "-worker";
+const WORKER_SUFFIX: &str = "-worker";
 /// Timeout for a killed process to disappear.
-const GONE: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout for a TCP connection that is opened for a client.
-const DIAL: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a followed log is read for new bytes.
-const FOLLOW: Duration = Duration::from_millis(100);
+const LOG_FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts to serve the control socket; `down` gets a message when a client shuts the lab down.
-pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()> {
+pub(crate) fn serve(board: Arc<LabState>, down: mpsc::Sender<()>) -> io::Result<()> {
     let path = board.layout.socket();
     let listener = UnixListener::bind(&path)?;
     let accept = move || {
         for stream in listener.incoming().filter_map(Result::ok) {
             let (board, down) = (board.clone(), down.clone());
             let serve = move || {
-                if let Err(error) = answer(&board, &down, &stream) {
+                if let Err(error) = handle_connection(&board, &down, &stream) {
                     tracing::debug!(%error, "a client of the control socket went away");
                 }
             };
@@ -60,7 +60,11 @@ pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()>
         .map(drop)
 }
 
-fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> io::Result<()> {
+fn handle_connection(
+    board: &Arc<LabState>,
+    down: &mpsc::Sender<()>,
+    stream: &UnixStream,
+) -> io::Result<()> {
     let Some((request, fds)) = protocol::receive::<Request>(stream)? else {
         return Ok(());
     };
@@ -74,7 +78,7 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             command,
         } => match exec(board, &pod, container.as_deref(), command, fds) {
             Ok(child) => {
-                let code = attend(child, stream)?;
+                let code = wait_for_child(child, stream)?;
                 protocol::send(stream, &Reply::Exited(code), &[])
             }
             Err(text) => error(text),
@@ -84,24 +88,26 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             Err(text) => error(text),
         },
         Request::Dial { place, address } => {
-            match inside(board, &place, || TcpStream::connect_timeout(&address, DIAL)) {
+            match in_netns(board, &place, || {
+                TcpStream::connect_timeout(&address, DIAL_TIMEOUT)
+            }) {
                 Ok(connection) => protocol::send(stream, &Reply::Done, &[connection.as_fd()]),
                 Err(why) => error(format!("cannot connect to {address} from there: {why}")),
             }
         }
         Request::Listen { place, address } => {
-            match inside(board, &place, || TcpListener::bind(address)) {
+            match in_netns(board, &place, || TcpListener::bind(address)) {
                 Ok(listener) => protocol::send(stream, &Reply::Done, &[listener.as_fd()]),
                 Err(why) => error(format!("cannot listen at {address} there: {why}")),
             }
         }
         Request::Bind { place, address } => {
-            match inside(board, &place, || UdpSocket::bind(address)) {
+            match in_netns(board, &place, || UdpSocket::bind(address)) {
                 Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
                 Err(why) => error(format!("cannot have {address} for UDP there: {why}")),
             }
         }
-        Request::Capture { place } => match inside(board, &place, packet_socket) {
+        Request::Capture { place } => match in_netns(board, &place, packet_socket) {
             Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
             Err(why) => error(format!("cannot open a packet socket: {why}")),
         },
@@ -126,8 +132,8 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
 }
 
 /// Runs `make`, which creates a socket, in a network namespace of the lab.
-fn inside<T>(
-    board: &Board,
+fn in_netns<T>(
+    board: &LabState,
     place: &LabNetns,
     make: impl FnOnce() -> io::Result<T> + Send,
 ) -> Result<T, String>
@@ -140,7 +146,7 @@ where
 }
 
 fn exec(
-    board: &Arc<Board>,
+    board: &Arc<LabState>,
     pod: &str,
     container: Option<&str>,
     argv: Vec<String>,
@@ -172,7 +178,7 @@ fn exec(
 }
 
 /// Waits for a process, and returns its exit code; if the client disconnects first, kills the process.
-fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
+fn wait_for_child(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let watched = stream.try_clone()?;
     let watch = move || {
@@ -194,13 +200,18 @@ fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
     Ok(exit_code(&status))
 }
 
-fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> Result<(), String> {
+fn replace(
+    board: &LabState,
+    name: &str,
+    node: Option<&str>,
+    how: Replacement,
+) -> Result<(), String> {
     let ask = board
-        .replacing(name, node)
+        .replacement_channel(name, node)
         .ok_or_else(|| format!("{name} cannot be replaced"))?;
     let (done, outcome) = tokio::sync::oneshot::channel();
     let gone = |_| format!("{name} is no longer supervised");
-    ask.blocking_send(Replace { how, done })
+    ask.blocking_send(ReplaceCommand { how, done })
         .map_err(|_closed| format!("{name} is no longer supervised"))?;
     outcome.blocking_recv().map_err(gone)?
 }
@@ -218,7 +229,7 @@ fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
 }
 
 /// Returns the id of the process that the lab started for a daemon.
-fn process_of(board: &Board, name: &str, node: Option<&str>) -> Result<Pid, String> {
+fn process_of(board: &LabState, name: &str, node: Option<&str>) -> Result<Pid, String> {
     let all = board.daemons();
     let found = all
         .iter()
@@ -233,7 +244,7 @@ fn process_of(board: &Board, name: &str, node: Option<&str>) -> Result<Pid, Stri
 
 /// Stops (SIGSTOP) or continues a daemon's process and its descendants, parents first, so that a stopped one starts no
 /// others.
-fn hang(board: &Board, name: &str, node: Option<&str>, hangs: bool) -> Result<(), String> {
+fn hang(board: &LabState, name: &str, node: Option<&str>, hangs: bool) -> Result<(), String> {
     let signal = if hangs { Signal::STOP } else { Signal::CONT };
     let mut pids = vec![process_of(board, name, node)?];
     while let Some(pid) = pids.pop() {
@@ -243,8 +254,8 @@ fn hang(board: &Board, name: &str, node: Option<&str>, hangs: bool) -> Result<()
     Ok(())
 }
 
-fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
-    let (name, worker) = match name.strip_suffix(WORKER) {
+fn kill(board: &LabState, name: &str, node: Option<&str>) -> Result<(), String> {
+    let (name, worker) = match name.strip_suffix(WORKER_SUFFIX) {
         Some(name) => (name, true),
         None => (name, false),
     };
@@ -256,14 +267,14 @@ fn kill(board: &Board, name: &str, node: Option<&str>) -> Result<(), String> {
     rustix::process::kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
     // The requester wants to test the time without the process, not the time of its death.
     let killed = std::time::Instant::now();
-    while rustix::process::test_kill_process(pid).is_ok() && killed.elapsed() < GONE {
+    while rustix::process::test_kill_process(pid).is_ok() && killed.elapsed() < KILL_TIMEOUT {
         thread::sleep(Duration::from_micros(200));
     }
     Ok(())
 }
 
 fn logs(
-    board: &Board,
+    board: &LabState,
     source: &LogSource,
     follow: bool,
     fds: Vec<OwnedFd>,
@@ -289,11 +300,11 @@ fn logs(
         if !follow || is_gone(stream) {
             return Ok(());
         }
-        thread::sleep(FOLLOW);
+        thread::sleep(LOG_FOLLOW_INTERVAL);
     }
 }
 
-fn log_files(board: &Board, source: &LogSource) -> Result<Vec<(String, PathBuf)>, String> {
+fn log_files(board: &LabState, source: &LogSource) -> Result<Vec<(String, PathBuf)>, String> {
     match source {
         LogSource::Pod { pod, container } => Ok(vec![(
             pod.clone(),

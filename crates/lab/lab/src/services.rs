@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Name of the lab's nftables table, in the families ip and ip6.
-const TABLE: &str = "lab-services";
+const NFT_TABLE_NAME: &str = "lab-services";
 
 /// Formats the nftables script that translates the addresses of the services `views`.
 ///
@@ -59,9 +59,12 @@ fn render_family(
         }
     }
     // Added first so that deleting never fails.
-    push(script, format_args!("add table {family} {TABLE}"));
-    push(script, format_args!("delete table {family} {TABLE}"));
-    push(script, format_args!("table {family} {TABLE} {{"));
+    push(script, format_args!("add table {family} {NFT_TABLE_NAME}"));
+    push(
+        script,
+        format_args!("delete table {family} {NFT_TABLE_NAME}"),
+    );
+    push(script, format_args!("table {family} {NFT_TABLE_NAME} {{"));
     push(script, format_args!("  chain services {{\n{translate}  }}"));
     push(script, format_args!("  chain refused {{\n{refuse}  }}"));
     for (name, kind, hook, priority, jump) in [

@@ -17,16 +17,16 @@ use crate::layout::Layout;
 pub enum StateError {
     /// A lab of that name is running.
     #[error("the lab {0:?} is up already; take it down first, or choose another --name")]
-    Alive(String),
+    AlreadyRunning(String),
     /// No lab of this name is running.
     #[error("there is no lab {0:?}; `ambit lab up DIR` makes one")]
-    NotUp(String),
+    NotRunning(String),
     /// The name is not a valid file name.
     #[error("{0:?} cannot be a lab's name: use letters, digits and '-'")]
     BadName(String),
     /// The base directory belongs to another user.
     #[error("{0} belongs to another user; set AMBIT_LAB_DIR to a directory of your own")]
-    Foreign(PathBuf),
+    NotLabDirectory(PathBuf),
     /// The file system returned an error.
     #[error("cannot use {path}")]
     Io {
@@ -77,12 +77,12 @@ impl StateDir {
             .map_err(|error| io_error(base, error.into()))?
             .st_uid;
         if owner != rustix::process::geteuid().as_raw() {
-            return Err(StateError::Foreign(base.to_owned()));
+            return Err(StateError::NotLabDirectory(base.to_owned()));
         }
         let _alone = lock_base(base)?;
         if path.exists() {
             if is_alive(&path) {
-                return Err(StateError::Alive(name.to_owned()));
+                return Err(StateError::AlreadyRunning(name.to_owned()));
             }
             remove(&path)?;
         }
@@ -106,7 +106,7 @@ impl StateDir {
                 layout: Layout::new(path),
             });
         }
-        Err(StateError::NotUp(name.to_owned()))
+        Err(StateError::NotRunning(name.to_owned()))
     }
 
     /// Removes the directory of a dead lab of this name, with its log.
@@ -245,7 +245,7 @@ mod tests {
         assert!(made.is_alive() && StateDir::find(base.path(), "a").is_ok());
         assert!(matches!(
             StateDir::create(base.path(), "a"),
-            Err(StateError::Alive(_))
+            Err(StateError::AlreadyRunning(_))
         ));
         StateDir::discard(base.path(), "a").unwrap();
         assert_eq!(StateDir::list(base.path()), ["a"], "and is not removed");
@@ -253,7 +253,7 @@ mod tests {
         assert!(!made.is_alive());
         assert!(matches!(
             StateDir::find(base.path(), "a"),
-            Err(StateError::NotUp(_))
+            Err(StateError::NotRunning(_))
         ));
         assert!(made.path().exists(), "its log is left");
         let (again, lock) = StateDir::create(base.path(), "a").unwrap();
@@ -286,7 +286,7 @@ mod tests {
                             fs::read(state.layout().options()).unwrap();
                             state.remove_own(lock).unwrap();
                         }
-                        Err(StateError::Alive(_)) => {}
+                        Err(StateError::AlreadyRunning(_)) => {}
                         Err(error) => panic!("{error}: {error:?}"),
                     });
                 });

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ambit_k8s_api::ObjectKey;
-use ambit_manifests::{Change, ManifestDirs, OpenError};
+use ambit_manifests::{ManifestChange, ManifestDirs, OpenError};
 use ambit_rt::{ErrorChain, logging::LogFormat};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -19,24 +19,24 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     Options, PrimaryCni,
     addresses::AddressPlan,
-    announcement::{READY, hand_over_stdout},
-    board::Board,
-    cluster::{Cluster, Effect, Event, NodeInfo, Observed, PodPlan, ServiceView},
+    announcement::{READY_LINE, hand_over_stdout},
+    cluster::{Cluster, Effect, Event, NodeInfo, PodObservation, PodPlan, ServiceView},
     cni::PluginList,
     cni_plugin::PLUGIN_NAME,
     dns::{self, Zone},
     fabric::{self, Node},
+    lab_state::LabState,
     layout::Layout,
     mesh,
-    pods::Runner,
+    pods::PodRunner,
     server, services,
     tokens::TokenIssuer,
 };
 
-/// Maximum size in bytes of the log of a container, or of a process of the mesh; [`LOOK_AT_LOGS`] is the interval of
-/// checks.
+/// Maximum size in bytes of the log of a container, or of a process of the mesh; [`LOG_CHECK_INTERVAL`] is the interval
+/// of checks.
 const MAX_LOG_BYTES: u64 = 32 << 20;
-const LOOK_AT_LOGS: Duration = Duration::from_secs(10);
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reason why the supervisor ended, or could not start, the lab.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub(crate) enum SupervisorError {
     },
 }
 
-fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SupervisorError {
+fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> SupervisorError {
     move |source| SupervisorError::Io { what, source }
 }
 
@@ -63,12 +63,12 @@ pub(crate) fn run(layout: Layout, options: Options) -> Result<(), SupervisorErro
     let filter = env.text("AMBIT_LAB_LOG", "info");
     // Standard error is the lab's log; standard output is where `up` waits for one word.
     let logging = ambit_rt::logging::init_with(LogFormat::Text, &filter, io::stderr());
-    let _handle = logging.map_err(|error| failed("log")(io::Error::other(error)))?;
+    let _handle = logging.map_err(|error| io_error("log")(io::Error::other(error)))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(failed("start the runtime"))?;
+        .map_err(io_error("start the runtime"))?;
     let result = runtime.block_on(supervise(layout, options));
     // Every other process of the lab ends with its first one, which ends with this.
     runtime.shutdown_background();
@@ -85,14 +85,14 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         layout.logs(),
         layout.cni_bin(),
     ] {
-        fs::create_dir_all(dir).map_err(failed("make the lab's directories"))?;
+        fs::create_dir_all(dir).map_err(io_error("make the lab's directories"))?;
     }
     std::os::unix::fs::symlink(&options.ambit, layout.cni_bin().join(PLUGIN_NAME))
-        .map_err(failed("install the lab's plugin"))?;
+        .map_err(io_error("install the lab's plugin"))?;
     let built = fabric::build(plan, &options, &layout).await;
     let built = built.map_err(|error| SupervisorError::Network(ErrorChain(&error).to_string()))?;
     let nodes: Vec<_> = built.nodes.into_iter().map(Arc::new).collect();
-    let board = Arc::new(Board::new(
+    let board = Arc::new(LabState::new(
         layout,
         options,
         built.root.netns().clone(),
@@ -106,7 +106,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     let (events, mut happened) = mpsc::channel(64);
     let control: Vec<_> = plan.control().iter().map(ipnet::IpNet::addr).collect();
     let waypoints = mesh::waypoints(&board, &control);
-    let tokens = TokenIssuer::new().map_err(failed("make a key for tokens"))?;
+    let tokens = TokenIssuer::new().map_err(io_error("make a key for tokens"))?;
     let infos = nodes.iter().map(|node| NodeInfo {
         name: node.name.clone(),
         ips: node.ips.clone(),
@@ -136,30 +136,33 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     if board.options.mesh {
         supervisor.writer.fixed = mesh::objects(&nodes, &board.options);
         for (key, value) in &supervisor.writer.fixed {
-            write_object(&board.layout.live(), key, value).map_err(failed("write an object"))?;
+            write_object(&board.layout.live(), key, value).map_err(io_error("write an object"))?;
         }
     }
-    let first = manifests.changed().await;
+    let first = manifests.next_change().await;
     let effects = first
         .map(|change| supervisor.change(change))
         .unwrap_or_default();
     let (objects, rest): (Vec<_>, Vec<_>) = effects
         .into_iter()
         .partition(|effect| matches!(effect, Effect::Write(..)));
-    supervisor.carry_out(objects).await;
+    supervisor.apply_effects(objects).await;
     if board.options.mesh {
         mesh::start(&board, control, supervisor.tokens.clone())
             .await
-            .map_err(failed("start the mesh"))?;
+            .map_err(io_error("start the mesh"))?;
     }
-    drop(ambit_rt::spawn("logs", bound_logs(board.layout.logs())));
-    server::serve(board.clone(), down).map_err(failed("open the control socket"))?;
-    supervisor.carry_out(rest).await;
+    drop(ambit_rt::spawn(
+        "logs",
+        truncate_large_logs(board.layout.logs()),
+    ));
+    server::serve(board.clone(), down).map_err(io_error("open the control socket"))?;
+    supervisor.apply_effects(rest).await;
     announce()?;
     loop {
         let (mut effects, mut seen) = (Vec::new(), Vec::new());
         tokio::select! {
-            Some(change) = manifests.changed() => effects = supervisor.change(change),
+            Some(change) = manifests.next_change() => effects = supervisor.change(change),
             Some(event) = happened.recv() => seen.push(event),
             _ = ended.recv() => return Ok(()),
         };
@@ -171,7 +174,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         for event in seen {
             effects.extend(supervisor.event(event));
         }
-        supervisor.carry_out(effects).await;
+        supervisor.apply_effects(effects).await;
         // Reported only now: a pod that is seen as ready is also an endpoint of its services.
         for (uid, observed) in observed {
             board.pod_observed(&uid, &observed);
@@ -181,24 +184,24 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
 
 /// Starts DNS on every node, and writes and returns its list of CNI plugins.
 fn prepare_nodes(
-    board: &Board,
+    board: &LabState,
     plan: AddressPlan,
     zones: &watch::Receiver<Arc<Zone>>,
 ) -> Result<HashMap<String, Arc<PluginList>>, SupervisorError> {
     let mut plugins = HashMap::new();
     for node in &board.nodes {
-        fs::create_dir_all(&node.dir).map_err(failed("make a node's directory"))?;
-        dns::serve(node, zones).map_err(failed("serve DNS on a node"))?;
+        fs::create_dir_all(&node.dir).map_err(io_error("make a node's directory"))?;
+        dns::serve(node, zones).map_err(io_error("serve DNS on a node"))?;
         let list = PluginList::new(node, plan, &board.options, &board.layout.cni_bin());
         let text = serde_json::to_vec_pretty(&list.to_json()).map_err(io::Error::from);
         text.and_then(|text| fs::write(node.dir.join("10-lab.conflist"), text))
-            .map_err(failed("write a node's plugin list"))?;
+            .map_err(io_error("write a node's plugin list"))?;
         plugins.insert(node.name.clone(), Arc::new(list));
     }
     Ok(plugins)
 }
 
-fn observations(events: &[Event]) -> Vec<(String, Observed)> {
+fn observations(events: &[Event]) -> Vec<(String, PodObservation)> {
     let observed = |event: &Event| match event {
         Event::Observed { uid, observed } => Some((uid.clone(), observed.clone())),
         _ => None,
@@ -207,9 +210,9 @@ fn observations(events: &[Event]) -> Vec<(String, Observed)> {
 }
 
 /// Truncates logs that exceed [`MAX_LOG_BYTES`] at intervals, since they are in memory.
-async fn bound_logs(dir: std::path::PathBuf) {
+async fn truncate_large_logs(dir: std::path::PathBuf) {
     loop {
-        tokio::time::sleep(LOOK_AT_LOGS).await;
+        tokio::time::sleep(LOG_CHECK_INTERVAL).await;
         for entry in fs::read_dir(&dir)
             .into_iter()
             .flatten()
@@ -231,13 +234,13 @@ async fn bound_logs(dir: std::path::PathBuf) {
 
 fn announce() -> Result<(), SupervisorError> {
     let mut stdout = io::stdout().lock();
-    let announced = writeln!(stdout, "{}", READY).and_then(|()| stdout.flush());
-    announced.map_err(failed("say that the lab is ready"))?;
-    hand_over_stdout().map_err(failed("close the standard output"))
+    let announced = writeln!(stdout, "{}", READY_LINE).and_then(|()| stdout.flush());
+    announced.map_err(io_error("say that the lab is ready"))?;
+    hand_over_stdout().map_err(io_error("close the standard output"))
 }
 
 struct Supervisor {
-    board: Arc<Board>,
+    board: Arc<LabState>,
     cluster: Cluster,
     writer: LiveObjects,
     plugins: HashMap<String, Arc<PluginList>>,
@@ -255,7 +258,7 @@ struct LiveObjects {
 }
 
 impl Supervisor {
-    fn change(&mut self, change: Change) -> Vec<Effect> {
+    fn change(&mut self, change: ManifestChange) -> Vec<Effect> {
         self.problems = change.problems.iter().map(ToString::to_string).collect();
         self.event(Event::Manifests(change.events))
     }
@@ -269,11 +272,11 @@ impl Supervisor {
         problems.extend(self.cluster.problems());
         let cluster = &self.cluster;
         self.board
-            .decided(problems, cluster.gateways(), cluster.objects());
+            .set_cluster_state(problems, cluster.gateways(), cluster.objects());
         effects
     }
 
-    async fn carry_out(&mut self, effects: Vec<Effect>) {
+    async fn apply_effects(&mut self, effects: Vec<Effect>) {
         let mut services = None;
         for effect in effects {
             match effect {
@@ -323,7 +326,7 @@ impl Supervisor {
         };
         let (stop, stopped) = watch::channel(false);
         self.stops.insert(plan.uid.clone(), stop);
-        let runner = Runner {
+        let runner = PodRunner {
             board: self.board.clone(),
             node,
             plugins: plugins.clone(),

@@ -10,13 +10,13 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::json;
 
 /// Lifetime of a token in seconds; tokens are renewed much earlier.
-const LIFETIME_SECONDS: u64 = 12 * 3600;
+const TOKEN_LIFETIME_SECONDS: u64 = 12 * 3600;
 /// Interval of token renewal.
-pub(crate) const RENEW: Duration = Duration::from_secs(3600);
+pub(crate) const TOKEN_RENEW_INTERVAL: Duration = Duration::from_secs(3600);
 /// Audience of the tokens.
-pub(crate) const AUDIENCE: &str = "istio-ca";
+pub(crate) const TOKEN_AUDIENCE: &str = "istio-ca";
 /// Name of the token's file in the pod's directory.
-pub(crate) const FILE: &str = "token";
+pub(crate) const TOKEN_FILE_NAME: &str = "token";
 
 /// Issuer of the lab's service account tokens, with its private key.
 pub(crate) struct TokenIssuer {
@@ -32,7 +32,7 @@ impl std::fmt::Debug for TokenIssuer {
 
 /// Pod to which a token is bound, with its service account and node.
 #[derive(Debug)]
-pub(crate) struct Bound<'a> {
+pub(crate) struct TokenSubject<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) service_account: &'a str,
     pub(crate) pod: &'a str,
@@ -57,19 +57,19 @@ impl TokenIssuer {
     }
 
     /// Writes a new token to a file atomically: readers see the old one or the new one.
-    pub(crate) fn write(&self, bound: &Bound<'_>, path: &Path) -> io::Result<()> {
+    pub(crate) fn write(&self, bound: &TokenSubject<'_>, path: &Path) -> io::Result<()> {
         let fresh = path.with_extension("new");
         fs::write(&fresh, self.sign(bound)?)?;
         fs::rename(fresh, path)
     }
 
-    /// Signs a token that is bound to a pod, for the audience [`AUDIENCE`].
-    fn sign(&self, bound: &Bound<'_>) -> io::Result<String> {
+    /// Signs a token that is bound to a pod, for the audience [`TOKEN_AUDIENCE`].
+    fn sign(&self, bound: &TokenSubject<'_>) -> io::Result<String> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_err(io::Error::other)?
             .as_secs();
-        let Bound {
+        let TokenSubject {
             namespace,
             service_account,
             pod,
@@ -78,11 +78,11 @@ impl TokenIssuer {
         } = bound;
         let claims = json!({
             "iss": "https://kubernetes.default.svc.cluster.local",
-            "aud": [AUDIENCE],
+            "aud": [TOKEN_AUDIENCE],
             "sub": format!("system:serviceaccount:{namespace}:{service_account}"),
             "iat": now,
             "nbf": now,
-            "exp": now + LIFETIME_SECONDS,
+            "exp": now + TOKEN_LIFETIME_SECONDS,
             "kubernetes.io": {
                 "namespace": namespace,
                 "serviceaccount": {"name": service_account, "uid": format!("sa-{namespace}-{service_account}")},

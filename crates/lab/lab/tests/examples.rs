@@ -9,7 +9,7 @@ fn every_example_is_read_without_a_problem() {
     for entry in fs::read_dir(examples).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            let snapshot = ambit_manifests::read(&[&path]).unwrap();
+            let snapshot = ambit_manifests::read_snapshot(&[&path]).unwrap();
             assert!(snapshot.problems.is_empty(), "{:?}", snapshot.problems);
             assert!(!snapshot.objects.is_empty(), "{}", path.display());
             count += 1;

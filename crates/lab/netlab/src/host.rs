@@ -81,7 +81,7 @@ impl Host {
             what: "make its network namespace".into(),
             source: source.into(),
         })?;
-        let host = Self::enter(name, netns)?;
+        let host = Self::in_namespace(name, netns)?;
         host.up("lo").await?;
         Ok(host)
     }
@@ -90,10 +90,10 @@ impl Host {
     ///
     /// # Errors
     /// When `/proc` is not mounted.
-    pub fn here(name: impl Into<String>) -> Result<Self, HostError> {
+    pub fn current_namespace(name: impl Into<String>) -> Result<Self, HostError> {
         let name = name.into();
         match Netns::current() {
-            Ok(netns) => Self::enter(name, netns),
+            Ok(netns) => Self::in_namespace(name, netns),
             Err(error) => Err(HostError {
                 host: name,
                 what: "find its network namespace".into(),
@@ -106,7 +106,7 @@ impl Host {
     ///
     /// # Errors
     /// When the namespace cannot be entered.
-    pub fn enter(name: impl Into<String>, netns: Netns) -> Result<Self, HostError> {
+    pub fn in_namespace(name: impl Into<String>, netns: Netns) -> Result<Self, HostError> {
         let name = name.into();
         // The socket stays in the namespace in which it was opened.
         let connection = netns.run(rtnetlink::new_connection).and_then(|made| made);

@@ -11,6 +11,6 @@ mod wire;
 
 pub use ambit_sys::netns::{Netns, NetnsId};
 pub use host::{Host, HostError};
-pub use namespace::{Holder, LabError, Namespace};
+pub use namespace::{LabError, Namespace, NamespaceHolder};
 pub use namespaces::{Isolation, Unshared, isolate, new_netns};
 pub use wire::{Link, bridge, connect, veth_to_bridge};

@@ -46,16 +46,16 @@ pub enum LabError {
 
 /// Process that keeps a network namespace alive; it is killed when this value is dropped.
 #[derive(Debug)]
-pub struct Holder(Child);
+pub struct NamespaceHolder(Child);
 
-impl Holder {
+impl NamespaceHolder {
     /// Returns the id of the process, in the PID namespace of the caller.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 }
 
-impl Drop for Holder {
+impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         // The process may have ended already.
         let _ended = self.0.kill();
@@ -68,7 +68,7 @@ impl Drop for Holder {
 pub struct Namespace {
     name: String,
     netns: Netns,
-    holder: Holder,
+    holder: NamespaceHolder,
 }
 
 impl Namespace {
@@ -95,7 +95,7 @@ impl Namespace {
             program: "unshare".into(),
             source,
         })?;
-        let holder = Holder(child);
+        let holder = NamespaceHolder(child);
         let netns = wait_for_namespace(&holder, &before).map_err(failed)?;
         let namespace = Self {
             name,
@@ -202,7 +202,7 @@ impl Namespace {
 }
 
 /// Waits until `unshare` has created the namespace and executed the holder's program, and opens the namespace.
-fn wait_for_namespace(holder: &Holder, before: &Netns) -> io::Result<Netns> {
+fn wait_for_namespace(holder: &NamespaceHolder, before: &Netns) -> io::Result<Netns> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let netns = Netns::open(format!("/proc/{}/ns/net", holder.pid()))?;

@@ -11,10 +11,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::network::{Invalid, Network};
+use crate::network::{InvalidConf, Network};
 
 /// Time for which an invalid file is assumed to be still being written.
-pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+pub const FILE_SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// Maximum size of a configuration file, in bytes.
 const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
@@ -32,11 +32,11 @@ pub struct ConfFile {
 
 /// Result of the search for the primary CNI's network configuration, the one in use that is not Ambit's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Primary<'a> {
+pub enum PrimaryConf<'a> {
     /// Primary configuration in use: the file and its contents.
-    Found(&'a ConfFile, Network),
-    /// Incomplete file that sorts before every usable one, written less than [`SETTLES_WITHIN`] ago.
-    Settling(&'a ConfFile, Invalid),
+    Valid(&'a ConfFile, Network),
+    /// Incomplete file that sorts before every usable one, written less than [`FILE_SETTLE_TIME`] ago.
+    Settling(&'a ConfFile, InvalidConf),
     /// File that precedes every usable one and cannot be read here, with the error. The runtime may be able to read
     /// it: a symbolic link may resolve on the node and dangle in the agent's container.
     Unreadable(&'a ConfFile, &'a str),
@@ -52,22 +52,22 @@ pub fn is_candidate(name: &str) -> bool {
 
 /// Finds the first usable configuration that is not ours; `pinned` names the only file to look at,
 /// whichever of `.conf` and `.conflist` it ends in. `files` are in the order of their names.
-pub fn primary<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Primary<'a> {
+pub fn primary<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> PrimaryConf<'a> {
     for file in files {
         if pinned.is_some_and(|pinned| stem(pinned) != stem(&file.name)) {
             continue;
         }
         if let Err(error) = &file.text {
-            return Primary::Unreadable(file, error);
+            return PrimaryConf::Unreadable(file, error);
         }
         match file.network() {
             Ok(network) if network.is_ours() => {}
-            Ok(network) => return Primary::Found(file, network),
-            Err(error) if file.age < SETTLES_WITHIN => return Primary::Settling(file, error),
+            Ok(network) => return PrimaryConf::Valid(file, network),
+            Err(error) if file.age < FILE_SETTLE_TIME => return PrimaryConf::Settling(file, error),
             Err(_) => {}
         }
     }
-    Primary::None
+    PrimaryConf::None
 }
 
 fn stem(name: &str) -> &str {
@@ -79,10 +79,10 @@ impl ConfFile {
     ///
     /// # Errors
     /// When a runtime could not use it.
-    pub fn network(&self) -> Result<Network, Invalid> {
+    pub fn network(&self) -> Result<Network, InvalidConf> {
         match &self.text {
             Ok(text) => Network::parse(&self.name, text),
-            Err(error) => Err(Invalid::Json(error.clone())),
+            Err(error) => Err(InvalidConf::Json(error.clone())),
         }
     }
 }
@@ -158,7 +158,7 @@ mod tests {
 
     fn found<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Option<&'a str> {
         match primary(files, pinned) {
-            Primary::Found(file, _) => Some(&file.name),
+            PrimaryConf::Valid(file, _) => Some(&file.name),
             _ => None,
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(found(&files, None), Some("10-a.conflist"));
         assert_eq!(found(&files, Some("20-b.conf")), Some("20-b.conflist"));
         assert_eq!(found(&files, Some("30-c.conf")), None);
-        assert_eq!(primary(&files[..3], None), Primary::None);
+        assert_eq!(primary(&files[..3], None), PrimaryConf::None);
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
             file("10-a.conflist", "{\"na", Duration::from_millis(5)),
             file("20-b.conflist", &list("b"), OLD),
         ];
-        let Primary::Settling(settling, _) = primary(&files, None) else {
+        let PrimaryConf::Settling(settling, _) = primary(&files, None) else {
             panic!("not waited for");
         };
         assert_eq!(settling.name, "10-a.conflist");
@@ -200,7 +200,7 @@ mod tests {
             linked,
             file("20-b.conflist", &list("b"), OLD),
         ];
-        let Primary::Unreadable(unreadable, _) = primary(&files, None) else {
+        let PrimaryConf::Unreadable(unreadable, _) = primary(&files, None) else {
             panic!("passed over");
         };
         assert_eq!(unreadable.name, "10-a.conflist");
@@ -222,7 +222,7 @@ mod tests {
         for file in &files[1..] {
             assert!(matches!(
                 primary(std::slice::from_ref(file), None),
-                Primary::Unreadable(_, _)
+                PrimaryConf::Unreadable(_, _)
             ));
         }
     }

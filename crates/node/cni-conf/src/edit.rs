@@ -11,17 +11,17 @@ use crate::{
 ///
 /// # Errors
 /// When `text` is not a list of plugins.
-pub fn chain(text: &str, entry: &str) -> Result<Option<String>, serde_json::Error> {
+pub fn add_plugin_entry(text: &str, entry: &str) -> Result<Option<String>, serde_json::Error> {
     let elements = elements(text)?;
     let ours = elements.iter().filter(|element| element.is_ours).count();
     if let Some(last) = elements.last()
         && last.is_ours
         && ours == 1
-        && same(text.get(last.start..last.end).unwrap_or_default(), entry)
+        && is_same_element(text.get(last.start..last.end).unwrap_or_default(), entry)
     {
         return Ok(None);
     }
-    let clean = unchain(text)?.unwrap_or_else(|| text.to_owned());
+    let clean = remove_plugin_entry(text)?.unwrap_or_else(|| text.to_owned());
     let Some(last) = self::elements(&clean)?.pop() else {
         return Ok(None);
     };
@@ -35,7 +35,7 @@ pub fn chain(text: &str, entry: &str) -> Result<Option<String>, serde_json::Erro
 ///
 /// # Errors
 /// When `text` is not a list of plugins.
-pub fn unchain(text: &str) -> Result<Option<String>, serde_json::Error> {
+pub fn remove_plugin_entry(text: &str) -> Result<Option<String>, serde_json::Error> {
     let elements = elements(text)?;
     if !elements.iter().any(|element| element.is_ours) {
         return Ok(None);
@@ -94,7 +94,7 @@ fn elements(text: &str) -> Result<Vec<Element>, serde_json::Error> {
     Ok(elements)
 }
 
-fn same(a: &str, b: &str) -> bool {
+fn is_same_element(a: &str, b: &str) -> bool {
     let read = |text| serde_json::from_str::<Value>(text).ok();
     read(a).is_some_and(|a| Some(a) == read(b))
 }
@@ -108,7 +108,7 @@ mod tests {
     const ENTRY: &str = r#"{"type":"ambit-cni","n":1}"#;
 
     fn chained(text: &str) -> String {
-        chain(text, ENTRY).unwrap().unwrap()
+        add_plugin_entry(text, ENTRY).unwrap().unwrap()
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
         let text = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"}\n  ],\n  \"x\": 1.50\n}\n";
         let expected = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"},\n    {\"type\":\"ambit-cni\",\"n\":1}\n  ],\n  \"x\": 1.50\n}\n";
         assert_eq!(chained(text), expected);
-        assert_eq!(chain(expected, ENTRY).unwrap(), None);
+        assert_eq!(add_plugin_entry(expected, ENTRY).unwrap(), None);
         assert_eq!(
             chained(r#"{"plugins":[{"type":"a"}]}"#),
             r#"{"plugins":[{"type":"a"},{"type":"ambit-cni","n":1}]}"#
@@ -144,10 +144,16 @@ mod tests {
     #[test]
     fn list_with_only_our_plugin_becomes_empty() {
         let text = r#"{"plugins":[ {"type":"ambit-cni"} ]}"#;
-        assert_eq!(unchain(text).unwrap().unwrap(), r#"{"plugins":[  ]}"#);
-        assert_eq!(unchain(r#"{"plugins":[{"type":"a"}]}"#).unwrap(), None);
-        assert_eq!(unchain(r#"{"type":"a"}"#).unwrap(), None);
-        assert!(unchain("[]").is_err() && chain("", ENTRY).is_err());
+        assert_eq!(
+            remove_plugin_entry(text).unwrap().unwrap(),
+            r#"{"plugins":[  ]}"#
+        );
+        assert_eq!(
+            remove_plugin_entry(r#"{"plugins":[{"type":"a"}]}"#).unwrap(),
+            None
+        );
+        assert_eq!(remove_plugin_entry(r#"{"type":"a"}"#).unwrap(), None);
+        assert!(remove_plugin_entry("[]").is_err() && add_plugin_entry("", ENTRY).is_err());
     }
 
     fn space() -> impl Strategy<Value = String> {
@@ -189,8 +195,8 @@ mod tests {
     proptest! {
         #[test]
         fn removing_an_added_entry_restores_the_bytes(text in foreign()) {
-            let chained = chain(&text, ENTRY).unwrap().unwrap();
-            prop_assert_eq!(chain(&chained, ENTRY).unwrap(), None);
+            let chained = add_plugin_entry(&text, ENTRY).unwrap().unwrap();
+            prop_assert_eq!(add_plugin_entry(&chained, ENTRY).unwrap(), None);
             let list: Value = serde_json::from_str(&chained).unwrap();
             prop_assert_eq!(&list["plugins"].as_array().unwrap().last().unwrap()["n"], 1);
             let before: Value = serde_json::from_str(&text).unwrap();
@@ -198,14 +204,14 @@ mod tests {
                 list["plugins"].as_array().unwrap().len(),
                 before["plugins"].as_array().unwrap().len() + 1
             );
-            prop_assert_eq!(unchain(&chained).unwrap().unwrap(), text);
+            prop_assert_eq!(remove_plugin_entry(&chained).unwrap().unwrap(), text);
         }
 
         #[test]
         fn editing_arbitrary_text_never_panics(text in "[\\[\\]{},:\" a-z]{0,60}", more in any::<String>()) {
             for text in [text, format!("{{\"plugins\":[{more}]}}")] {
-                drop(chain(&text, ENTRY));
-                drop(unchain(&text));
+                drop(add_plugin_entry(&text, ENTRY));
+                drop(remove_plugin_entry(&text));
             }
         }
     }

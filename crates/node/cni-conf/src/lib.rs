@@ -10,8 +10,8 @@ pub mod edit;
 pub mod json;
 pub mod network;
 
-pub use directory::{ConfFile, Primary};
-pub use network::{Invalid, Network, Plugin};
+pub use directory::{ConfFile, PrimaryConf};
+pub use network::{InvalidConf, Network, Plugin};
 
 /// The plugin's name: that of its executable, and its `type` in network configurations.
 pub const PLUGIN: &str = "ambit-cni";

@@ -12,7 +12,7 @@ use crate::{
 
 /// Reason why a file is no network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum InvalidConf {
     /// Invalid JSON, for instance of a file that is still being written.
     #[error("it is not JSON of the right form: {0}")]
     Json(String),
@@ -64,11 +64,11 @@ impl Network {
     ///
     /// # Errors
     /// When a runtime could not use it.
-    pub fn parse(name: &str, text: &str) -> Result<Self, Invalid> {
+    pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConf> {
         let object = Object::parse(text).map_err(invalid)?;
         let is_list = name.ends_with(".conflist");
         let plugins = if is_list {
-            let listed = object.get("plugins").ok_or(Invalid::NoPlugins)?;
+            let listed = object.get("plugins").ok_or(InvalidConf::NoPlugins)?;
             let listed: Vec<&RawValue> = serde_json::from_str(listed.get()).map_err(invalid)?;
             listed
                 .into_iter()
@@ -78,13 +78,13 @@ impl Network {
             vec![Plugin::parse(text)?]
         };
         if plugins.is_empty() {
-            return Err(Invalid::NoPlugins);
+            return Err(InvalidConf::NoPlugins);
         }
         Ok(Self {
             name: object
                 .text("name")
                 .filter(|name| !name.is_empty())
-                .ok_or(Invalid::NoName)?,
+                .ok_or(InvalidConf::NoName)?,
             cni_version: object.text("cniVersion").filter(|text| !text.is_empty()),
             cni_versions: object
                 .get("cniVersions")
@@ -111,7 +111,7 @@ impl Network {
 
     /// Returns the CNI version for calls of the plugins: `requested` if the configuration offers it, else the newest
     /// version that it offers and that `known` (oldest first) contains.
-    pub fn version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
+    pub fn select_version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
         if offered.contains(&requested) {
@@ -124,7 +124,7 @@ impl Network {
 }
 
 impl Plugin {
-    fn parse(text: &str) -> Result<Self, Invalid> {
+    fn parse(text: &str) -> Result<Self, InvalidConf> {
         let object = Object::parse(text).map_err(invalid)?;
         let capabilities = object.get("capabilities").map(|raw| {
             Object::parse(raw.get()).map(|capabilities| {
@@ -139,7 +139,7 @@ impl Plugin {
             kind: object
                 .text("type")
                 .filter(|kind| !kind.is_empty())
-                .ok_or(Invalid::NoType)?,
+                .ok_or(InvalidConf::NoType)?,
             capabilities: capabilities
                 .transpose()
                 .map_err(invalid)?
@@ -181,8 +181,8 @@ fn flag(object: &Object<'_>, key: &str) -> bool {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn invalid(error: serde_json::Error) -> Invalid {
-    Invalid::Json(error.to_string())
+fn invalid(error: serde_json::Error) -> InvalidConf {
+    InvalidConf::Json(error.to_string())
 }
 
 #[cfg(test)]
@@ -222,34 +222,34 @@ mod tests {
     #[test]
     fn configurations_unusable_by_runtimes_are_invalid() {
         for (name, text, expected) in [
-            ("a.conflist", r#"{"name":"n"}"#, Invalid::NoPlugins),
+            ("a.conflist", r#"{"name":"n"}"#, InvalidConf::NoPlugins),
             (
                 "a.conflist",
                 r#"{"name":"n","plugins":[]}"#,
-                Invalid::NoPlugins,
+                InvalidConf::NoPlugins,
             ),
             (
                 "a.conflist",
                 r#"{"name":"n","plugins":[{}]}"#,
-                Invalid::NoType,
+                InvalidConf::NoType,
             ),
             (
                 "a.conflist",
                 r#"{"plugins":[{"type":"x"}]}"#,
-                Invalid::NoName,
+                InvalidConf::NoName,
             ),
             (
                 "a.conf",
                 r#"{"name":"n","plugins":[{"type":"x"}]}"#,
-                Invalid::NoType,
+                InvalidConf::NoType,
             ),
-            ("a.conf", r#"{"type":"x"}"#, Invalid::NoName),
+            ("a.conf", r#"{"type":"x"}"#, InvalidConf::NoName),
         ] {
             assert_eq!(Network::parse(name, text).unwrap_err(), expected, "{text}");
         }
         for text in ["", "{", "[]", r#"{"name":"n","plugins":3}"#, "null"] {
             let error = Network::parse("a.conflist", text).unwrap_err();
-            assert!(matches!(error, Invalid::Json(_)), "{text}: {error}");
+            assert!(matches!(error, InvalidConf::Json(_)), "{text}: {error}");
         }
     }
 
@@ -293,7 +293,11 @@ mod tests {
         ] {
             let text = format!(r#"{{"name":"n","plugins":[{{"type":"x"}}],{members}}}"#);
             let network = Network::parse("a.conflist", &text).unwrap();
-            assert_eq!(network.version(requested, &KNOWN), expected, "{members}");
+            assert_eq!(
+                network.select_version(requested, &KNOWN),
+                expected,
+                "{members}"
+            );
         }
     }
 }

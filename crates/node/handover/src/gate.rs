@@ -37,26 +37,29 @@ impl Gate {
     }
 
     /// Waits until the gate is open.
-    pub async fn opened(&mut self) {
+    pub async fn wait_until_open(&mut self) {
         if self.0.wait_for(|open| *open).await.is_err() {
             // The gate stays closed forever.
             std::future::pending::<()>().await;
         }
     }
 
-    async fn closed_again(&mut self) {
+    async fn wait_until_closed(&mut self) {
         if self.0.wait_for(|open| !*open).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
     /// Polls `next` while the gate is open, and returns its result; pauses while the gate is closed.
-    pub async fn pass<T>(&mut self, mut next: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+    pub async fn poll_while_open<T>(
+        &mut self,
+        mut next: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> T {
         loop {
-            self.opened().await;
+            self.wait_until_open().await;
             tokio::select! {
                 biased;
-                () = self.closed_again() => {}
+                () = self.wait_until_closed() => {}
                 next = poll_fn(&mut next) => return next,
             }
         }
@@ -91,11 +94,14 @@ mod tests {
             .await
             .unwrap();
         let brief = Duration::from_millis(20);
-        let passed =
-            tokio::time::timeout(brief, gate.pass(|context| listener.poll_accept(context))).await;
+        let passed = tokio::time::timeout(
+            brief,
+            gate.poll_while_open(|context| listener.poll_accept(context)),
+        )
+        .await;
         assert!(passed.is_err());
         control.set(true);
-        gate.pass(|context| listener.poll_accept(context))
+        gate.poll_while_open(|context| listener.poll_accept(context))
             .await
             .unwrap();
         control.set(false);
@@ -109,7 +115,7 @@ mod tests {
         let _client = TcpStream::connect(listener.local_addr().unwrap())
             .await
             .unwrap();
-        gate.pass(|context| listener.poll_accept(context))
+        gate.poll_while_open(|context| listener.poll_accept(context))
             .await
             .unwrap();
     }

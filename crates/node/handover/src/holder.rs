@@ -18,33 +18,33 @@ use ambit_sys::seqpacket::plain;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::{
-    links::{Descriptor, Link, accepted},
+    links::{Descriptor, Link, accept_pending},
     record::{Accept, Handover, Record},
-    refusal::refuse_waiting,
+    refusal::reset_pending_connections,
 };
 
 /// Maximum concurrent connections from supervisors: one of them serves, the others drain.
-const MAX_LINES: usize = 64;
+const MAX_SUPERVISORS: usize = 64;
 
 /// Time for which connections may queue without a supervisor before they are reset.
 const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
 /// Interval at which the queues are emptied by resets after [`MAX_QUEUE_TIME`].
-const REFUSE_INTERVAL: Duration = Duration::from_millis(100);
+const QUEUE_RESET_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Stores the items of supervisors of another container, as described for the module.
 #[derive(Debug)]
 pub struct Holder {
     listener: plain::Listener,
-    lines: Vec<Line>,
+    connections: Vec<SupervisorConnection>,
     handover: Handover<Descriptor>,
     /// Time of the next reset of queued connections; `None` while a supervisor runs or no item is stored.
-    refuse: Option<Instant>,
+    next_queue_reset: Option<Instant>,
     /// Whether queued connections are being reset, since no supervisor has connected in time.
     is_refusing: bool,
 }
 
 #[derive(Debug)]
-struct Line {
+struct SupervisorConnection {
     link: Link,
     /// Items that the supervisor has sent so far; they replace the stored ones once all have arrived.
     incoming: Handover<Descriptor>,
@@ -63,44 +63,47 @@ impl Holder {
         });
         Some(Self {
             listener: listener.ok()?,
-            lines: Vec::new(),
+            connections: Vec::new(),
             handover: Handover::default(),
-            refuse: None,
+            next_queue_reset: None,
             is_refusing: false,
         })
     }
 
-    pub(crate) fn interest(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let lines = self.lines.iter().filter_map(|line| line.link.interest());
+    pub(crate) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let lines = self
+            .connections
+            .iter()
+            .filter_map(|line| line.link.poll_fds());
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// Returns when queued connections must be reset next, by calling [`Self::look`].
+    /// Returns when queued connections must be reset next, by calling [`Self::process_events`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.refuse
+        self.next_queue_reset
     }
 
     /// Accepts supervisors, reads their records, and resets queued connections if that is due.
-    pub(crate) fn look(&mut self, now: Instant) {
-        while let Some(socket) = accepted(Some(&self.listener)) {
+    pub(crate) fn process_events(&mut self, now: Instant) {
+        while let Some(socket) = accept_pending(Some(&self.listener)) {
             self.connected(socket);
         }
-        for index in 0..self.lines.len() {
+        for index in 0..self.connections.len() {
             self.receive(index);
         }
-        self.lines.retain(|line| !line.gone);
-        self.refuse(now);
+        self.connections.retain(|line| !line.gone);
+        self.reset_queued_connections(now);
     }
 
     /// Resets queued connections if no supervisor has been connected for [`MAX_QUEUE_TIME`]. A connected supervisor
     /// accepts them itself, unless it drains.
-    fn refuse(&mut self, now: Instant) {
-        let is_served = self.lines.iter().any(|line| !line.drains);
+    fn reset_queued_connections(&mut self, now: Instant) {
+        let is_served = self.connections.iter().any(|line| !line.drains);
         if is_served || self.handover.is_empty() {
-            (self.refuse, self.is_refusing) = (None, false);
+            (self.next_queue_reset, self.is_refusing) = (None, false);
             return;
         }
-        let due = *self.refuse.get_or_insert(now + MAX_QUEUE_TIME);
+        let due = *self.next_queue_reset.get_or_insert(now + MAX_QUEUE_TIME);
         if now < due {
             return;
         }
@@ -111,24 +114,28 @@ impl Holder {
                 "no node proxy has come: connections of captured pods are refused until one does"
             );
         }
-        let refused: usize = self.handover.descriptors().map(refuse_waiting).sum();
+        let refused: usize = self
+            .handover
+            .descriptors()
+            .map(reset_pending_connections)
+            .sum();
         if refused > 0 {
             tracing::debug!(refused, "connections that no node proxy takes");
         }
-        self.refuse = Some(now + REFUSE_INTERVAL);
+        self.next_queue_reset = Some(now + QUEUE_RESET_INTERVAL);
     }
 
     fn connected(&mut self, socket: OwnedFd) {
-        if self.lines.len() >= MAX_LINES {
+        if self.connections.len() >= MAX_SUPERVISORS {
             // The oldest supervisor has drained the longest.
-            self.lines.remove(0);
+            self.connections.remove(0);
         }
         let mut link = Link::new(socket);
         for (record, fd) in self.handover.records() {
-            link.say(&record, fd);
+            link.send(&record, fd);
         }
-        link.say(&Record::Accept(Accept::Paused), None);
-        self.lines.push(Line {
+        link.send(&Record::Accept(Accept::Paused), None);
+        self.connections.push(SupervisorConnection {
             link,
             incoming: Handover::default(),
             owns: false,
@@ -138,7 +145,7 @@ impl Holder {
     }
 
     fn receive(&mut self, index: usize) {
-        let Some(line) = self.lines.get_mut(index) else {
+        let Some(line) = self.connections.get_mut(index) else {
             return;
         };
         line.link.flush();
@@ -166,10 +173,10 @@ impl Holder {
         }
         line.gone = gone;
         if gone && line.owns {
-            self.handover.interrupted();
+            self.handover.discard_incomplete();
         }
         if owns_now {
-            let others = self.lines.iter_mut().enumerate();
+            let others = self.connections.iter_mut().enumerate();
             for (_, other) in others.filter(|(other, _)| *other != index) {
                 other.drains |= std::mem::take(&mut other.owns);
             }
@@ -187,7 +194,7 @@ mod tests {
         /// Connects to a holder as a supervisor does, and returns the names of the items that it sends.
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
-            holder.look(Instant::now());
+            holder.process_events(Instant::now());
             let (received, gone) = link.receive_all();
             assert!(!gone);
             let mut held = Handover::default();
@@ -212,14 +219,14 @@ mod tests {
                 about: Arc::from(&b"about"[..]),
                 descriptors: 1,
             };
-            self.0.say(&item, None);
-            self.0.say(&Record::Descriptor, Some(Arc::new(fd)));
-            holder.look(Instant::now());
+            self.0.send(&item, None);
+            self.0.send(&Record::Descriptor, Some(Arc::new(fd)));
+            holder.process_events(Instant::now());
         }
 
         fn send_all(&mut self, holder: &mut Holder) {
-            self.0.say(&Record::Accept(Accept::Paused), None);
-            holder.look(Instant::now());
+            self.0.send(&Record::Accept(Accept::Paused), None);
+            holder.process_events(Instant::now());
         }
     }
 
@@ -239,11 +246,11 @@ mod tests {
         new.send_all(&mut holder);
         // The old supervisor drains, and releases its items.
         let key = "c".into();
-        old.0.say(&Record::Release { key }, None);
-        holder.look(Instant::now());
+        old.0.send(&Record::Release { key }, None);
+        holder.process_events(Instant::now());
         drop((old, new));
-        holder.look(Instant::now());
-        assert!(holder.lines.is_empty());
+        holder.process_events(Instant::now());
+        assert!(holder.connections.is_empty());
         let (_next, received) = Supervisor::connect(&mut holder, &path);
         assert_eq!(received, ["c"]);
     }
@@ -267,21 +274,21 @@ mod tests {
         assert_eq!(holder.deadline(), None, "a supervisor is there");
         drop(owner);
         let gone = Instant::now();
-        holder.look(gone);
+        holder.process_events(gone);
         assert_eq!(holder.deadline(), Some(gone + MAX_QUEUE_TIME));
         let mut client = TcpStream::connect(address).unwrap();
         client.set_nonblocking(true).unwrap();
         let mut read = || client.read(&mut [0]).unwrap_err().kind();
-        holder.look(gone + MAX_QUEUE_TIME / 2);
+        holder.process_events(gone + MAX_QUEUE_TIME / 2);
         assert_eq!(read(), std::io::ErrorKind::WouldBlock, "it waits");
-        holder.look(gone + MAX_QUEUE_TIME);
+        holder.process_events(gone + MAX_QUEUE_TIME);
         assert_eq!(read(), std::io::ErrorKind::ConnectionReset);
         // The next supervisor gets the socket, and accepts new connections.
         let (next, received) = Supervisor::connect(&mut holder, &path);
         assert_eq!((received, holder.deadline()), (vec!["a".to_owned()], None));
         let waits = TcpStream::connect(address).unwrap();
         waits.set_nonblocking(true).unwrap();
-        holder.look(gone + MAX_QUEUE_TIME * 10);
+        holder.process_events(gone + MAX_QUEUE_TIME * 10);
         assert_eq!(
             (&waits).read(&mut [0]).unwrap_err().kind(),
             std::io::ErrorKind::WouldBlock
@@ -299,8 +306,8 @@ mod tests {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         owner
             .0
-            .say(&Record::File(1), Some(Arc::new(OwnedFd::from(file))));
-        holder.look(Instant::now());
-        assert_eq!(holder.handover.everything().count(), 0);
+            .send(&Record::File(1), Some(Arc::new(OwnedFd::from(file))));
+        holder.process_events(Instant::now());
+        assert_eq!(holder.handover.all_records().count(), 0);
     }
 }

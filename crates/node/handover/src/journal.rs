@@ -23,7 +23,7 @@ use crate::Supervisor;
 /// File size in bytes below which the journal is not compacted.
 const MIN_COMPACTION_BYTES: u64 = 4 << 20;
 /// Size of one write, in bytes.
-const WRITE_BYTES: usize = 64 << 10;
+const WRITE_BUFFER_BYTES: usize = 64 << 10;
 /// Maximum length of an entry; a longer one means that the file is corrupt.
 const MAX_ENTRY_BYTES: u64 = 16 << 20;
 
@@ -90,7 +90,7 @@ impl Journal {
         let size = Entries::new(&file)?.last().map_or(0, |(_, end, _)| end);
         file.set_len(size)?;
         if is_new {
-            supervisor.keep(purpose.number, &file);
+            supervisor.store_file(purpose.number, &file);
         }
         Ok(Self {
             purpose,
@@ -116,15 +116,15 @@ impl Journal {
         if self.file.is_none() {
             return;
         }
-        match head(tag, key, value) {
+        match encode_header(tag, key, value) {
             Some(head) => {
                 for part in [&head[..], key, value] {
                     self.pending.extend_from_slice(part);
                 }
             }
-            None => self.give_up(&io::ErrorKind::FileTooLarge.into()),
+            None => self.disable_after_error(&io::ErrorKind::FileTooLarge.into()),
         }
-        if self.pending.len() >= WRITE_BYTES {
+        if self.pending.len() >= WRITE_BUFFER_BYTES {
             self.flush();
         }
     }
@@ -139,7 +139,7 @@ impl Journal {
             written = self.compact();
         }
         if let Err(error) = written {
-            self.give_up(&error);
+            self.disable_after_error(&error);
         }
     }
 
@@ -148,7 +148,7 @@ impl Journal {
         self.pending = Zeroizing::default();
         self.size = 0;
         if let Some(Err(error)) = self.file.as_ref().map(|file| file.set_len(0)) {
-            self.give_up(&error);
+            self.disable_after_error(&error);
         }
     }
 
@@ -161,11 +161,11 @@ impl Journal {
             last.insert((entry.tag, entry.key), (at, entry.value.is_empty()));
         }
         let copy = create(self.purpose.backing)?;
-        let mut writer = BufWriter::with_capacity(WRITE_BYTES, &copy);
+        let mut writer = BufWriter::with_capacity(WRITE_BUFFER_BYTES, &copy);
         for (at, _, Entry { tag, key, value }) in Entries::new(file)? {
             let of = (tag, key);
             if last.get(&of) == Some(&(at, false)) {
-                let head = head(tag, &of.1, &value).ok_or(io::ErrorKind::InvalidData)?;
+                let head = encode_header(tag, &of.1, &value).ok_or(io::ErrorKind::InvalidData)?;
                 for part in [&head[..], &of.1, &value] {
                     writer.write_all(part)?;
                 }
@@ -175,12 +175,12 @@ impl Journal {
         drop(writer);
         self.size = copy.metadata()?.len();
         self.limit = MIN_COMPACTION_BYTES.max(self.size * 2);
-        self.supervisor.keep(self.purpose.number, &copy);
+        self.supervisor.store_file(self.purpose.number, &copy);
         self.file = Some(copy);
         Ok(())
     }
 
-    fn give_up(&mut self, error: &io::Error) {
+    fn disable_after_error(&mut self, error: &io::Error) {
         tracing::warn!(%error, what = self.purpose.name, "not cached any longer: the next worker will request everything");
         self.pending = Zeroizing::default();
         if let Some(file) = self.file.take() {
@@ -198,7 +198,7 @@ fn create(backing: Backing) -> io::Result<File> {
 }
 
 /// Encodes the header of an entry: length of the rest, tag, length of the key. `None` if the entry is too long.
-fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
+fn encode_header(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     let [a, b] = u16::try_from(key.len()).ok()?.to_le_bytes();
     let length = u32::try_from(3 + key.len() + value.len()).ok()?;
     let [l0, l1, l2, l3] = length.to_le_bytes();
@@ -207,7 +207,7 @@ fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
 
 /// Iterator over a file's entries with their begin and end offsets, up to the first incomplete entry.
 struct Entries {
-    reader: BufReader<FromStart>,
+    reader: BufReader<PositionedReader>,
     at: u64,
 }
 
@@ -215,7 +215,7 @@ impl Entries {
     fn new(file: &File) -> io::Result<Self> {
         let file = file.as_fd().try_clone_to_owned()?.into();
         Ok(Self {
-            reader: BufReader::with_capacity(WRITE_BYTES, FromStart { file, at: 0 }),
+            reader: BufReader::with_capacity(WRITE_BUFFER_BYTES, PositionedReader { file, at: 0 }),
             at: 0,
         })
     }
@@ -229,7 +229,7 @@ impl Entries {
             .take(length.min(MAX_ENTRY_BYTES))
             .read_to_end(&mut rest)?;
         let entry = (rest.len() as u64 == length)
-            .then(|| split(&rest))
+            .then(|| parse_entry(&rest))
             .flatten()
             .ok_or(io::ErrorKind::UnexpectedEof)?;
         let begin = self.at;
@@ -238,7 +238,7 @@ impl Entries {
     }
 }
 
-fn split(rest: &[u8]) -> Option<Entry> {
+fn parse_entry(rest: &[u8]) -> Option<Entry> {
     let (tag, rest) = rest.split_first()?;
     let (key_length, rest) = rest.split_first_chunk()?;
     let (key, value) = rest.split_at_checked(u16::from_le_bytes(*key_length).into())?;
@@ -258,12 +258,12 @@ impl Iterator for Entries {
 }
 
 /// Reader that begins at the start of a file, and does not move the offset that other descriptors of the file share.
-struct FromStart {
+struct PositionedReader {
     file: File,
     at: u64,
 }
 
-impl Read for FromStart {
+impl Read for PositionedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(buffer, self.at)?;
         self.at += read as u64;

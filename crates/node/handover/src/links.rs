@@ -26,12 +26,12 @@ pub(crate) struct Link {
 
 /// Result of one nonblocking read from a link.
 #[derive(Debug)]
-pub(crate) enum Received {
+pub(crate) enum ReceiveResult {
     Record(Record, Option<OwnedFd>),
     /// No record is available yet.
-    Nothing,
+    WouldBlock,
     /// The peer closed the link.
-    End,
+    Closed,
 }
 
 impl Link {
@@ -43,7 +43,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn say(&mut self, record: &Record, fd: Option<Descriptor>) {
+    pub(crate) fn send(&mut self, record: &Record, fd: Option<Descriptor>) {
         self.queue.push_back((record.encode(), fd));
         self.flush();
     }
@@ -64,17 +64,17 @@ impl Link {
         }
     }
 
-    pub(crate) fn receive(&mut self) -> Received {
+    pub(crate) fn receive(&mut self) -> ReceiveResult {
         let mut buffer = [0; MAX_RECORD_BYTES];
         loop {
             let received = match plain::recv(&self.socket, &mut buffer) {
                 Ok(received) if received.len == 0 && received.fd.is_none() => {
                     self.broken = true;
-                    return Received::End;
+                    return ReceiveResult::Closed;
                 }
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Received::Nothing;
+                    return ReceiveResult::WouldBlock;
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     tracing::error!(%error, "cannot use a record of the link");
@@ -82,12 +82,12 @@ impl Link {
                 }
                 Err(_) => {
                     self.broken = true;
-                    return Received::End;
+                    return ReceiveResult::Closed;
                 }
             };
             let record = buffer.get(..received.len).unwrap_or_default();
             match Record::decode(record) {
-                Ok(Some(record)) => return Received::Record(record, received.fd),
+                Ok(Some(record)) => return ReceiveResult::Record(record, received.fd),
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "cannot decode a record of the link"),
             }
@@ -99,16 +99,16 @@ impl Link {
         let mut received = Vec::new();
         loop {
             match self.receive() {
-                Received::Record(record, fd) => received.push((record, fd)),
-                Received::Nothing => return (received, false),
-                Received::End => return (received, true),
+                ReceiveResult::Record(record, fd) => received.push((record, fd)),
+                ReceiveResult::WouldBlock => return (received, false),
+                ReceiveResult::Closed => return (received, true),
             }
         }
     }
 
     /// Returns the socket with the events to poll for; `None` if it is broken, since its end would be reported
     /// repeatedly.
-    pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
+    pub(crate) fn poll_fds(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN
         } else {
@@ -119,7 +119,7 @@ impl Link {
 }
 
 /// Accepts the next waiting connection of another supervisor.
-pub(crate) fn accepted(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
+pub(crate) fn accept_pending(listener: Option<&plain::Listener>) -> Option<OwnedFd> {
     match listener?.accept() {
         Ok(socket) => Some(socket),
         Err(error) => {
@@ -142,21 +142,21 @@ mod tests {
         let (mut ours, mut theirs) = (Link::new(ours), Link::new(theirs));
         let file: Descriptor = Arc::new(std::fs::File::open("/proc/self/status").unwrap().into());
         for _ in 0..5000 {
-            ours.say(&Record::Descriptor, Some(file.clone()));
+            ours.send(&Record::Descriptor, Some(file.clone()));
         }
-        ours.say(&Record::Accept(Accept::Now), None);
+        ours.send(&Record::Accept(Accept::Now), None);
         assert!(!ours.queue.is_empty());
         let mut sockets = 0;
         loop {
             ours.flush();
             match theirs.receive() {
-                Received::Record(Record::Descriptor, Some(_)) => sockets += 1,
-                Received::Record(Record::Accept(Accept::Now), None) => break,
+                ReceiveResult::Record(Record::Descriptor, Some(_)) => sockets += 1,
+                ReceiveResult::Record(Record::Accept(Accept::Now), None) => break,
                 other => panic!("{other:?}"),
             }
         }
         assert_eq!(sockets, 5000);
         drop(ours);
-        assert!(matches!(theirs.receive(), Received::End));
+        assert!(matches!(theirs.receive(), ReceiveResult::Closed));
     }
 }

@@ -23,14 +23,14 @@ use rustix::{
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::{
-    Meeting,
+    SupervisorSockets,
     error::RunError,
     holder::Holder,
-    links::{Descriptor, Link, accepted},
+    links::{Descriptor, Link, accept_pending},
     record::Record,
-    standby::{self, Turn},
-    state::{Effect, Ended, Event, State},
-    waiting::{drain, wait_for},
+    standby::{self, ActiveRole},
+    state::{Effect, Event, State, WorkerExit},
+    waiting::{drain_pipe, wait_for},
 };
 
 /// Interval of attempts to connect to a holder that does not respond.
@@ -44,7 +44,7 @@ pub struct Program {
     /// The worker's arguments.
     pub arguments: Vec<OsString>,
     /// Sockets by which the process finds its peers.
-    pub meeting: Meeting,
+    pub sockets: SupervisorSockets,
 }
 
 /// Runs the supervisor until its worker has exited for good; returns the exit code.
@@ -53,12 +53,12 @@ pub struct Program {
 /// When the process cannot start.
 pub fn run(program: Program) -> Result<u8, RunError> {
     ambit_rt::limits::raise_open_files();
-    if let Err(error) = ambit_sys::privileges::lay_down() {
+    if let Err(error) = ambit_sys::privileges::drop_all_capabilities() {
         tracing::debug!(%error, "cannot lay the capabilities down");
     }
     let signals = Signals::follow().map_err(RunError::Signals)?;
-    let turn = match &program.meeting.pair {
-        Some(path) => match standby::stand_by(path, &signals.terminate)? {
+    let turn = match &program.sockets.pair {
+        Some(path) => match standby::wait_until_active(path, &signals.terminate)? {
             Some(turn) => Some(turn),
             None => return Ok(0),
         },
@@ -98,7 +98,7 @@ struct Process {
     state: State<Descriptor>,
     signals: Signals,
     program: Program,
-    /// Listener at which successors connect, [`Meeting::handover`].
+    /// Listener at which successors connect, [`SupervisorSockets::handover`].
     listener: Option<plain::Listener>,
     /// Listener at which the standby connects, and the file lock that makes this process the active one.
     pair: Option<(plain::Listener, File)>,
@@ -108,16 +108,16 @@ struct Process {
     standby: Option<Link>,
     holder: Option<Link>,
     /// Time of the next attempt to connect to the holder; `None` while connected, or without a holder.
-    look_for_holder: Option<Instant>,
+    next_holder_attempt: Option<Instant>,
     /// Holder that this process is for supervisors of other containers.
-    for_others: Option<Holder>,
+    hosted_holder: Option<Holder>,
     exit: Option<u8>,
 }
 
 impl Process {
-    fn new(signals: Signals, program: Program, turn: Option<Turn>) -> Self {
+    fn new(signals: Signals, program: Program, turn: Option<ActiveRole>) -> Self {
         let (pair, taken_over) = match turn {
-            Some(Turn {
+            Some(ActiveRole {
                 listener,
                 held,
                 lock,
@@ -134,9 +134,9 @@ impl Process {
             successor: None,
             standby: None,
             holder: None,
-            look_for_holder: None,
-            for_others: program
-                .meeting
+            next_holder_attempt: None,
+            hosted_holder: program
+                .sockets
                 .hold_for_others
                 .as_deref()
                 .and_then(Holder::open),
@@ -146,7 +146,7 @@ impl Process {
     }
 
     fn run(mut self) -> Result<u8, RunError> {
-        if let Some(path) = self.program.meeting.handover.clone() {
+        if let Some(path) = self.program.sockets.handover.clone() {
             // The process that listened there before is the predecessor; from now on this process
             // is found there.
             self.predecessor = plain::connect_to(&path).ok().map(Link::new);
@@ -157,7 +157,7 @@ impl Process {
             tracing::info!("taking over from the one that runs");
         }
         let holder = self.find_holder();
-        self.event(Event::Begin {
+        self.event(Event::Started {
             predecessor,
             holder,
         });
@@ -166,7 +166,7 @@ impl Process {
                 return Ok(code);
             }
             self.wait().map_err(RunError::Wait)?;
-            self.look();
+            self.process_events();
         }
     }
 
@@ -182,11 +182,11 @@ impl Process {
 
     /// Connects to the holder, and returns whether it responded.
     fn find_holder(&mut self) -> bool {
-        let Some(path) = &self.program.meeting.holder else {
+        let Some(path) = &self.program.sockets.holder else {
             return false;
         };
         self.holder = plain::connect_to(path).ok().map(Link::new);
-        self.look_for_holder = match self.holder {
+        self.next_holder_attempt = match self.holder {
             Some(_) => None,
             None => Some(Instant::now() + HOLDER_RETRY_INTERVAL),
         };
@@ -197,8 +197,8 @@ impl Process {
         self.state
             .deadline()
             .into_iter()
-            .chain(self.look_for_holder)
-            .chain(self.for_others.as_ref().and_then(Holder::deadline))
+            .chain(self.next_holder_attempt)
+            .chain(self.hosted_holder.as_ref().and_then(Holder::deadline))
             .min()
     }
 
@@ -217,8 +217,8 @@ impl Process {
         ];
         let listeners = self.listener.iter().chain(self.pair());
         fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
-        fds.extend(links.into_iter().flatten().filter_map(Link::interest));
-        fds.extend(self.for_others.iter().flat_map(Holder::interest));
+        fds.extend(links.into_iter().flatten().filter_map(Link::poll_fds));
+        fds.extend(self.hosted_holder.iter().flat_map(Holder::poll_fds));
         let timeout = self.deadline().map(|deadline| {
             let wait = deadline.saturating_duration_since(Instant::now());
             Timespec::try_from(wait).unwrap_or(Timespec {
@@ -231,44 +231,48 @@ impl Process {
 
     /// Handles signals, connections and records that have arrived. The worker's last records are read before its death
     /// is handled.
-    fn look(&mut self) {
-        self.hear_worker();
+    fn process_events(&mut self) {
+        self.receive_from_worker();
         self.receive(
             |all| &mut all.predecessor,
             Event::FromPredecessor,
-            || Event::PredecessorGone,
+            || Event::PredecessorDisconnected,
         );
         let from_successor = |record, _fd| Event::FromSuccessor(record);
         if self.receive(
             |all| &mut all.successor,
             from_successor,
-            || Event::SuccessorGone,
+            || Event::SuccessorDisconnected,
         ) {
             self.listen_again();
         }
         // The standby sends no records.
         let from_standby = |_record, _fd| Event::Tick;
-        self.receive(|all| &mut all.standby, from_standby, || Event::StandbyGone);
+        self.receive(
+            |all| &mut all.standby,
+            from_standby,
+            || Event::StandbyDisconnected,
+        );
         if self.receive(
             |all| &mut all.holder,
             Event::FromHolder,
-            || Event::HolderGone,
+            || Event::HolderDisconnected,
         ) {
-            self.look_for_holder = Some(Instant::now() + HOLDER_RETRY_INTERVAL);
+            self.next_holder_attempt = Some(Instant::now() + HOLDER_RETRY_INTERVAL);
         }
         let now = Instant::now();
-        if self.look_for_holder.is_some_and(|due| due <= now) && self.find_holder() {
-            self.event(Event::Holder);
+        if self.next_holder_attempt.is_some_and(|due| due <= now) && self.find_holder() {
+            self.event(Event::HolderConnected);
         }
-        if let Some(holder) = &mut self.for_others {
-            holder.look(now);
+        if let Some(holder) = &mut self.hosted_holder {
+            holder.process_events(now);
         }
         self.accept();
-        for _ in 0..drain(&self.signals.terminate) {
+        for _ in 0..drain_pipe(&self.signals.terminate) {
             self.event(Event::Terminate);
         }
-        if drain(&self.signals.children) > 0 {
-            self.reap();
+        if drain_pipe(&self.signals.children) > 0 {
+            self.reap_children();
         }
         if self.state.deadline().is_some_and(|due| due <= now) {
             self.event(Event::Tick);
@@ -310,7 +314,7 @@ impl Process {
     /// Listens for successors again if nobody answers at the socket's path: a successor that ended may have replaced
     /// and removed the file.
     fn listen_again(&mut self) {
-        if let Some(path) = self.program.meeting.handover.clone()
+        if let Some(path) = self.program.sockets.handover.clone()
             && plain::connect_to(&path).is_err()
         {
             self.listen(&path);
@@ -318,7 +322,7 @@ impl Process {
     }
 
     /// Receives records from the worker. Its death is reported by `SIGCHLD`, so the end of the link is ignored.
-    fn hear_worker(&mut self) {
+    fn receive_from_worker(&mut self) {
         let received = self.worker.as_mut().map(|(_, link)| link.receive_all().0);
         for (record, fd) in received.into_iter().flatten() {
             self.event(Event::FromWorker(record, fd.map(Arc::new)));
@@ -330,28 +334,28 @@ impl Process {
     }
 
     fn accept(&mut self) {
-        while let Some(socket) = accepted(self.listener.as_ref()) {
+        while let Some(socket) = accept_pending(self.listener.as_ref()) {
             tracing::info!(
                 held = self.state.items(),
                 "another supervisor takes over: handing it the held descriptors"
             );
             self.successor = Some(Link::new(socket));
-            self.event(Event::Successor);
+            self.event(Event::SuccessorConnected);
         }
-        while let Some(socket) = accepted(self.pair()) {
+        while let Some(socket) = accept_pending(self.pair()) {
             tracing::info!(held = self.state.items(), "a standby is connected");
             self.standby = Some(Link::new(socket));
-            self.event(Event::Standby);
+            self.event(Event::StandbyConnected);
         }
     }
 
     /// Reaps every exited child process, including adopted orphans, as process 1 of a container must.
-    fn reap(&mut self) {
+    fn reap_children(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {
-                self.hear_worker();
+                self.receive_from_worker();
                 self.worker = None;
-                self.event(Event::Ended(ended(status)));
+                self.event(Event::WorkerExited(worker_exit(status)));
             }
         }
     }
@@ -360,71 +364,73 @@ impl Process {
         let effects = self.state.on_event(event, Instant::now());
         for effect in effects {
             match effect {
-                Effect::Start => match start(&self.program) {
+                Effect::StartWorker => match spawn_worker(&self.program) {
                     Ok(worker) => self.worker = Some(worker),
                     Err(error) => {
                         tracing::error!(%error, "cannot start the worker");
-                        self.event(Event::Ended(Ended::Code(126)));
+                        self.event(Event::WorkerExited(WorkerExit::Code(126)));
                         return;
                     }
                 },
                 Effect::ToWorker(record, fd) => {
                     if let Some((_, link)) = &mut self.worker {
-                        link.say(&record, fd);
+                        link.send(&record, fd);
                     }
                 }
                 Effect::ToPredecessor(record) => {
                     if let Some(link) = &mut self.predecessor {
-                        link.say(&record, None);
+                        link.send(&record, None);
                     }
                 }
                 Effect::ToSuccessor(record, fd) => {
                     if let Some(link) = &mut self.successor {
-                        link.say(&record, fd);
+                        link.send(&record, fd);
                     }
                 }
                 Effect::ToStandby(record, fd) => {
                     if let Some(link) = &mut self.standby {
-                        link.say(&record, fd);
+                        link.send(&record, fd);
                     }
                 }
                 Effect::ToHolder(record, fd) => {
                     if let Some(link) = &mut self.holder {
-                        link.say(&record, fd);
+                        link.send(&record, fd);
                     }
                 }
-                Effect::Terminate => {
+                Effect::TerminateWorker => {
                     if let Some((pid, _)) = &self.worker
                         && let Err(error) = kill_process(*pid, Signal::TERM)
                     {
                         tracing::error!(%error, "cannot send the worker a termination request");
                     }
                 }
-                Effect::Report { ended, wait } => tracing::error!(
+                Effect::LogWorkerExit { ended, wait } => tracing::error!(
                     ?ended,
                     ?wait,
                     held = self.state.items(),
                     "the worker died: its open connections are lost, new ones wait for the next"
                 ),
-                Effect::Odd(what) => tracing::error!(what, "received a record that does not fit"),
+                Effect::LogUnexpectedRecord(what) => {
+                    tracing::error!(what, "received a record that does not fit")
+                }
                 Effect::Exit(code) => self.exit = Some(code),
             }
         }
     }
 }
 
-fn ended(status: WaitStatus) -> Ended {
+fn worker_exit(status: WaitStatus) -> WorkerExit {
     let small = |number: i32| u8::try_from(number).unwrap_or(1);
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Ended::Code(small(code)),
-        (None, Some(signal)) => Ended::Signal(small(signal)),
-        (None, None) => Ended::Code(1),
+        (Some(code), _) => WorkerExit::Code(small(code)),
+        (None, Some(signal)) => WorkerExit::Signal(small(signal)),
+        (None, None) => WorkerExit::Code(1),
     }
 }
 
 /// Starts this executable as the worker, with the link as its standard input. The worker gets its own process group, so
 /// that a terminal's signals reach it only through the supervisor.
-fn start(program: &Program) -> io::Result<(Pid, Link)> {
+fn spawn_worker(program: &Program) -> io::Result<(Pid, Link)> {
     let (ours, theirs) = plain::pair()?;
     let name = std::env::args_os().next();
     let name = name.unwrap_or_else(|| program.name.into());
@@ -434,6 +440,6 @@ fn start(program: &Program) -> io::Result<(Pid, Link)> {
         .stdin(Stdio::from(theirs))
         .process_group(0)
         .spawn()?;
-    // Reaped by `reap`, like every other process.
+    // Reaped by `reap_children`, like every other process.
     Ok((Pid::from_child(&child), Link::new(ours)))
 }

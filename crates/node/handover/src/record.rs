@@ -70,7 +70,7 @@ pub enum Accept {
 pub enum RecordError {
     /// Record shorter than its fields require.
     #[error("the record is cut short")]
-    Short,
+    Truncated,
     /// Item name that is not UTF-8.
     #[error("the item's name is not text")]
     Name(#[from] std::str::Utf8Error),
@@ -79,7 +79,7 @@ pub enum RecordError {
     Descriptor,
     /// Descriptor that was sent without a preceding item.
     #[error("a descriptor came that belongs to no item")]
-    Stray,
+    UnexpectedDescriptor,
     /// More items, or more descriptors of one item, than the limits allow.
     #[error("more than {MAX_ITEMS} items, or {MAX_DESCRIPTORS} descriptors of one")]
     TooMany,
@@ -122,16 +122,19 @@ impl Record {
     /// When the bytes are not a record.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
         fn key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), RecordError> {
-            let (length, rest) = bytes.split_first_chunk().ok_or(RecordError::Short)?;
+            let (length, rest) = bytes.split_first_chunk().ok_or(RecordError::Truncated)?;
             let length = usize::from(u16::from_be_bytes(*length));
-            let (key, rest) = rest.split_at_checked(length).ok_or(RecordError::Short)?;
+            let (key, rest) = rest
+                .split_at_checked(length)
+                .ok_or(RecordError::Truncated)?;
             Ok((std::str::from_utf8(key)?.into(), rest))
         }
-        let (tag, rest) = bytes.split_first().ok_or(RecordError::Short)?;
+        let (tag, rest) = bytes.split_first().ok_or(RecordError::Truncated)?;
         Ok(Some(match tag {
             b'I' => {
                 let (key, rest) = key(rest)?;
-                let (descriptors, about) = rest.split_first_chunk().ok_or(RecordError::Short)?;
+                let (descriptors, about) =
+                    rest.split_first_chunk().ok_or(RecordError::Truncated)?;
                 Self::Item {
                     key,
                     about: about.into(),
@@ -147,7 +150,7 @@ impl Record {
                 }
             }
             b'R' => Self::Release { key: key(rest)?.0 },
-            b'A' => match rest.first().ok_or(RecordError::Short)? {
+            b'A' => match rest.first().ok_or(RecordError::Truncated)? {
                 b'n' => Self::Accept(Accept::Now),
                 b'r' => Self::Accept(Accept::WhenReady),
                 b'p' => Self::Accept(Accept::Paused),
@@ -155,7 +158,7 @@ impl Record {
             },
             b'B' => Self::Started,
             b'C' => Self::Accepting,
-            b'F' => Self::File(*rest.first().ok_or(RecordError::Short)?),
+            b'F' => Self::File(*rest.first().ok_or(RecordError::Truncated)?),
             _ => return Ok(None),
         }))
     }
@@ -174,7 +177,7 @@ pub struct HandoverItem<F> {
 #[derive(Debug)]
 pub struct Handover<F> {
     items: BTreeMap<Arc<str>, HandoverItem<F>>,
-    coming: Option<IncompleteItem<F>>,
+    incomplete_item: Option<IncompleteItem<F>>,
     files: BTreeMap<u8, F>,
 }
 
@@ -190,7 +193,7 @@ impl<F> Default for Handover<F> {
     fn default() -> Self {
         Self {
             items: BTreeMap::new(),
-            coming: None,
+            incomplete_item: None,
             files: BTreeMap::new(),
         }
     }
@@ -219,7 +222,7 @@ impl<F> Handover<F> {
                 if self.items.len() >= MAX_ITEMS || *descriptors > MAX_DESCRIPTORS {
                     return Err(RecordError::TooMany);
                 }
-                self.coming = Some(IncompleteItem {
+                self.incomplete_item = Some(IncompleteItem {
                     key: key.clone(),
                     item: HandoverItem {
                         about: about.clone(),
@@ -230,7 +233,10 @@ impl<F> Handover<F> {
                 Ok(self.complete())
             }
             (Record::Descriptor, Some(descriptor)) => {
-                let coming = self.coming.as_mut().ok_or(RecordError::Stray)?;
+                let coming = self
+                    .incomplete_item
+                    .as_mut()
+                    .ok_or(RecordError::UnexpectedDescriptor)?;
                 coming.item.descriptors.push(descriptor);
                 coming.missing = coming.missing.saturating_sub(1);
                 Ok(self.complete())
@@ -257,14 +263,15 @@ impl<F> Handover<F> {
     }
 
     fn complete(&mut self) -> Option<Arc<str>> {
-        let IncompleteItem { key, item, .. } = self.coming.take_if(|coming| coming.missing == 0)?;
+        let IncompleteItem { key, item, .. } =
+            self.incomplete_item.take_if(|coming| coming.missing == 0)?;
         self.items.insert(key.clone(), item);
         Some(key)
     }
 
     /// Drops the incomplete item, since its sender is gone.
-    pub fn interrupted(&mut self) {
-        self.coming = None;
+    pub fn discard_incomplete(&mut self) {
+        self.incomplete_item = None;
     }
 
     /// Removes and returns the file of this number.
@@ -311,7 +318,7 @@ impl<F: Clone> Handover<F> {
     }
 
     /// Returns all items and files as records that add them to another store.
-    pub fn everything(&self) -> impl Iterator<Item = (Record, Option<F>)> {
+    pub fn all_records(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         self.records().into_iter().chain(self.files())
     }
 
@@ -387,10 +394,10 @@ mod tests {
             }
         }
         assert_eq!(Record::decode(b"?later").unwrap(), None);
-        assert!(matches!(Record::decode(b""), Err(RecordError::Short)));
+        assert!(matches!(Record::decode(b""), Err(RecordError::Truncated)));
         assert!(matches!(
             Record::decode(b"R\0\x09abc"),
-            Err(RecordError::Short)
+            Err(RecordError::Truncated)
         ));
         assert!(matches!(
             Record::decode(b"R\0\x01\xff"),
@@ -423,10 +430,10 @@ mod tests {
         held.apply(&Record::Descriptor, Some(2)).unwrap();
         held.apply(&item("a", 2), None).unwrap();
         held.apply(&Record::Descriptor, Some(4)).unwrap();
-        held.interrupted();
+        held.discard_incomplete();
         assert!(matches!(
             held.apply(&Record::Descriptor, Some(5)),
-            Err(RecordError::Stray)
+            Err(RecordError::UnexpectedDescriptor)
         ));
         let items: Vec<_> = held.into_items().collect();
         assert_eq!(&items[0].1.descriptors[..], &[2][..]);

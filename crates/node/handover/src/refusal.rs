@@ -9,7 +9,7 @@ const MAX_REFUSALS_PER_PASS: usize = 1024;
 
 /// Accepts and resets the connections in a socket's accept queue; returns their number. Ignores descriptors that are
 /// not listening sockets, and sockets that would block.
-pub(crate) fn refuse_waiting(socket: impl AsFd) -> usize {
+pub(crate) fn reset_pending_connections(socket: impl AsFd) -> usize {
     let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
     let is_nonblocking = rustix::fs::fcntl_getfl(&socket)
         .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));

@@ -21,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Opens and closes the gate of the accept loops as the supervisor commands.
 #[derive(Debug)]
-pub struct Turn {
+pub struct AcceptControl {
     /// Link to the supervisor, which decides when to accept.
     pub supervisor: Supervisor,
     /// Control of the gate that the accept loops wait at.
@@ -30,7 +30,7 @@ pub struct Turn {
     pub ready: ReadyTask,
 }
 
-impl Turn {
+impl AcceptControl {
     /// Follows the supervisor's commands for the life of the process. `prepared` returns a future that completes when
     /// connections can be served; it is polled while a predecessor accepts them.
     pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
@@ -57,14 +57,18 @@ impl Turn {
     fn begin(&self) {
         self.gate.set(true);
         self.ready.ready();
-        self.supervisor.accepting();
+        self.supervisor.report_accepting();
         tracing::info!("taking connections");
     }
 }
 
 /// Waits until a successor accepts the connections, `is_needed` returns false, or `limit` minus the drain time has
 /// passed. Returns at once without a supervisor, since no successor can exist then.
-pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl Fn() -> bool) {
+pub async fn wait_for_successor(
+    supervisor: &Supervisor,
+    limit: Duration,
+    is_needed: impl Fn() -> bool,
+) {
     if !supervisor.is_supervised() {
         return;
     }

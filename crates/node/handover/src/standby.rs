@@ -17,9 +17,9 @@ use rustix::{
 
 use crate::{
     error::RunError,
-    links::{Descriptor, Link, Received},
+    links::{Descriptor, Link, ReceiveResult},
     record::{Handover, Record},
-    waiting::{drain, wait_for},
+    waiting::{drain_pipe, wait_for},
 };
 
 /// Interval at which a standby retries to connect to a lock owner that does not listen yet.
@@ -30,7 +30,7 @@ const LISTEN_CHECK_INTERVAL: Timespec = Timespec {
 
 /// Sockets, lock and inherited items of a process that becomes the active one.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct ActiveRole {
     /// Listener at which the next standby connects.
     pub(crate) listener: plain::Listener,
     /// Items that the previous active process held when it died; `None` if there was none.
@@ -50,7 +50,10 @@ enum LinkEnd {
 ///
 /// # Errors
 /// When the directory cannot be used at all.
-pub(crate) fn stand_by(path: &Path, terminate: &UnixStream) -> Result<Option<Turn>, RunError> {
+pub(crate) fn wait_until_active(
+    path: &Path,
+    terminate: &UnixStream,
+) -> Result<Option<ActiveRole>, RunError> {
     let unusable = |source: io::Error| RunError::Pair {
         path: path.to_owned(),
         source,
@@ -61,7 +64,7 @@ pub(crate) fn stand_by(path: &Path, terminate: &UnixStream) -> Result<Option<Tur
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let listener = plain::Listener::bind(path).map_err(unusable)?;
-                return Ok(Some(Turn {
+                return Ok(Some(ActiveRole {
                     listener,
                     held,
                     lock,
@@ -88,7 +91,7 @@ fn pause(terminate: &UnixStream) -> io::Result<LinkEnd> {
         &mut [PollFd::new(terminate, PollFlags::IN)],
         Some(&LISTEN_CHECK_INTERVAL),
     )?;
-    Ok(if drain(terminate) > 0 {
+    Ok(if drain_pipe(terminate) > 0 {
         LinkEnd::Terminated
     } else {
         LinkEnd::Gone
@@ -106,7 +109,7 @@ fn follow(
     let mut all = false;
     loop {
         match other.receive() {
-            Received::Record(record, fd) => {
+            ReceiveResult::Record(record, fd) => {
                 let holding = match held {
                     Some(held) if all => held,
                     _ => &mut received,
@@ -124,9 +127,9 @@ fn follow(
                 }
                 continue;
             }
-            Received::End => {
+            ReceiveResult::Closed => {
                 if let Some(held) = held {
-                    held.interrupted();
+                    held.discard_incomplete();
                     tracing::warn!(
                         held = held.len(),
                         "the other container of this pod is dead: taking its place"
@@ -134,13 +137,13 @@ fn follow(
                 }
                 return Ok(LinkEnd::Gone);
             }
-            Received::Nothing => {}
+            ReceiveResult::WouldBlock => {}
         }
-        if drain(terminate) > 0 {
+        if drain_pipe(terminate) > 0 {
             return Ok(LinkEnd::Terminated);
         }
         let mut fds = vec![PollFd::new(terminate, PollFlags::IN)];
-        fds.extend(other.interest());
+        fds.extend(other.poll_fds());
         wait_for(&mut fds, None)?;
     }
 }

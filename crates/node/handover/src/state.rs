@@ -28,14 +28,14 @@ const MAX_RESTART_DELAY: Duration = Duration::from_millis(500);
 
 /// How the worker process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum WorkerExit {
     /// The worker exited with this code.
     Code(u8),
     /// A signal of this number killed the worker.
     Signal(u8),
 }
 
-impl Ended {
+impl WorkerExit {
     /// Returns the exit code of the supervisor for this end, with 128 added to signals as in shells.
     fn code(self) -> u8 {
         match self {
@@ -49,25 +49,25 @@ impl Ended {
 #[derive(Debug)]
 pub(crate) enum Event<F> {
     /// The process started; the fields are whether a predecessor and a holder responded.
-    Begin {
+    Started {
         predecessor: bool,
         holder: bool,
     },
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
-    PredecessorGone,
+    PredecessorDisconnected,
     /// A successor connected; it replaces any earlier one.
-    Successor,
+    SuccessorConnected,
     FromSuccessor(Record),
-    SuccessorGone,
+    SuccessorDisconnected,
     /// A standby connected; it replaces any earlier one.
-    Standby,
-    StandbyGone,
+    StandbyConnected,
+    StandbyDisconnected,
     /// A holder that did not respond before is connected.
-    Holder,
+    HolderConnected,
     FromHolder(Record, Option<F>),
-    HolderGone,
-    Ended(Ended),
+    HolderDisconnected,
+    WorkerExited(WorkerExit),
     /// The process received a termination signal.
     Terminate,
     Tick,
@@ -77,40 +77,40 @@ pub(crate) enum Event<F> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect<F> {
     /// Starts a worker; its stored items follow as [`Effect::ToWorker`].
-    Start,
+    StartWorker,
     ToWorker(Record, Option<F>),
     ToPredecessor(Record),
     ToSuccessor(Record, Option<F>),
     ToStandby(Record, Option<F>),
     ToHolder(Record, Option<F>),
     /// Sends the worker a termination signal.
-    Terminate,
+    TerminateWorker,
     /// Logs the death of a worker, and the delay before the next one starts.
-    Report {
-        ended: Ended,
+    LogWorkerExit {
+        ended: WorkerExit,
         wait: Duration,
     },
     /// Logs a record that the peer must not send in this state.
-    Odd(String),
+    LogUnexpectedRecord(String),
     Exit(u8),
 }
 
 /// State of the link to the process that stores a copy of the items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
-    Away,
+enum HolderState {
+    Disconnected,
     /// The holder is connected, but stores another supervisor's items, and is sent no changes.
-    Silent,
+    StoresOthersItems,
     /// The holder stores this supervisor's items, and is sent every change.
-    Following,
+    StoresOwnItems,
 }
 
 #[derive(Debug)]
 enum Worker {
     /// Waits for the items of the predecessor or the holder, until this time at the latest.
-    Waiting(Instant),
+    WaitingForItems(Instant),
     /// Waits until this time to restart the worker, which has died.
-    Down(Instant),
+    WaitingForRestart(Instant),
     Running {
         since: Instant,
     },
@@ -133,7 +133,7 @@ pub(crate) struct State<F> {
     superseded: bool,
     successor: bool,
     standby: bool,
-    holder: Holder,
+    holder: HolderState,
     /// Whether a worker has reported that it accepts connections.
     accepting: bool,
     ending: bool,
@@ -147,14 +147,14 @@ impl<F: Clone> State<F> {
             // moment only.
             ever_started: taken_over.is_some(),
             handover: taken_over.unwrap_or_default(),
-            worker: Worker::Waiting(now),
+            worker: Worker::WaitingForItems(now),
             wait: Duration::ZERO,
             predecessor_accepts: false,
             predecessor: false,
             superseded: false,
             successor: false,
             standby: false,
-            holder: Holder::Away,
+            holder: HolderState::Disconnected,
             accepting: false,
             ending: false,
         }
@@ -163,7 +163,7 @@ impl<F: Clone> State<F> {
     /// Returns when the next [`Event::Tick`] is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.worker {
-            Worker::Waiting(at) | Worker::Down(at) => Some(at),
+            Worker::WaitingForItems(at) | Worker::WaitingForRestart(at) => Some(at),
             Worker::Running { .. } => None,
         }
     }
@@ -176,38 +176,38 @@ impl<F: Clone> State<F> {
     pub(crate) fn on_event(&mut self, event: Event<F>, now: Instant) -> Vec<Effect<F>> {
         let mut effects = Vec::new();
         match event {
-            Event::Begin {
+            Event::Started {
                 predecessor,
                 holder,
             } => {
                 self.predecessor = predecessor;
                 self.predecessor_accepts = predecessor;
                 if holder {
-                    self.holder = Holder::Silent;
+                    self.holder = HolderState::StoresOthersItems;
                 }
                 if predecessor {
                     // The predecessor's items are more current than a standby's.
                     self.handover.clear();
                 }
                 if predecessor || holder && self.handover.is_empty() {
-                    self.worker = Worker::Waiting(now + ITEMS_TIMEOUT);
+                    self.worker = Worker::WaitingForItems(now + ITEMS_TIMEOUT);
                 } else {
                     self.start(now, &mut effects);
                 }
             }
-            Event::FromWorker(record, fd) => self.worker_sends(record, fd, &mut effects),
+            Event::FromWorker(record, fd) => self.on_worker_record(record, fd, &mut effects),
             Event::FromPredecessor(record, fd) => {
                 if self.take_over(&record, fd, &mut effects) {
                     self.start(now, &mut effects);
                 }
             }
-            Event::PredecessorGone => self.predecessor_gone(now, &mut effects),
-            Event::Successor => {
+            Event::PredecessorDisconnected => self.predecessor_gone(now, &mut effects),
+            Event::SuccessorConnected => {
                 self.successor = true;
                 let records = self.handover.records().into_iter();
                 effects.extend(records.map(|(record, fd)| Effect::ToSuccessor(record, fd)));
                 effects.push(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None));
-                self.unsupersede(&mut effects);
+                self.cancel_succession(&mut effects);
             }
             Event::FromSuccessor(Record::Accepting) if self.successor => {
                 if !std::mem::replace(&mut self.superseded, true) {
@@ -218,21 +218,21 @@ impl<F: Clone> State<F> {
                 }
             }
             Event::FromSuccessor(_) => {}
-            Event::SuccessorGone => {
+            Event::SuccessorDisconnected => {
                 self.successor = false;
-                self.unsupersede(&mut effects);
+                self.cancel_succession(&mut effects);
             }
-            Event::Standby => {
+            Event::StandbyConnected => {
                 self.standby = true;
-                let records = self.handover.everything();
+                let records = self.handover.all_records();
                 effects.extend(records.map(|(record, fd)| Effect::ToStandby(record, fd)));
                 if self.ever_started {
                     effects.push(Self::standby_complete());
                 }
             }
-            Event::StandbyGone => self.standby = false,
-            Event::Holder => {
-                self.holder = Holder::Silent;
+            Event::StandbyDisconnected => self.standby = false,
+            Event::HolderConnected => {
+                self.holder = HolderState::StoresOthersItems;
                 self.send_to_holder(&mut effects);
             }
             Event::FromHolder(record, fd) => {
@@ -240,23 +240,25 @@ impl<F: Clone> State<F> {
                     self.start(now, &mut effects);
                 }
             }
-            Event::HolderGone => {
-                self.holder = Holder::Away;
-                if !self.predecessor && matches!(self.worker, Worker::Waiting(_)) {
-                    self.handover.interrupted();
+            Event::HolderDisconnected => {
+                self.holder = HolderState::Disconnected;
+                if !self.predecessor && matches!(self.worker, Worker::WaitingForItems(_)) {
+                    self.handover.discard_incomplete();
                     self.start(now, &mut effects);
                 }
             }
-            Event::Ended(ended) => self.worker_ended(ended, now, &mut effects),
+            Event::WorkerExited(ended) => self.worker_ended(ended, now, &mut effects),
             Event::Terminate => {
                 self.ending = true;
                 match self.worker {
-                    Worker::Running { .. } => effects.push(Effect::Terminate),
-                    Worker::Waiting(_) | Worker::Down(_) => effects.push(Effect::Exit(0)),
+                    Worker::Running { .. } => effects.push(Effect::TerminateWorker),
+                    Worker::WaitingForItems(_) | Worker::WaitingForRestart(_) => {
+                        effects.push(Effect::Exit(0))
+                    }
                 }
             }
             Event::Tick => match self.worker {
-                Worker::Waiting(at) | Worker::Down(at) if at <= now => {
+                Worker::WaitingForItems(at) | Worker::WaitingForRestart(at) if at <= now => {
                     self.start(now, &mut effects);
                 }
                 _ => {}
@@ -267,8 +269,8 @@ impl<F: Clone> State<F> {
 
     fn start(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
         self.worker = Worker::Running { since: now };
-        effects.push(Effect::Start);
-        let records = self.handover.everything();
+        effects.push(Effect::StartWorker);
+        let records = self.handover.all_records();
         effects.extend(records.map(|(record, fd)| Effect::ToWorker(record, fd)));
         let accept = if self.superseded {
             Accept::Paused
@@ -286,15 +288,15 @@ impl<F: Clone> State<F> {
         }
     }
 
-    fn worker_sends(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
-        self.hold(&record, fd, effects);
+    fn on_worker_record(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+        self.on_holder_record(&record, fd, effects);
         match record {
             Record::Started => {
                 if !std::mem::replace(&mut self.ever_started, true) && self.standby {
                     effects.push(Self::standby_complete());
                 }
                 if self.ending {
-                    effects.push(Effect::Terminate);
+                    effects.push(Effect::TerminateWorker);
                 }
             }
             Record::Accepting => {
@@ -317,17 +319,17 @@ impl<F: Clone> State<F> {
     /// last one.
     fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
         // Too late otherwise: the worker has received other items.
-        let waiting = matches!(self.worker, Worker::Waiting(_));
+        let waiting = matches!(self.worker, Worker::WaitingForItems(_));
         if waiting {
-            self.hold(record, fd, effects);
+            self.on_holder_record(record, fd, effects);
         }
         waiting && matches!(record, Record::Accept(_))
     }
 
     /// Sends all items to the holder if this supervisor accepts the connections and the holder does not follow yet.
     fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
-        if self.holder == Holder::Silent && self.accepting && !self.superseded {
-            self.holder = Holder::Following;
+        if self.holder == HolderState::StoresOthersItems && self.accepting && !self.superseded {
+            self.holder = HolderState::StoresOwnItems;
             let records = self.handover.records().into_iter();
             effects.extend(records.map(|(record, fd)| Effect::ToHolder(record, fd)));
             effects.push(Effect::ToHolder(Record::Accept(Accept::Paused), None));
@@ -335,8 +337,8 @@ impl<F: Clone> State<F> {
     }
 
     fn holder_is_anothers(&mut self) {
-        if self.holder == Holder::Following {
-            self.holder = Holder::Silent;
+        if self.holder == HolderState::StoresOwnItems {
+            self.holder = HolderState::StoresOthersItems;
         }
     }
 
@@ -347,10 +349,10 @@ impl<F: Clone> State<F> {
     }
 
     /// Applies a record to the stored items and files, and forwards the change to the holder and the standby.
-    fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+    fn on_holder_record(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         let whole = match self.handover.apply(record, fd.clone()) {
             Ok(whole) => whole,
-            Err(error) => return effects.push(Effect::Odd(error.to_string())),
+            Err(error) => return effects.push(Effect::LogUnexpectedRecord(error.to_string())),
         };
         let is_file = matches!(record, Record::File(_));
         let records = match record {
@@ -360,7 +362,7 @@ impl<F: Clone> State<F> {
             _ => whole.map_or_else(Vec::new, |key| self.handover.records_of(&key)),
         };
         for (record, fd) in records {
-            if self.holder == Holder::Following && !is_file {
+            if self.holder == HolderState::StoresOwnItems && !is_file {
                 effects.push(Effect::ToHolder(record.clone(), fd.clone()));
             }
             if self.standby {
@@ -371,18 +373,18 @@ impl<F: Clone> State<F> {
 
     fn predecessor_gone(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
         self.predecessor = false;
-        self.handover.interrupted();
+        self.handover.discard_incomplete();
         let accepted = std::mem::replace(&mut self.predecessor_accepts, false);
         match self.worker {
-            Worker::Waiting(_) => self.start(now, effects),
+            Worker::WaitingForItems(_) => self.start(now, effects),
             Worker::Running { .. } if accepted => self.send(Record::Accept(Accept::Now), effects),
-            Worker::Running { .. } | Worker::Down(_) => {}
+            Worker::Running { .. } | Worker::WaitingForRestart(_) => {}
         }
     }
 
     /// Accepts connections again after the successor is gone. A terminating worker has closed its sockets already, so
     /// the supervisor stays superseded.
-    fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
+    fn cancel_succession(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.superseded && !self.ending {
             self.superseded = false;
             self.send(Record::Accept(Accept::Now), effects);
@@ -390,16 +392,16 @@ impl<F: Clone> State<F> {
         }
     }
 
-    fn worker_ended(&mut self, ended: Ended, now: Instant, effects: &mut Vec<Effect<F>>) {
+    fn worker_ended(&mut self, ended: WorkerExit, now: Instant, effects: &mut Vec<Effect<F>>) {
         let Worker::Running { since } = self.worker else {
             return;
         };
-        self.handover.interrupted();
-        let by_itself = matches!(ended, Ended::Code(_));
+        self.handover.discard_incomplete();
+        let by_itself = matches!(ended, WorkerExit::Code(_));
         let wrong_configuration = !self.ever_started && by_itself;
         // Killed without a successor, the worker would leave its pods without a proxy.
         let done = self.ending && (by_itself || self.superseded);
-        if done || wrong_configuration || ended == Ended::Code(0) {
+        if done || wrong_configuration || ended == WorkerExit::Code(0) {
             effects.push(Effect::Exit(ended.code()));
             return;
         }
@@ -411,11 +413,11 @@ impl<F: Clone> State<F> {
         if wait >= SUSPECT_FILES_DELAY {
             self.handover.forget_files();
         }
-        effects.push(Effect::Report { ended, wait });
+        effects.push(Effect::LogWorkerExit { ended, wait });
         if wait.is_zero() {
             self.start(now, effects);
         } else {
-            self.worker = Worker::Down(now + wait);
+            self.worker = Worker::WaitingForRestart(now + wait);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_sys::seqpacket::{Received, SeqPacket};
+use ambit_sys::seqpacket::{ReceivedRecord, SeqPacket};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 
@@ -23,10 +23,10 @@ const ITEMS_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum SupervisorError {
     /// Standard input is no socket of a supervisor.
     #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
-    NoLine(#[source] io::Error),
+    NoConnection(#[source] io::Error),
     /// The supervisor did not send all items in time, or closed the link.
     #[error("the supervisor does not send its items")]
-    Silent(#[source] io::Error),
+    Timeout(#[source] io::Error),
     /// Invalid record from the supervisor.
     #[error("cannot understand the supervisor")]
     Record(#[from] RecordError),
@@ -67,10 +67,10 @@ impl Supervisor {
         let line = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)
             .map_err(io::Error::from)
             .and_then(SeqPacket::from_fd)
-            .map_err(SupervisorError::NoLine)?;
+            .map_err(SupervisorError::NoConnection)?;
         let received = tokio::time::timeout(ITEMS_TIMEOUT, Self::listen(&line)).await;
-        let (held, accept) =
-            received.map_err(|_late| SupervisorError::Silent(io::ErrorKind::TimedOut.into()))??;
+        let (held, accept) = received
+            .map_err(|_late| SupervisorError::Timeout(io::ErrorKind::TimedOut.into()))??;
         let (sender, receiver) = watch::channel(accept);
         let link = Arc::new(line);
         ambit_rt::spawn_essential("supervisor", follow(link.clone(), sender));
@@ -84,7 +84,7 @@ impl Supervisor {
     async fn listen(line: &SeqPacket) -> Result<(Handover<OwnedFd>, Accept), SupervisorError> {
         let mut held = Handover::default();
         loop {
-            let (record, fd) = next(line).await.map_err(SupervisorError::Silent)?;
+            let (record, fd) = next(line).await.map_err(SupervisorError::Timeout)?;
             let Some(record) = Record::decode(&record)? else {
                 continue;
             };
@@ -106,7 +106,7 @@ impl Supervisor {
     }
 
     /// Stores an item at the supervisor: its name, metadata and descriptors.
-    pub fn hold(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    pub fn store_item(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let Ok(count) = u16::try_from(descriptors.len()) else {
             tracing::error!(key, "too many descriptors to be held");
             return;
@@ -123,28 +123,28 @@ impl Supervisor {
     }
 
     /// Replaces the metadata of an item at the supervisor.
-    pub fn about(&self, key: &str, about: &[u8]) {
+    pub fn update_item(&self, key: &str, about: &[u8]) {
         let (key, about) = (key.into(), about.into());
         self.send(&Record::About { key, about }, None);
     }
 
     /// Removes an item from the supervisor, which closes its descriptors.
-    pub fn release(&self, key: &str) {
+    pub fn release_item(&self, key: &str) {
         self.send(&Record::Release { key: key.into() }, None);
     }
 
     /// Stores a file under this number at the supervisor, for the next worker.
-    pub fn keep(&self, number: u8, file: impl AsFd) {
+    pub fn store_file(&self, number: u8, file: impl AsFd) {
         self.send(&Record::File(number), Some(file.as_fd()));
     }
 
     /// Reports that the configuration is valid; from now on an exit of this process counts as a crash.
-    pub fn started(&self) {
+    pub fn report_started(&self) {
         self.send(&Record::Started, None);
     }
 
     /// Reports to the supervisor that the process accepts connections.
-    pub fn accepting(&self) {
+    pub fn report_accepting(&self) {
         self.send(&Record::Accepting, None);
     }
 
@@ -159,8 +159,8 @@ impl Supervisor {
 async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let mut buffer = [0; MAX_RECORD_BYTES];
     match line.recv(&mut buffer).await? {
-        Received { len: 0, fd: None } => Err(io::ErrorKind::UnexpectedEof.into()),
-        Received { len, fd } => Ok((buffer.get(..len).unwrap_or_default().to_vec(), fd)),
+        ReceivedRecord { len: 0, fd: None } => Err(io::ErrorKind::UnexpectedEof.into()),
+        ReceivedRecord { len, fd } => Ok((buffer.get(..len).unwrap_or_default().to_vec(), fd)),
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io
 }
 
 /// Reads all bytes from a signal pipe and returns their number.
-pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
+pub(crate) fn drain_pipe(mut pipe: &UnixStream) -> usize {
     let mut buffer = [0; 64];
     pipe.read(&mut buffer).unwrap_or(0)
 }

@@ -8,14 +8,14 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 /// nftables tables of Istio's agent, of family inet.
-pub const TABLES: [&str; 3] = [
+pub const ISTIO_TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
 
 /// iptables chains of Istio's agent in the standard tables.
-pub const CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
+pub const ISTIO_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
 /// Standard tables with chains of Istio's agent, in the order of removal, as for our own rules: the redirecting `nat`
 /// first.
@@ -28,7 +28,7 @@ pub const STANDARD_TABLES: [&str; 3] = ["nat", "mangle", "raw"];
 pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
     let mut marks = false;
     for (table, name) in chains {
-        if name.starts_with("ISTIO_") && !CHAINS.contains(&name) {
+        if name.starts_with("ISTIO_") && !ISTIO_CHAINS.contains(&name) {
             return false;
         }
         marks |= table == "mangle" && name == "ISTIO_PRERT";
@@ -39,7 +39,7 @@ pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> b
 /// Derives from `iptables-save` output the input for `iptables-restore --noflush` that removes the agent's chains and
 /// all jumps to them; `None` if there are none.
 pub fn removal_script(saved: &str) -> Option<String> {
-    let tables = read(saved);
+    let tables = parse_saved_tables(saved);
     let all = tables.iter().flat_map(|table| {
         let name = table.name;
         table.chains.iter().map(move |chain| (name, *chain))
@@ -52,7 +52,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
         let Some(table) = tables.iter().find(|table| table.name == name) else {
             continue;
         };
-        let theirs: Vec<_> = CHAINS
+        let theirs: Vec<_> = ISTIO_CHAINS
             .into_iter()
             .filter(|chain| table.chains.contains(chain))
             .collect();
@@ -75,18 +75,18 @@ pub fn removal_script(saved: &str) -> Option<String> {
     Some(script)
 }
 
-struct Table<'a> {
+struct SavedTable<'a> {
     name: &'a str,
     chains: BTreeSet<&'a str>,
     /// Rules outside of the agent's chains that jump to them.
     jumps: Vec<&'a str>,
 }
 
-fn read(saved: &str) -> Vec<Table<'_>> {
-    let mut tables: Vec<Table<'_>> = Vec::new();
+fn parse_saved_tables(saved: &str) -> Vec<SavedTable<'_>> {
+    let mut tables: Vec<SavedTable<'_>> = Vec::new();
     for line in saved.lines() {
         if let Some(name) = line.strip_prefix('*') {
-            tables.push(Table {
+            tables.push(SavedTable {
                 name: name.trim(),
                 chains: BTreeSet::new(),
                 jumps: Vec::new(),
@@ -100,11 +100,11 @@ fn read(saved: &str) -> Vec<Table<'_>> {
         if let Some(chain) = word(":") {
             table.chains.insert(chain);
         } else if let (Some(rule), Some(chain)) = (line.strip_prefix("-A "), word("-A ")) {
-            let leads = CHAINS.iter().any(|theirs| {
+            let leads = ISTIO_CHAINS.iter().any(|theirs| {
                 let mut words = rule.split(' ').rev();
                 words.next() == Some(*theirs) && matches!(words.next(), Some("-j" | "-g"))
             });
-            if leads && !CHAINS.contains(&chain) {
+            if leads && !ISTIO_CHAINS.contains(&chain) {
                 table.jumps.push(rule);
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! Rules are written exactly as `iptables-save` prints them, so that comparing the current with the
 //! desired state is comparing lines. All our rules are in chains of our own, whose names begin with
-//! [`PREFIX`]; of the built-in chains only our jumps are compared.
+//! [`CHAIN_PREFIX`]; of the built-in chains only our jumps are compared.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The prefix of our chains' names.
-pub const PREFIX: &str = "AMBIT_";
+pub const CHAIN_PREFIX: &str = "AMBIT_";
 
 /// iptables table of our chains. Values sort in the order in which tables must be filled: the redirecting `nat` after
 /// the tables that it depends on, the guards last.
@@ -85,7 +85,7 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
 
 /// Returns which packets the inbound guard in this state accepts.
 pub fn inbound_guard(state: &State) -> InboundGuard {
-    let (table, _, ours) = place(ChainKind::GuardInput);
+    let (table, _, ours) = chain_location(ChainKind::GuardInput);
     let unknown = render_rule(&admits_unknown());
     match state.chains.get(&(table, ours.to_owned())) {
         None => InboundGuard::Missing,
@@ -137,7 +137,7 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
 
 /// Returns the pod addresses and ports that the chain in the node's namespace has rules for.
 pub fn host_members(state: &State) -> Vec<HostMember> {
-    let (table, _, ours) = place(ChainKind::NatPostrouting);
+    let (table, _, ours) = chain_location(ChainKind::NatPostrouting);
     let rules = state.chains.get(&(table, ours.to_owned()));
     rules
         .into_iter()
@@ -148,7 +148,7 @@ pub fn host_members(state: &State) -> Vec<HostMember> {
 
 /// Returns the number of packets that matched the rules of the node's chain, from the output of `iptables-save -c`.
 pub fn exempted(text: &str) -> u64 {
-    let (_, _, ours) = place(ChainKind::NatPostrouting);
+    let (_, _, ours) = chain_location(ChainKind::NatPostrouting);
     let rules = text.lines().filter_map(|line| {
         let (counters, rule) = line.strip_prefix('[')?.split_once("] -A ")?;
         let (chain, rule) = rule.split_once(' ')?;
@@ -190,7 +190,7 @@ fn quote(comment: &str) -> String {
 }
 
 fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
-    let (table, builtin, ours) = place(kind);
+    let (table, builtin, ours) = chain_location(kind);
     state.chains.insert((table, ours.to_owned()), rules);
     state
         .jumps
@@ -198,7 +198,7 @@ fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
 }
 
 /// Returns the table, the built-in chain and Ambit's chain for a kind of chain.
-fn place(kind: ChainKind) -> (TableName, &'static str, &'static str) {
+fn chain_location(kind: ChainKind) -> (TableName, &'static str, &'static str) {
     match kind {
         ChainKind::RawPrerouting => (TableName::Raw, "PREROUTING", "AMBIT_PRERT"),
         ChainKind::RawOutput => (TableName::Raw, "OUTPUT", "AMBIT_OUTPUT"),
@@ -218,7 +218,7 @@ fn host_prefix(ip: IpAddr) -> String {
 
 /// Fields of a rule, in the order in which `iptables-save` prints them.
 #[derive(Default)]
-struct Line {
+struct RuleArguments {
     source: String,
     destination: String,
     input: String,
@@ -232,7 +232,7 @@ struct Line {
 
 /// Renders a rule as one line for each action, since an iptables rule has one target only.
 fn render_rule(rule: &Rule) -> Vec<String> {
-    let mut line = Line::default();
+    let mut line = RuleArguments::default();
     for one in &rule.matches {
         add_match(&mut line, one, rule.family);
     }
@@ -256,7 +256,7 @@ fn render_rule(rule: &Rule) -> Vec<String> {
         .collect()
 }
 
-fn add_match(line: &mut Line, one: &Match, family: Option<Family>) {
+fn add_match(line: &mut RuleArguments, one: &Match, family: Option<Family>) {
     let mask = marks::MASK;
     let [source_port, destination_port, flags] = &mut line.ports;
     match one {
@@ -344,21 +344,21 @@ pub fn parse_save(text: &str) -> State {
             .strip_prefix(':')
             .and_then(|rest| rest.split(' ').next())
         {
-            if name.starts_with(PREFIX) {
+            if name.starts_with(CHAIN_PREFIX) {
                 state.chains.entry((table, name.to_owned())).or_default();
             }
         } else if let Some(rest) = line.strip_prefix("-A ") {
             let Some((chain, rule)) = rest.trim_end().split_once(' ') else {
                 continue;
             };
-            if chain.starts_with(PREFIX) {
+            if chain.starts_with(CHAIN_PREFIX) {
                 state
                     .chains
                     .entry((table, chain.to_owned()))
                     .or_default()
                     .push(rule.to_owned());
             } else if let Some(target) = rule.strip_prefix("-j ")
-                && target.starts_with(PREFIX)
+                && target.starts_with(CHAIN_PREFIX)
             {
                 *state
                     .jumps

@@ -2,7 +2,7 @@
 //! tables.
 //!
 //! Expressions are values here; the netlink code encodes their bytes. All data passes through one
-//! register, so expressions do not name registers. [`Expr::PortBeside`] alone fills a second one.
+//! register, so expressions do not name registers. [`Expr::PortAfterAddress`] alone fills a second one.
 
 mod diff;
 mod lower;
@@ -115,7 +115,7 @@ pub enum Expr {
     },
     /// Loads the TCP destination port into the register behind an address of this family, for a lookup of address and
     /// port.
-    PortBeside(Family),
+    PortAfterAddress(Family),
     /// Continues with the rule only if the comparison of the register holds.
     Cmp {
         /// Whether the register must equal `data`, rather than differ from it.

@@ -34,7 +34,7 @@ use crate::{
 /// # Errors
 /// When the specification itself is invalid.
 pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
-    plan_with(spec, WithoutSyn::Known)
+    plan_with(spec, AcceptedNonSyn::Known)
 }
 
 /// Returns the rules of a pod whose pre-capture connections are not known to connection tracking
@@ -44,19 +44,19 @@ pub fn plan(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 /// # Errors
 /// When the specification itself is invalid.
 pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
-    plan_with(spec, WithoutSyn::All)
+    plan_with(spec, AcceptedNonSyn::All)
 }
 
 /// TCP packets without SYN that the inbound guard accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WithoutSyn {
+enum AcceptedNonSyn {
     /// Packets of connections that connection tracking has seen in both directions.
     Known,
     /// All TCP packets without SYN.
     All,
 }
 
-impl WithoutSyn {
+impl AcceptedNonSyn {
     fn rule(self) -> Rule {
         match self {
             Self::Known => rule([Match::TcpWithoutSyn, Match::Established], [Action::Exempt]),
@@ -68,17 +68,20 @@ impl WithoutSyn {
 /// Returns the inbound guard's rule that accepts packets of unknown connections, as in [`plan_capturing`] and in the
 /// rules of earlier agents; it identifies such a guard.
 pub(crate) fn admits_unknown() -> Rule {
-    WithoutSyn::All.rule()
+    AcceptedNonSyn::All.rule()
 }
 
-fn plan_with(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Result<Ruleset, SpecError> {
+fn plan_with(
+    spec: &RedirectionSpec,
+    accepted_non_syn: AcceptedNonSyn,
+) -> Result<Ruleset, SpecError> {
     spec.validate()?;
     let chains = vec![
         raw_output(spec),
         route_output(),
         nat_prerouting(spec),
         nat_output(spec),
-        guard_input(spec, without_syn),
+        guard_input(spec, accepted_non_syn),
         guard_forward(spec),
         guard_output(),
     ];
@@ -379,12 +382,12 @@ fn refuse_tcp() -> Rule {
 
 /// Returns the guard against connection openings from outside: only those redirected to the proxy, and probes, may
 /// reach a socket of the pod.
-fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
+fn guard_input(spec: &RedirectionSpec, accepted_non_syn: AcceptedNonSyn) -> Chain {
     let mut rules = Vec::new();
     if !spec.ingress_bypass {
         rules.extend([
             rule([Match::InLoopback], [Action::Exempt]),
-            without_syn.rule(),
+            accepted_non_syn.rule(),
         ]);
         // The kernel accepts these from no wire unless `route_localnet` is set.
         rules.extend(loopback_destination(vec![Match::Tcp], Action::Refuse));

@@ -115,7 +115,7 @@ pub struct RedirectionSpec {
 pub enum ProbePorts {
     /// All ports: for clusters with that setting, and for pods whose probes are not known.
     #[default]
-    Every,
+    All,
     /// Ports that the pod's probes and lifecycle hooks name, sorted and without duplicates.
     Only(Vec<u16>),
 }
@@ -124,7 +124,7 @@ impl ProbePorts {
     /// Whether a connection to this port may be a probe.
     pub fn contains(&self, port: u16) -> bool {
         match self {
-            Self::Every => true,
+            Self::All => true,
             Self::Only(ports) => ports.contains(&port),
         }
     }
@@ -132,7 +132,7 @@ impl ProbePorts {
     /// Returns the ports one by one; `None` stands for every port.
     pub fn iter(&self) -> impl Iterator<Item = Option<u16>> {
         let (every, only): (_, &[u16]) = match self {
-            Self::Every => (Some(None), &[]),
+            Self::All => (Some(None), &[]),
             Self::Only(ports) => (None, ports),
         };
         every.into_iter().chain(only.iter().copied().map(Some))
@@ -149,7 +149,7 @@ impl Default for RedirectionSpec {
             virtual_interfaces: Vec::new(),
             mark_accepted_sockets: true,
             probe_interfaces: Vec::new(),
-            probe_ports: ProbePorts::Every,
+            probe_ports: ProbePorts::All,
             probe_v4: probes::V4,
             probe_v6: probes::V6,
             backend: Backend::Auto,

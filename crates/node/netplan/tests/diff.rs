@@ -26,7 +26,7 @@ fn spec() -> impl Strategy<Value = RedirectionSpec> {
             ingress_bypass: ingress,
             probe_interfaces: (0..2 - n.min(2)).map(|i| format!("e{i}")).collect(),
             probe_ports: if many {
-                ProbePorts::Every
+                ProbePorts::All
             } else {
                 ProbePorts::Only((0..u16::from(one)).collect())
             },
@@ -351,9 +351,9 @@ impl Kernel {
         let mut rules: Vec<_> = self
             .chains
             .iter()
-            .filter(|((_, name), _)| !name.starts_with(iptables::PREFIX))
+            .filter(|((_, name), _)| !name.starts_with(iptables::CHAIN_PREFIX))
             .flat_map(|((table, _), rules)| rules.iter().map(|r| (*table, r.clone())))
-            .filter(|(_, rule)| !rule.contains(iptables::PREFIX))
+            .filter(|(_, rule)| !rule.contains(iptables::CHAIN_PREFIX))
             .collect();
         rules.sort();
         rules

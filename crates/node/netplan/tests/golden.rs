@@ -24,7 +24,7 @@ fn everything() -> RedirectionSpec {
     RedirectionSpec {
         dns_capture: true,
         virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
-        probe_ports: ProbePorts::Every,
+        probe_ports: ProbePorts::All,
         ..ordinary()
     }
 }

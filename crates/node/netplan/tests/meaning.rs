@@ -202,7 +202,7 @@ fn packet() -> impl Strategy<Value = Packet> {
 
 fn spec() -> impl Strategy<Value = RedirectionSpec> {
     let ports = prop_oneof![
-        Just(ProbePorts::Every),
+        Just(ProbePorts::All),
         Just(ProbePorts::Only(vec![53, 80])),
         Just(ProbePorts::Only(Vec::new())),
     ];
@@ -229,7 +229,7 @@ fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
         && p.input == Some("eth0")
         && (p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6))
         && match &spec.probe_ports {
-            ProbePorts::Every => true,
+            ProbePorts::All => true,
             ProbePorts::Only(ports) => ports.contains(&p.dport),
         }
 }

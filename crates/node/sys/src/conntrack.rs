@@ -19,16 +19,16 @@ use crate::{
     netns::Netns,
 };
 
-pub(crate) use spoofed::make_known_in;
+pub(crate) use spoofed::track_open_connections_in;
 
-const SUBSYSTEM: u16 = 1 << 8;
-const GET: u16 = SUBSYSTEM | 1;
-const DELETE: u16 = SUBSYSTEM | 2;
+const CTNETLINK_SUBSYSTEM: u16 = 1 << 8;
+const IPCTNL_MSG_CT_GET: u16 = CTNETLINK_SUBSYSTEM | 1;
+const IPCTNL_MSG_CT_DELETE: u16 = CTNETLINK_SUBSYSTEM | 2;
 /// Attributes of the two tuples, `CTA_TUPLE_ORIG` and `CTA_TUPLE_REPLY`.
-const ORIGINAL: u16 = 1;
-const REPLY: u16 = 2;
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
 /// Length of `struct nfgenmsg`, which precedes the attributes of every message.
-const GENMSG: usize = 4;
+const NFGENMSG_BYTES: usize = 4;
 const INET: u8 = 2;
 const INET6: u8 = 10;
 const UDP: u8 = 17;
@@ -53,9 +53,12 @@ pub fn original_destination(
     };
     let ask = || {
         let mut socket = Socket::with_buffer(Some(netlink::NETFILTER), BUFFER_BYTES)?;
-        let found = socket.get(GET, &[&tuple.family(), &tuple.attrs(REPLY).into_bytes()])?;
+        let found = socket.get(
+            IPCTNL_MSG_CT_GET,
+            &[&tuple.family(), &tuple.attrs(CTA_TUPLE_REPLY).into_bytes()],
+        )?;
         Ok(found.and_then(|entry| {
-            let original = Tuple::read(attr(entry.get(GENMSG..)?, ORIGINAL)?)?;
+            let original = Tuple::read(attr(entry.get(NFGENMSG_BYTES..)?, CTA_TUPLE_ORIG)?)?;
             Some(original.destination)
         }))
     };
@@ -67,7 +70,7 @@ pub fn original_destination(
 
 /// UDP sockets of a pod whose conntrack entries are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sockets {
+pub enum ConntrackOwners {
     /// Closed sockets: a new socket may get the same port.
     Closed,
     /// All sockets, open and closed.
@@ -85,7 +88,7 @@ pub fn forget_redirected(
     netns: &Netns,
     listener: SocketAddr,
     asked: &[u16],
-    sockets: Sockets,
+    sockets: ConntrackOwners,
 ) -> io::Result<()> {
     let ours = |ip: &IpAddr| ip.is_ipv4() == listener.is_ipv4() && !ip.is_loopback();
     let clients: Vec<IpAddr> = addresses_in(netns)?.into_iter().filter(ours).collect();
@@ -93,8 +96,8 @@ pub fn forget_redirected(
         let open = open_ports()?;
         let mut ports: BTreeSet<u16> = asked.iter().copied().collect();
         match sockets {
-            Sockets::Closed => ports.retain(|port| !open.contains(port)),
-            Sockets::All => ports.extend(open),
+            ConntrackOwners::Closed => ports.retain(|port| !open.contains(port)),
+            ConntrackOwners::All => ports.extend(open),
         }
         if ports.is_empty() || clients.is_empty() {
             return Ok(());
@@ -108,8 +111,8 @@ pub fn forget_redirected(
                 source: listener,
                 destination: SocketAddr::new(ip, port),
             };
-            let tuple = reply.attrs(REPLY).into_bytes();
-            match socket.request(DELETE, 0, &[&reply.family(), &tuple]) {
+            let tuple = reply.attrs(CTA_TUPLE_REPLY).into_bytes();
+            match socket.request(IPCTNL_MSG_CT_DELETE, 0, &[&reply.family(), &tuple]) {
                 // The port has sent no query, or only to another resolver.
                 Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
                 result => result?,
@@ -146,12 +149,12 @@ fn family_of(ip: IpAddr) -> [u8; 4] {
 }
 
 /// Message type and attributes (`CTA_*`) that create the entry of an established connection.
-const NEW: u16 = SUBSYSTEM;
-const STATUS: u16 = 3;
-const PROTOCOL_INFO: u16 = 4;
-const TIMEOUT: u16 = 7;
+const IPCTNL_MSG_CT_NEW: u16 = CTNETLINK_SUBSYSTEM;
+const CTA_STATUS: u16 = 3;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_TIMEOUT: u16 = 7;
 /// Status of a connection in use: `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
-const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
+const IN_USE_STATUS_BITS: u32 = 1 << 1 | 1 << 2 | 1 << 3;
 /// State of established connections, `TCP_CONNTRACK_ESTABLISHED`.
 const ESTABLISHED: u8 = 3;
 /// Flag `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or
@@ -161,20 +164,20 @@ const LIBERAL: u8 = 0x08;
 const ESTABLISHED_TIMEOUT_SECONDS: u32 = 5 * 24 * 3600;
 
 /// Returns the attributes of an established TCP connection's entry, except its addresses.
-fn in_use() -> Attrs {
-    Attrs::raw(&liberal(Some(ESTABLISHED)).into_bytes())
-        .u32_be(STATUS, IN_USE)
-        .u32_be(TIMEOUT, ESTABLISHED_TIMEOUT_SECONDS)
+fn in_use_status_attrs() -> Attrs {
+    Attrs::raw(&liberal_tcp_attrs(Some(ESTABLISHED)).into_bytes())
+        .u32_be(CTA_STATUS, IN_USE_STATUS_BITS)
+        .u32_be(CTA_TIMEOUT, ESTABLISHED_TIMEOUT_SECONDS)
 }
 
-fn liberal(state: Option<u8>) -> Attrs {
+fn liberal_tcp_attrs(state: Option<u8>) -> Attrs {
     let flags = [LIBERAL, LIBERAL];
     let tcp = Attrs::new().bytes(4, &flags).bytes(5, &flags);
     let tcp = match state {
         Some(state) => tcp.bytes(1, &[state]),
         None => tcp,
     };
-    Attrs::new().nest(PROTOCOL_INFO, &Attrs::new().nest(1, &tcp))
+    Attrs::new().nest(CTA_PROTOINFO, &Attrs::new().nest(1, &tcp))
 }
 
 /// Source and destination of one direction of a flow.
@@ -256,8 +259,11 @@ mod tests {
                 source: source.parse().unwrap(),
                 destination: destination.parse().unwrap(),
             };
-            let bytes = tuple.attrs(REPLY).into_bytes();
-            assert_eq!(Tuple::read(attr(&bytes, REPLY).unwrap()), Some(tuple));
+            let bytes = tuple.attrs(CTA_TUPLE_REPLY).into_bytes();
+            assert_eq!(
+                Tuple::read(attr(&bytes, CTA_TUPLE_REPLY).unwrap()),
+                Some(tuple)
+            );
         }
     }
 }

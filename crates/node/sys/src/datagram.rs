@@ -29,8 +29,8 @@ pub fn listen(
         Ipv4Addr::LOCALHOST.into()
     };
     let addr = SocketAddr::new(ip, port);
-    let socket = match make(netns, addr, mark) {
-        Err(SocketError::Create(error)) if is(&error, Errno::AFNOSUPPORT) => return Ok(None),
+    let socket = match create_socket(netns, addr, mark) {
+        Err(SocketError::Create(error)) if is_errno(&error, Errno::AFNOSUPPORT) => return Ok(None),
         made => made?,
     };
     if reuse_port {
@@ -44,7 +44,7 @@ pub fn listen(
     match socket.bind(&addr.into()) {
         Ok(()) => Ok(Some(socket.into())),
         // Disabled, so that loopback has no address of the family.
-        Err(error) if is(&error, Errno::ADDRNOTAVAIL) => Ok(None),
+        Err(error) if is_errno(&error, Errno::ADDRNOTAVAIL) => Ok(None),
         Err(source) => Err(SocketError::Bind { addr, source }),
     }
 }
@@ -58,10 +58,10 @@ pub fn outbound(
     peer: SocketAddr,
     mark: Option<u32>,
 ) -> Result<UdpSocket, SocketError> {
-    make(netns, peer, mark).map(Into::into)
+    create_socket(netns, peer, mark).map(Into::into)
 }
 
-fn make(
+fn create_socket(
     netns: Option<&Netns>,
     of_family: SocketAddr,
     mark: Option<u32>,
@@ -86,7 +86,7 @@ fn make(
     Ok(socket)
 }
 
-fn is(error: &io::Error, errno: Errno) -> bool {
+fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 

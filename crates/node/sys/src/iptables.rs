@@ -95,7 +95,7 @@ impl Iptables {
                 program: program.clone(),
                 source,
             })?;
-        succeeded(&program, &output)
+        output_if_successful(&program, &output)
     }
 
     /// Passes a script to `iptables-restore`, which commits each table in one step.
@@ -119,7 +119,7 @@ impl Iptables {
             .take()
             .map_or(Ok(()), |mut pipe| pipe.write_all(script.as_bytes()));
         let output = child.wait_with_output().map_err(run)?;
-        succeeded(&program, &output)?;
+        output_if_successful(&program, &output)?;
         written.map_err(run)
     }
 }
@@ -136,7 +136,7 @@ fn command(program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-fn succeeded(program: &str, output: &Output) -> Result<String, IptablesError> {
+fn output_if_successful(program: &str, output: &Output) -> Result<String, IptablesError> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }

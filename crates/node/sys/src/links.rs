@@ -16,57 +16,59 @@ use crate::{
     netns::Netns,
 };
 
-const GET_LINK: u16 = 18;
-const GET_NETNS_ID: u16 = 90;
+const RTM_GETLINK: u16 = 18;
+const RTM_GETNSID: u16 = 90;
 /// Length of `struct ifinfomsg`: family, padding, type, index, flags, mask of flags to change.
-const HEADER: usize = 16;
-const INDEX: usize = 4;
-const FLAGS: usize = 8;
-const UP: u32 = 1;
+const IFINFOMSG_BYTES: usize = 16;
+const IFINFOMSG_INDEX_OFFSET: usize = 4;
+const IFINFOMSG_FLAGS_OFFSET: usize = 8;
+const IFF_UP: u32 = 1;
 /// Length of `struct rtgenmsg` with padding.
-const GENMSG: usize = 4;
+const RTGENMSG_BYTES: usize = 4;
 /// Attribute of a namespace's number (nsid), `NETNSA_NSID`.
-const NETNS_ID: u16 = 1;
-const NETNS_FD: u16 = 3;
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
 /// Attributes of a link, `IFLA_*`.
-const NAME: u16 = 3;
-const PEER: u16 = 5;
-const MASTER: u16 = 10;
-const INFO: u16 = 18;
-const PEER_NETNS_ID: u16 = 37;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_LINK_NETNSID: u16 = 37;
 /// Attribute of the link type (such as `veth`), `IFLA_INFO_KIND`.
-const KIND: u16 = 1;
+const IFLA_INFO_KIND: u16 = 1;
 /// Index of the loopback interface, equal in every namespace.
-const LOOPBACK: u32 = 1;
+const LOOPBACK_INDEX: u32 = 1;
 
 /// Interfaces of a pod except loopback, by whether the node sees their frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Links {
+pub struct PodLinks {
     /// Names of the interfaces on which the node sees every frame.
-    pub seen: Vec<String>,
+    pub visible_on_node: Vec<String>,
     /// Other interfaces that are up: name and link type, as `ip -d link` shows it.
-    pub unseen: Vec<(String, String)>,
+    pub hidden_from_node: Vec<(String, String)>,
 }
 
 /// Examines the interfaces of `pod`, a pod of the node whose namespace is `node`.
 ///
 /// # Errors
 /// When one of the namespaces cannot be entered or the kernel does not answer.
-pub fn links(pod: &Netns, node: &Netns) -> io::Result<Links> {
+pub fn links(pod: &Netns, node: &Netns) -> io::Result<PodLinks> {
     let (all, node_id) = pod.run(|| {
         let mut socket = Socket::open(None)?;
         let mut all = Vec::new();
-        socket.dump(GET_LINK, &[&[0; HEADER]], |link| all.extend(read(link)))?;
+        socket.dump(RTM_GETLINK, &[&[0; IFINFOMSG_BYTES]], |link| {
+            all.extend(read(link))
+        })?;
         // After the links: the kernel assigns a namespace number when it first has to report it.
         Ok::<_, io::Error>((all, netns_id(&mut socket, node)?))
     })??;
-    let mut found = Links::default();
-    for link in all.into_iter().filter(|link| link.index != LOOPBACK) {
+    let mut found = PodLinks::default();
+    for link in all.into_iter().filter(|link| link.index != LOOPBACK_INDEX) {
         let peer = link.peer_in(node_id);
         if peer.map(|index| is_guarded(node, index)).transpose()? == Some(true) {
-            found.seen.push(link.name);
-        } else if link.flags & UP != 0 {
-            found.unseen.push((link.name, link.kind));
+            found.visible_on_node.push(link.name);
+        } else if link.flags & IFF_UP != 0 {
+            found.hidden_from_node.push((link.name, link.kind));
         }
     }
     Ok(found)
@@ -92,26 +94,27 @@ impl Link {
 }
 
 fn read(link: &[u8]) -> Option<Link> {
-    let attributes = link.get(HEADER..)?;
+    let attributes = link.get(IFINFOMSG_BYTES..)?;
     let number = |kind| attr(attributes, kind).and_then(u32_ne);
-    let kind = attr(attributes, INFO).and_then(|info| attr(info, KIND));
+    let kind = attr(attributes, IFLA_LINKINFO).and_then(|info| attr(info, IFLA_INFO_KIND));
     Some(Link {
-        index: u32_ne(link.get(INDEX..)?)?,
-        flags: u32_ne(link.get(FLAGS..)?)?,
-        name: attr(attributes, NAME).and_then(text)?.to_owned(),
+        index: u32_ne(link.get(IFINFOMSG_INDEX_OFFSET..)?)?,
+        flags: u32_ne(link.get(IFINFOMSG_FLAGS_OFFSET..)?)?,
+        name: attr(attributes, IFLA_IFNAME).and_then(text)?.to_owned(),
         kind: kind.and_then(text).unwrap_or_default().to_owned(),
-        peer: number(PEER),
-        peer_netns_id: number(PEER_NETNS_ID),
-        master: number(MASTER),
+        peer: number(IFLA_LINK),
+        peer_netns_id: number(IFLA_LINK_NETNSID),
+        master: number(IFLA_MASTER),
     })
 }
 
 /// Returns the number (nsid) of `netns` in the calling thread's namespace; `None` if it has none.
 fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
     let fd = u32::try_from(netns.as_fd().as_raw_fd()).unwrap_or_default();
-    let request = Attrs::new().u32(NETNS_FD, fd).into_bytes();
-    let answer = socket.get(GET_NETNS_ID, &[&[0; GENMSG], &request])?;
-    let number = answer.and_then(|answer| attr(answer.get(GENMSG..)?, NETNS_ID).and_then(u32_ne));
+    let request = Attrs::new().u32(NETNSA_FD, fd).into_bytes();
+    let answer = socket.get(RTM_GETNSID, &[&[0; RTGENMSG_BYTES], &request])?;
+    let number =
+        answer.and_then(|answer| attr(answer.get(RTGENMSG_BYTES..)?, NETNSA_NSID).and_then(u32_ne));
     // Minus one: not assigned.
     Ok(number.filter(|number| *number != u32::MAX))
 }
@@ -133,11 +136,11 @@ fn is_guarded(node: &Netns, index: u32) -> io::Result<bool> {
 }
 
 fn get(socket: &mut Socket, index: u32) -> io::Result<Option<Link>> {
-    let mut header = [0; HEADER];
-    if let Some(bytes) = header.get_mut(INDEX..INDEX + 4) {
+    let mut header = [0; IFINFOMSG_BYTES];
+    if let Some(bytes) = header.get_mut(IFINFOMSG_INDEX_OFFSET..IFINFOMSG_INDEX_OFFSET + 4) {
         bytes.copy_from_slice(&index.to_ne_bytes());
     }
-    match socket.get(GET_LINK, &[&header]) {
+    match socket.get(RTM_GETLINK, &[&header]) {
         Ok(link) => Ok(link.and_then(|link| read(&link))),
         // The interface was removed meanwhile.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {

@@ -11,29 +11,29 @@ use rustix::net::{
 };
 
 /// Flag of every request to the kernel.
-pub(crate) const REQUEST: u16 = 0x1;
+pub(crate) const NLM_F_REQUEST: u16 = 0x1;
 /// Flag that requests an acknowledgement of success.
-pub(crate) const ACK: u16 = 0x4;
+pub(crate) const NLM_F_ACK: u16 = 0x4;
 /// Flag of a request that lists all objects.
-pub(crate) const DUMP: u16 = 0x300;
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
 /// Flag that replaces an existing object.
-pub(crate) const REPLACE: u16 = 0x100;
+pub(crate) const NLM_F_REPLACE: u16 = 0x100;
 /// Flag that fails if the object exists.
-pub(crate) const EXCLUSIVE: u16 = 0x200;
+pub(crate) const NLM_F_EXCL: u16 = 0x200;
 /// Flag that creates a missing object.
-pub(crate) const CREATE: u16 = 0x400;
+pub(crate) const NLM_F_CREATE: u16 = 0x400;
 /// Flag that appends after existing objects.
-pub(crate) const APPEND: u16 = 0x800;
+pub(crate) const NLM_F_APPEND: u16 = 0x800;
 
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
-const MULTI: u16 = 0x2;
-const DUMP_INTERRUPTED: u16 = 0x10;
-const NESTED: u16 = 0x8000;
-const TYPE_MASK: u16 = 0x3fff;
-const HEADER: usize = 16;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_MULTI: u16 = 0x2;
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLA_F_NESTED: u16 = 0x8000;
+const NLA_TYPE_MASK: u16 = 0x3fff;
+const NLMSG_HEADER_BYTES: usize = 16;
 /// Timeout for the kernel's response, which normally arrives at once.
-const DEADLINE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receive buffer in bytes, larger than any datagram of the kernel.
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Maximum attempts to dump objects that change during the dump.
@@ -59,7 +59,7 @@ impl Attrs {
     }
 
     pub(crate) fn nest(self, kind: u16, inner: &Self) -> Self {
-        self.bytes(kind | NESTED, &inner.0)
+        self.bytes(kind | NLA_F_NESTED, &inner.0)
     }
 
     pub(crate) fn text(self, kind: u16, value: &str) -> Self {
@@ -98,7 +98,7 @@ pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
         bytes = bytes
             .get(usize::from(len).next_multiple_of(4)..)
             .unwrap_or_default();
-        Some((kind & TYPE_MASK, value))
+        Some((kind & NLA_TYPE_MASK, value))
     })
 }
 
@@ -143,7 +143,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// Appends one message to `out`; `body` consists of the family's fixed header and the attributes.
 pub(crate) fn message(out: &mut Vec<u8>, kind: u16, flags: u16, seq: u32, body: &[&[u8]]) {
-    let len = HEADER + body.iter().map(|part| part.len()).sum::<usize>();
+    let len = NLMSG_HEADER_BYTES + body.iter().map(|part| part.len()).sum::<usize>();
     out.extend_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes());
     out.extend_from_slice(&kind.to_ne_bytes());
     out.extend_from_slice(&flags.to_ne_bytes());
@@ -155,20 +155,20 @@ pub(crate) fn message(out: &mut Vec<u8>, kind: u16, flags: u16, seq: u32, body: 
     pad(out);
 }
 
-struct Received<'a> {
+struct NetlinkMessage<'a> {
     kind: u16,
     flags: u16,
     seq: u32,
     payload: &'a [u8],
 }
 
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
+fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let len = usize::try_from(u32_at(bytes, 0)?).ok()?;
-        let payload = bytes.get(HEADER..len)?;
+        let payload = bytes.get(NLMSG_HEADER_BYTES..len)?;
         let (kind, flags, seq) = (u16_at(bytes, 4)?, u16_at(bytes, 6)?, u32_at(bytes, 8)?);
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some(Received {
+        Some(NetlinkMessage {
             kind,
             flags,
             seq,
@@ -178,8 +178,8 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
 }
 
 /// Returns the result that an error message carries, of which code zero is success; `None` for other messages.
-fn error_of(message: &Received<'_>) -> Option<io::Result<()>> {
-    if message.kind != ERROR {
+fn error_of(message: &NetlinkMessage<'_>) -> Option<io::Result<()>> {
+    if message.kind != NLMSG_ERROR {
         return None;
     }
     let code = message
@@ -210,7 +210,7 @@ impl Socket {
     pub(crate) fn with_buffer(protocol: Option<Protocol>, buffer: usize) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
-        set_socket_timeout(&fd, Timeout::Recv, Some(DEADLINE))?;
+        set_socket_timeout(&fd, Timeout::Recv, Some(REPLY_TIMEOUT))?;
         Ok(Self {
             fd,
             buffer: vec![0; buffer],
@@ -242,7 +242,7 @@ impl Socket {
     }
 
     /// Reads responses until the message numbered `last` is acknowledged, and returns the first error of any message.
-    pub(crate) fn acknowledged(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
+    pub(crate) fn wait_for_ack(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
         let mut first_error = None;
         loop {
             let bytes = match self.receive() {
@@ -268,15 +268,15 @@ impl Socket {
     /// Sends one request and waits for its acknowledgement or error.
     pub(crate) fn request(&mut self, kind: u16, flags: u16, body: &[&[u8]]) -> io::Result<()> {
         let mut out = Vec::new();
-        message(&mut out, kind, REQUEST | ACK | flags, 1, body);
+        message(&mut out, kind, NLM_F_REQUEST | NLM_F_ACK | flags, 1, body);
         self.send(&out)?;
-        self.acknowledged(1).map_err(|(_, error)| error)
+        self.wait_for_ack(1).map_err(|(_, error)| error)
     }
 
     /// Requests one object; `None` if it does not exist.
     pub(crate) fn get(&mut self, kind: u16, body: &[&[u8]]) -> io::Result<Option<Vec<u8>>> {
         let mut out = Vec::new();
-        message(&mut out, kind, REQUEST, 1, body);
+        message(&mut out, kind, NLM_F_REQUEST, 1, body);
         self.send(&out)?;
         let none = || io::Error::new(io::ErrorKind::InvalidData, "an empty netlink answer");
         let answer = messages(self.receive()?).next().ok_or_else(none)?;
@@ -298,7 +298,7 @@ impl Socket {
             let seq = u32::try_from(seq).unwrap_or(1);
             let mut found: Vec<Vec<u8>> = Vec::new();
             let mut out = Vec::new();
-            message(&mut out, kind, REQUEST | DUMP, seq, body);
+            message(&mut out, kind, NLM_F_REQUEST | NLM_F_DUMP, seq, body);
             self.send(&out)?;
             if self.collect_dump(seq, &mut found)? {
                 found.iter().for_each(|payload| each(payload));
@@ -320,16 +320,16 @@ impl Socket {
                 if message.seq != seq {
                     continue;
                 }
-                consistent &= message.flags & DUMP_INTERRUPTED == 0;
+                consistent &= message.flags & NLM_F_DUMP_INTR == 0;
                 if let Some(result) = error_of(&message) {
                     result?;
                     return Ok(consistent);
                 }
-                if message.kind == DONE {
+                if message.kind == NLMSG_DONE {
                     return Ok(consistent);
                 }
                 found.push(message.payload.to_vec());
-                if message.flags & MULTI == 0 {
+                if message.flags & NLM_F_MULTI == 0 {
                     return Ok(consistent);
                 }
             }

@@ -15,9 +15,9 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const THREAD_NETNS_PATH: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// Namespace of the thread as remembered by [`Netns::stay_at_home`]. Taken while the thread is in another
+    /// Namespace of the thread as remembered by [`Netns::remember_home_netns`]. Taken while the thread is in another
     /// namespace, so that a nested [`Netns::run`] returns to the enclosing one.
-    static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
+    static HOME_NETNS: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
 /// Identity of a network namespace, equal for all descriptors of the same namespace.
@@ -81,8 +81,8 @@ impl Netns {
     ///
     /// # Errors
     /// When /proc is not mounted.
-    pub fn stay_at_home() -> io::Result<()> {
-        HOME.set(Some(File::open(THREAD_NETNS_PATH)?));
+    pub fn remember_home_netns() -> io::Result<()> {
+        HOME_NETNS.set(Some(File::open(THREAD_NETNS_PATH)?));
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl Netns {
     /// # Errors
     /// When the namespace cannot be entered; `work` has not run then.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
-        let remembered = HOME.take();
+        let remembered = HOME_NETNS.take();
         let stays = remembered.is_some();
         let home = match remembered {
             Some(home) => home,
@@ -158,7 +158,7 @@ impl Drop for ReturnGuard {
             std::process::abort();
         }
         if self.stays {
-            HOME.set(Some(home));
+            HOME_NETNS.set(Some(home));
         }
     }
 }
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn thread_with_a_remembered_namespace_returns_there() {
         std::thread::spawn(|| {
-            Netns::stay_at_home().unwrap();
+            Netns::remember_home_netns().unwrap();
             let home = Netns::current().unwrap();
             let [outer, inner] = [(); 2].map(|()| new_for_test());
             for _ in 0..2 {

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, io};
 use ambit_netplan::nft::{Change, Set, SetMember, Table, TableChain};
 use rustix::{io::Errno, net::netlink};
 
-pub(crate) use foreign::Found;
+pub(crate) use foreign::ForeignChains;
 pub(crate) use protocol::TableFamily;
 use protocol::{GENMSG, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, UNSPEC};
 
@@ -149,11 +149,11 @@ impl Nft {
     }
 
     /// Sums the packet counters of a chain's rules.
-    pub(crate) fn counted(&mut self, table: &str, chain: &str) -> Result<u64, NftError> {
+    pub(crate) fn read_counter(&mut self, table: &str, chain: &str) -> Result<u64, NftError> {
         let filter = Attrs::new().text(1, table).text(2, chain);
         let mut packets = 0_u64;
         let counted = self.dump(GET_RULE, self.family as u8, filter, |found| {
-            packets = packets.saturating_add(decode::counted(found, table, chain));
+            packets = packets.saturating_add(decode::sum_counters(found, table, chain));
         });
         counted.map_err(|source| NftError::Read {
             table: table.to_owned(),
@@ -205,7 +205,7 @@ impl Nft {
         self.socket
             .send(&bytes)
             .map_err(|source| refused(changes.len(), source))?;
-        self.socket.acknowledged(last).map_err(|(seq, source)| {
+        self.socket.wait_for_ack(last).map_err(|(seq, source)| {
             refused(
                 usize::try_from(seq).unwrap_or_default().wrapping_sub(1),
                 source,

@@ -32,7 +32,7 @@ impl Capability {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn keep(requested: &[Capability]) -> io::Result<()> {
+pub fn keep_only(requested: &[Capability]) -> io::Result<()> {
     let requested = requested
         .iter()
         .fold(CapabilitySet::empty(), |set, one| set | one.set());
@@ -53,7 +53,7 @@ pub fn keep(requested: &[Capability]) -> io::Result<()> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn lay_down() -> io::Result<()> {
+pub fn drop_all_capabilities() -> io::Result<()> {
     let now = capabilities(None)?;
     Ok(set_capabilities(
         None,
@@ -72,10 +72,10 @@ mod tests {
     fn unnamed_capabilities_are_dropped_from_this_thread_only() {
         let before = capabilities(None).unwrap();
         std::thread::spawn(|| {
-            keep(&[Capability::NetAdmin]).unwrap();
+            keep_only(&[Capability::NetAdmin]).unwrap();
             let now = capabilities(None).unwrap();
             assert!((now.permitted - CapabilitySet::NET_ADMIN).is_empty());
-            lay_down().unwrap();
+            drop_all_capabilities().unwrap();
             let laid_down = capabilities(None).unwrap();
             assert!(laid_down.effective.is_empty());
             assert_eq!(laid_down.permitted, now.permitted);

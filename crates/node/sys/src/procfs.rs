@@ -46,16 +46,16 @@ pub struct PodTarget {
 
 /// Result of a scan of `/proc`.
 #[derive(Debug, Default)]
-pub struct Discovered {
+pub struct DiscoveredPods {
     /// Network namespaces that were found, by pod UID.
     pub found: BTreeMap<String, Netns>,
     /// Processes that were attributed to a pod, but are in a namespace that is not the pod's.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<RejectedProcess>,
 }
 
 /// Process whose namespace is not that of the pod to which it was attributed.
 #[derive(Debug)]
-pub struct Rejected {
+pub struct RejectedProcess {
     /// UID of the pod to which the process was attributed.
     pub uid: String,
     /// Process ID (PID) of the process.
@@ -91,7 +91,7 @@ pub fn discover(
     proc: &Path,
     attribution: &Attribution,
     targets: &[PodTarget],
-) -> io::Result<Discovered> {
+) -> io::Result<DiscoveredPods> {
     let mut names = HashMap::new();
     for pod in targets {
         names.insert(pod.uid.as_str(), pod);
@@ -128,7 +128,7 @@ pub fn discover(
         .into_iter()
         .map(|(uid, (_, netns))| (uid.to_owned(), netns))
         .collect();
-    Ok(Discovered {
+    Ok(DiscoveredPods {
         found,
         rejected: scan.rejected,
     })
@@ -158,7 +158,7 @@ fn is_exhaustion(error: &io::Error) -> bool {
 struct Scan<'a> {
     node: Vec<NetnsId>,
     best: HashMap<&'a str, (u64, Netns)>,
-    rejected: Vec<Rejected>,
+    rejected: Vec<RejectedProcess>,
 }
 
 impl<'a> Scan<'a> {
@@ -190,7 +190,7 @@ impl<'a> Scan<'a> {
             Err(RejectReason::Examine(error)) if is_exhaustion(&error) => return Err(error),
             Err(why) => {
                 let uid = pod.uid.clone();
-                self.rejected.push(Rejected {
+                self.rejected.push(RejectedProcess {
                     uid,
                     pid: process.pid,
                     why,

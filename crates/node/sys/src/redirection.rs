@@ -83,7 +83,7 @@ fn begin(
     };
     // Tracking must not pick up a connection in a state that contradicts the registered one.
     track_for_the_guards(true);
-    if let Err(error) = pre_capture::make_known() {
+    if let Err(error) = pre_capture::track_open_connections() {
         backend.apply(capturing)?;
         return Err(RedirectionError::Connections(error));
     }
@@ -101,7 +101,7 @@ fn take_over(drift: &mut Drift) {
     });
     match removed {
         Ok(false) => {}
-        Ok(true) => drift.items.push(FOREIGN.to_owned()),
+        Ok(true) => drift.items.push(FOREIGN_RULES_MESSAGE.to_owned()),
         Err(error) => {
             drift.nothing_found = false;
             let error = ErrorChain(&error);
@@ -110,7 +110,7 @@ fn take_over(drift: &mut Drift) {
     }
 }
 
-const FOREIGN: &str = "rules of Istio's agent were still there";
+const FOREIGN_RULES_MESSAGE: &str = "rules of Istio's agent were still there";
 
 /// Reports the changes that `apply` would make, without making them.
 ///
@@ -126,7 +126,7 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
         }
         // On a node where only iptables works, our rules are in iptables.
         let candidates = RedirectionBackend::candidates(spec.backend);
-        let present = RedirectionBackend::present()?;
+        let present = RedirectionBackend::backends_in_use()?;
         let backend = candidates
             .iter()
             .find(|c| present.contains(c))
@@ -144,7 +144,7 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
         let found = foreign::find()?;
         drift.nothing_found &= found.is_absent();
         if found.is_present() {
-            drift.items.push(FOREIGN.to_owned());
+            drift.items.push(FOREIGN_RULES_MESSAGE.to_owned());
         }
         Ok(drift)
     })
@@ -161,7 +161,7 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
 pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
     let ruleset = plan_released();
     inside(netns, || {
-        let present = RedirectionBackend::present()?;
+        let present = RedirectionBackend::backends_in_use()?;
         let found = foreign::find()?;
         foreign::prepare(&found);
         for backend in &present {
@@ -182,7 +182,7 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
 /// When a rule of ours could not be removed.
 pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     inside(netns, || {
-        for backend in RedirectionBackend::present()? {
+        for backend in RedirectionBackend::backends_in_use()? {
             backend.remove()?;
         }
         foreign::remove(foreign::find()?)?;

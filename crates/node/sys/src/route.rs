@@ -4,7 +4,7 @@ use std::io;
 
 use ambit_netplan::{Family, PolicyRouting};
 
-use crate::netlink::{Attrs, CREATE, EXCLUSIVE, REPLACE, Socket, attr, u32_ne};
+use crate::netlink::{Attrs, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Socket, attr, u32_ne};
 
 const NEW_ROUTE: u16 = 24;
 const DELETE_ROUTE: u16 = 25;
@@ -67,8 +67,8 @@ impl Routing {
 
     /// Adds the policy rule and the local route if they are missing. Tries both, even if one fails.
     pub(crate) fn ensure(&mut self, routing: &PolicyRouting) -> io::Result<()> {
-        let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, routing);
-        let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, routing);
+        let rule = self.change_rule(NEW_RULE, NLM_F_CREATE | NLM_F_EXCL, routing);
+        let route = self.change_route(NEW_ROUTE, NLM_F_CREATE | NLM_F_REPLACE, routing);
         ignore(rule, io::ErrorKind::AlreadyExists).and(route)
     }
 

@@ -29,14 +29,14 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// and closed.
 const MAX_RECEIVED_FDS: usize = 4;
 
-const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Length of the listening socket's accept queue.
-const BACKLOG: i32 = 64;
+const LISTEN_BACKLOG: i32 = 64;
 
 /// Length and descriptor of a received record.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedRecord {
     /// Length of the record in bytes; zero if the peer closed the socket.
     pub len: usize,
     /// Descriptor attached to the record.
@@ -65,7 +65,7 @@ impl SeqPacketListener {
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         let (socket, file) = listen_at(path.as_ref(), None)?;
         Ok(Self {
-            socket: watch(socket)?,
+            socket: into_async_fd(socket)?,
             _file: file,
         })
     }
@@ -77,7 +77,9 @@ impl SeqPacketListener {
     pub async fn accept(&self) -> io::Result<SeqPacket> {
         let accepted = self
             .socket
-            .async_io(Interest::READABLE, |socket| Ok(accept_with(socket, FLAGS)?))
+            .async_io(Interest::READABLE, |socket| {
+                Ok(accept_with(socket, SOCKET_FLAGS)?)
+            })
             .await?;
         SeqPacket::new(accepted)
     }
@@ -96,7 +98,7 @@ fn listen_at(path: &Path, mode: Option<u32>) -> io::Result<(OwnedFd, SocketFile)
     if let Some(mode) = mode {
         fs::set_permissions(&new, fs::Permissions::from_mode(mode))?;
     }
-    listen(&socket, BACKLOG)?;
+    listen(&socket, LISTEN_BACKLOG)?;
     let inode = fs::metadata(&new)?.ino();
     let path = path.to_owned();
     fs::rename(&new, &path)?;
@@ -121,7 +123,7 @@ pub struct SeqPacket {
 impl SeqPacket {
     fn new(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self {
-            socket: watch(socket)?,
+            socket: into_async_fd(socket)?,
         })
     }
 
@@ -158,8 +160,12 @@ impl SeqPacket {
     /// # Errors
     /// When the kernel cannot make a socket.
     pub fn pair() -> io::Result<(Self, Self)> {
-        let (one, other) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let (one, other) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SOCKET_FLAGS,
+            None,
+        )?;
         Ok((Self::new(one)?, Self::new(other)?))
     }
 
@@ -171,7 +177,7 @@ impl SeqPacket {
         let sent = self
             .socket
             .async_io(Interest::WRITABLE, |socket| {
-                Ok(send_now(socket, record, fd)?)
+                Ok(try_send(socket, record, fd)?)
             })
             .await?;
         if sent == record.len() {
@@ -197,28 +203,33 @@ impl SeqPacket {
     /// # Errors
     /// `InvalidData` when the record was longer than `buffer` or carried more than one descriptor
     /// (all are closed then); otherwise the kernel's error.
-    pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
+    pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<ReceivedRecord> {
         self.socket
             .async_io(Interest::READABLE, |socket| {
-                recv_now(socket.as_fd(), buffer)
+                try_recv(socket.as_fd(), buffer)
             })
             .await
     }
 }
 
 fn new_socket() -> Result<OwnedFd, Errno> {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SOCKET_FLAGS,
+        None,
+    )
 }
 
 #[expect(
     deprecated,
     reason = "`register` asks for `unsafe`; an `OwnedFd` always names its one open descriptor"
 )]
-fn watch(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+fn into_async_fd(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(socket)
 }
 
-fn send_now(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<usize, Errno> {
+fn try_send(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = fd.map(|fd| [fd]);
@@ -233,7 +244,7 @@ fn send_now(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> Resu
     )
 }
 
-fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+fn try_recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<ReceivedRecord> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = recvmsg(
@@ -263,7 +274,7 @@ fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
             "a record came with more than one descriptor",
         ));
     }
-    Ok(Received {
+    Ok(ReceivedRecord {
         len: message.bytes,
         fd: fds.pop(),
     })
@@ -305,7 +316,7 @@ pub mod plain {
         /// # Errors
         /// `WouldBlock` when none is waiting.
         pub fn accept(&self) -> io::Result<OwnedFd> {
-            Ok(accept_with(&self.socket, FLAGS)?)
+            Ok(accept_with(&self.socket, SOCKET_FLAGS)?)
         }
     }
 
@@ -333,7 +344,7 @@ pub mod plain {
         Ok(rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
-            FLAGS,
+            SOCKET_FLAGS,
             None,
         )?)
     }
@@ -344,7 +355,7 @@ pub mod plain {
     /// `WouldBlock` when the peer's queue is full (of records, or of descriptors); `BrokenPipe` when
     /// it has closed.
     pub fn send(socket: &OwnedFd, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        match send_now(socket, record, fd) {
+        match try_send(socket, record, fd) {
             Ok(_) => Ok(()),
             Err(Errno::TOOMANYREFS) => Err(io::ErrorKind::WouldBlock.into()),
             Err(error) => Err(error.into()),
@@ -355,8 +366,8 @@ pub mod plain {
     ///
     /// # Errors
     /// `WouldBlock` when there is none; otherwise as [`SeqPacket::recv`].
-    pub fn recv(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Received> {
-        recv_now(socket.as_fd(), buffer)
+    pub fn recv(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<ReceivedRecord> {
+        try_recv(socket.as_fd(), buffer)
     }
 
     pub(super) fn send_waiting(

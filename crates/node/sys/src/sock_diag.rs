@@ -12,23 +12,23 @@ use crate::{
     netns::Netns,
 };
 
-const BY_FAMILY: u16 = 20;
-const DESTROY: u16 = 21;
-const TCP: u8 = 6;
-const INET: u8 = 2;
-const INET6: u8 = 10;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+const IPPROTO_TCP: u8 = 6;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 /// Length of a socket's identity (`struct inet_diag_sockid`): ports, addresses, interface and cookie.
 const ID_BYTES: usize = 48;
 /// Length of a reply's header (`struct inet_diag_msg`): family, state, timer, retransmissions; the identity; five
 /// numbers.
 const HEADER_BYTES: usize = 4 + ID_BYTES + 20;
-const MARK: u16 = 15;
+const INET_DIAG_MARK: u16 = 15;
 /// Maximum number of sockets that are read from one namespace.
 const MAX_SOCKETS: usize = 100_000;
 
 /// Set of TCP states whose sockets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum TcpStateFilter {
     /// Sockets in the state ESTABLISHED.
     Established,
     /// Sockets of connections that can still carry data in at least one direction, including half-closed ones.
@@ -40,7 +40,7 @@ pub enum State {
     Listening,
 }
 
-impl State {
+impl TcpStateFilter {
     fn mask(self) -> u32 {
         match self {
             Self::Established => 1 << 1,
@@ -76,7 +76,7 @@ impl TcpSocket {
             remote,
             mark,
             inode: 0,
-            family: INET,
+            family: AF_INET,
             id: [0; ID_BYTES],
         }
     }
@@ -93,24 +93,24 @@ impl TcpSocket {
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
-pub fn tcp_sockets(netns: &Netns, state: State) -> io::Result<Vec<TcpSocket>> {
+pub fn tcp_sockets(netns: &Netns, state: TcpStateFilter) -> io::Result<Vec<TcpSocket>> {
     netns.run(|| dump(state))?
 }
 
 /// Lists the sockets of the calling thread's namespace.
-pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
+pub(crate) fn dump(state: TcpStateFilter) -> io::Result<Vec<TcpSocket>> {
     let mut socket = Socket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
-    for family in [INET, INET6] {
+    for family in [AF_INET, AF_INET6] {
         let request = request(family, state.mask(), &[0; ID_BYTES]);
-        let dumped = socket.dump(BY_FAMILY, &[&request], |payload| {
+        let dumped = socket.dump(SOCK_DIAG_BY_FAMILY, &[&request], |payload| {
             if found.len() < MAX_SOCKETS {
                 found.extend(parse(payload));
             }
         });
         match dumped {
             // A kernel without IPv6 has no such sockets.
-            Err(error) if family == INET6 && error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if family == AF_INET6 && error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
     }
@@ -119,15 +119,15 @@ pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
 
 /// Destroys a socket of the calling thread's namespace, which resets its connection.
 pub(crate) fn destroy(connection: &TcpSocket) -> io::Result<()> {
-    let state = State::Open.mask();
+    let state = TcpStateFilter::Open.mask();
     let request = request(connection.family, state, &connection.id);
     Socket::open(Some(SOCK_DIAG))?
-        .request(DESTROY, 0, &[&request])
+        .request(SOCK_DESTROY, 0, &[&request])
         .map(drop)
 }
 
 fn request(family: u8, states: u32, id: &[u8; ID_BYTES]) -> Vec<u8> {
-    let mut bytes = vec![family, TCP, 0, 0];
+    let mut bytes = vec![family, IPPROTO_TCP, 0, 0];
     bytes.extend_from_slice(&states.to_ne_bytes());
     bytes.extend_from_slice(id);
     bytes
@@ -144,8 +144,8 @@ fn parse(payload: &[u8]) -> Option<TcpSocket> {
         let bytes: [u8; 16] = id.get(at..at + 16)?.try_into().ok()?;
         let [a, b, c, d, ..] = bytes;
         match family {
-            INET => Some(IpAddr::from([a, b, c, d])),
-            INET6 => Some(Ipv6Addr::from(bytes).to_canonical()),
+            AF_INET => Some(IpAddr::from([a, b, c, d])),
+            AF_INET6 => Some(Ipv6Addr::from(bytes).to_canonical()),
             _ => None,
         }
     };
@@ -153,7 +153,7 @@ fn parse(payload: &[u8]) -> Option<TcpSocket> {
     Some(TcpSocket {
         local: SocketAddr::new(ip(4)?, port(0)?),
         remote: SocketAddr::new(ip(20)?, port(2)?),
-        mark: netlink::attr(attributes, MARK)
+        mark: netlink::attr(attributes, INET_DIAG_MARK)
             .and_then(netlink::u32_ne)
             .unwrap_or(0),
         inode: inode.into(),

@@ -20,7 +20,7 @@ mod steering;
 
 pub use create::SocketError;
 use create::new_socket;
-pub use steering::{Worker, steer};
+pub use steering::{WorkerPosition, steer};
 
 /// Congestion control of connections within the machine. There is no network to congest, only a
 /// receiver that advertises its window; the system's default may pace sending (BBR), in small
@@ -60,7 +60,7 @@ pub struct Tuning {
     /// Whether both ends are on this machine, so that a congestion control without pacing is used.
     pub near: bool,
     /// Whether closing resets the connection and drops unsent data (zero `SO_LINGER`), also if the kernel closes it
-    /// because the process was killed. [`end_in_order`] undoes it.
+    /// because the process was killed. [`close_without_reset`] undoes it.
     pub resets: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct ListenSpec {
 
 impl ListenSpec {
     /// Returns the specification of a pod's proxy listener on `port`, with the defaults of Istio's node proxy.
-    pub fn of_pod(port: u16, mark: Option<u32>) -> Self {
+    pub fn for_pod(port: u16, mark: Option<u32>) -> Self {
         Self {
             port,
             ipv6: true,
@@ -105,7 +105,7 @@ impl ListenSpec {
 
 /// Listening socket that was opened or inherited.
 #[derive(Debug)]
-pub struct Listening {
+pub struct BoundListener {
     /// Listening socket, set to non-blocking.
     pub listener: std::net::TcpListener,
     /// Whether `IP_TRANSPARENT` was set, so that outbound sockets may spoof their source address too.
@@ -120,14 +120,16 @@ fn option(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
 ///
 /// # Errors
 /// When a required step fails; what `spec` leaves to best effort is not an error.
-pub fn listen(netns: Option<&Netns>, spec: &ListenSpec) -> Result<Listening, SocketError> {
-    within(netns, || {
+pub fn listen(netns: Option<&Netns>, spec: &ListenSpec) -> Result<BoundListener, SocketError> {
+    in_netns(netns, || {
         if !spec.ipv6 {
             return listen_on(spec, Domain::IPV4);
         }
         match listen_on(spec, Domain::IPV6) {
             // A pod without IPv6: the family is unknown, or disabled so that [::] has no interface.
-            Err(SocketError::Create(e)) if is_no_family(&e) => listen_on(spec, Domain::IPV4),
+            Err(SocketError::Create(e)) if is_family_unsupported(&e) => {
+                listen_on(spec, Domain::IPV4)
+            }
             Err(SocketError::Bind { source, .. })
                 if source.kind() == io::ErrorKind::AddrNotAvailable =>
             {
@@ -138,7 +140,7 @@ pub fn listen(netns: Option<&Netns>, spec: &ListenSpec) -> Result<Listening, Soc
     })?
 }
 
-fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError> {
+fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<BoundListener, SocketError> {
     let socket = new_socket(domain)?;
     if let Some(mark) = spec.mark {
         socket.set_mark(mark).map_err(option("SO_MARK"))?;
@@ -176,7 +178,7 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
     socket
         .listen(spec.backlog)
         .map_err(|source| SocketError::Listen { addr, source })?;
-    Ok(Listening {
+    Ok(BoundListener {
         listener: socket.into(),
         transparent,
     })
@@ -195,7 +197,7 @@ pub enum SocketKind {
 ///
 /// # Errors
 /// When it is neither a TCP listener nor a UDP socket.
-pub fn kind_of(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
+pub fn socket_kind(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
     let socket = SockRef::from(&socket);
     let not_ours = || io::Error::new(io::ErrorKind::InvalidInput, "neither TCP listener nor UDP");
     let address = socket.local_addr()?.as_socket().ok_or_else(not_ours)?;
@@ -211,7 +213,10 @@ pub fn kind_of(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
 ///
 /// # Errors
 /// When an option cannot be set.
-pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listening, SocketError> {
+pub fn adopt(
+    listener: std::net::TcpListener,
+    tuning: &Tuning,
+) -> Result<BoundListener, SocketError> {
     listener
         .set_nonblocking(true)
         .map_err(option("O_NONBLOCK"))?;
@@ -219,7 +224,7 @@ pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listeni
     let transparent = SockRef::from(&listener)
         .ip_transparent_v4()
         .map_err(option("IP_TRANSPARENT"))?;
-    Ok(Listening {
+    Ok(BoundListener {
         listener,
         transparent,
     })
@@ -236,7 +241,7 @@ pub struct OutboundSpec {
     /// Socket options of the connection.
     pub tuning: Tuning,
     /// Worker that the source port must select at the destination, if [`steer`] has prepared the listeners there.
-    pub worker: Option<Worker>,
+    pub worker: Option<WorkerPosition>,
 }
 
 /// Creates a socket inside `netns` for connecting to an address of `destination`'s family. If the source cannot be
@@ -251,7 +256,7 @@ pub fn outbound(
     spec: &OutboundSpec,
 ) -> Result<TcpSocket, SocketError> {
     let domain = Domain::for_address(destination);
-    let socket = within(netns, || match spec.worker {
+    let socket = in_netns(netns, || match spec.worker {
         Some(worker) => steering::socket(domain, worker),
         None => new_socket(domain),
     })??;
@@ -260,7 +265,7 @@ pub fn outbound(
     }
     let same_family = |source: &IpAddr| source.is_ipv4() == destination.is_ipv4();
     if let Some(source) = spec.source.filter(same_family)
-        && let Err(error) = bind_foreign(&socket, domain, source)
+        && let Err(error) = bind_transparent(&socket, domain, source)
     {
         tracing::warn!(%source, %error, "cannot keep the client's address");
     }
@@ -278,7 +283,7 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
 
 /// Clears [`Tuning::resets`] of a connection, so that closing it still sends unsent data. Called when the peer has
 /// received, or will receive, an end of data.
-pub fn end_in_order(stream: &TcpStream) {
+pub fn close_without_reset(stream: &TcpStream) {
     // Fails only for descriptors that are not sockets.
     let _never = SockRef::from(stream).set_linger(None);
 }
@@ -352,14 +357,14 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-fn within<T>(netns: Option<&Netns>, work: impl FnOnce() -> T) -> Result<T, SocketError> {
+fn in_netns<T>(netns: Option<&Netns>, work: impl FnOnce() -> T) -> Result<T, SocketError> {
     match netns {
         Some(netns) => netns.run(work).map_err(SocketError::EnterNetns),
         None => Ok(work()),
     }
 }
 
-fn is_no_family(error: &io::Error) -> bool {
+fn is_family_unsupported(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error())
 }
 
@@ -371,7 +376,7 @@ fn set_transparent(socket: &Socket, domain: Domain) -> io::Result<()> {
     socket.set_ip_transparent_v4(true)
 }
 
-fn bind_foreign(socket: &Socket, domain: Domain, source: IpAddr) -> io::Result<()> {
+fn bind_transparent(socket: &Socket, domain: Domain, source: IpAddr) -> io::Result<()> {
     if domain == Domain::IPV6 {
         socket.set_ip_transparent_v6(true)?;
     } else {
@@ -388,7 +393,7 @@ mod tests {
     fn spec() -> ListenSpec {
         ListenSpec {
             transparent: Transparent::Off,
-            ..ListenSpec::of_pod(0, None)
+            ..ListenSpec::for_pod(0, None)
         }
     }
 
@@ -499,7 +504,7 @@ mod tests {
         let marked = ListenSpec {
             mark: Some(0x539),
             transparent: Transparent::Required,
-            ..ListenSpec::of_pod(15008, None)
+            ..ListenSpec::for_pod(15008, None)
         };
         let listening = listen(Some(&ns), &marked).unwrap();
         assert!(listening.transparent);

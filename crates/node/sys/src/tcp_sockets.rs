@@ -6,8 +6,8 @@ use std::io;
 
 use crate::{conntrack::pre_capture, netns::Netns, sock_diag};
 
-pub use crate::sock_diag::{State, TcpSocket, tcp_sockets};
-pub use unproxied::{Direction, Unproxied, unproxied};
+pub use crate::sock_diag::{TcpSocket, TcpStateFilter, tcp_sockets};
+pub use unproxied::{Direction, UnproxiedSocket, unproxied};
 
 /// Destroys a socket and its conntrack entry: both ends of the connection see a reset, and later packets belong to no
 /// known connection.
@@ -49,11 +49,11 @@ mod tests {
             let at = listener.local_addr().unwrap();
             let mut client = TcpStream::connect(at).unwrap();
             let (_server, _) = listener.accept().unwrap();
-            let listening = tcp_sockets(&here, State::Listening).unwrap();
+            let listening = tcp_sockets(&here, TcpStateFilter::Listening).unwrap();
             let ours: Vec<_> = listening.iter().filter(|s| s.local == at).collect();
             assert_eq!(ours.len(), 1);
             assert_eq!(ours[0].inode, inode(&listener));
-            let open = tcp_sockets(&here, State::Established).unwrap();
+            let open = tcp_sockets(&here, TcpStateFilter::Established).unwrap();
             let ours = open.iter().find(|s| s.inode == inode(&client)).unwrap();
             assert_eq!(
                 (ours.local, ours.remote),

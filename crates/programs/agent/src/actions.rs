@@ -14,12 +14,12 @@ use ambit_netplan::{Cgroup, HostMember, HostSpec, ProbePorts, RedirectionSpec, i
 use ambit_rt::ErrorChain;
 use ambit_sys::{
     addresses::addresses_in,
-    links::{self, Links},
+    links::{self, PodLinks},
     loopback,
     netns::Netns,
     procfs::{self, Attribution, PodTarget},
     redirection::{self, Applied, RedirectionError},
-    tcp_sockets::{self, Direction, State, Unproxied},
+    tcp_sockets::{self, Direction, TcpStateFilter, UnproxiedSocket},
 };
 use ambit_zds::PodUid;
 
@@ -103,7 +103,7 @@ pub trait Actions: Send + Sync + 'static {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionOutcome {
     /// State of the redirection before it was applied.
-    pub before: PriorRedirection,
+    pub prior: PriorRedirection,
     /// Warnings for operators that do not impair the redirection.
     pub warnings: Vec<String>,
 }
@@ -212,7 +212,7 @@ impl KernelActions {
     /// exempts no process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
-        let find = |name| cgroup::find(&self.proc, name).unwrap_or(Cgroup::NONE);
+        let find = |name| cgroup::find_cgroup(&self.proc, name).unwrap_or(Cgroup::NONE);
         Some(HostSpec {
             kubelet_cgroup: name.map(find),
             ..self.host.clone()?
@@ -302,9 +302,9 @@ impl Actions for KernelActions {
     ) -> Result<RedirectionOutcome, ActionError> {
         let links = match &self.host {
             Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
-            None => Links::default(),
+            None => PodLinks::default(),
         };
-        let names = links.seen.into_iter();
+        let names = links.visible_on_node.into_iter();
         let spec = RedirectionSpec {
             probe_interfaces: names.filter(|name| is_interface_name(name)).collect(),
             ..spec.clone()
@@ -316,8 +316,8 @@ impl Actions for KernelActions {
             })?;
         let mut warnings = Vec::new();
         // Kubelet's probes use the pod's first interface; others in a pod have other purposes.
-        if spec.probe_interfaces.is_empty() && !links.unseen.is_empty() {
-            let kinds = links.unseen.iter();
+        if spec.probe_interfaces.is_empty() && !links.hidden_from_node.is_empty() {
+            let kinds = links.hidden_from_node.iter();
             let kinds: Vec<_> = kinds
                 .map(|(name, kind)| format!("{name} ({kind})"))
                 .collect();
@@ -340,7 +340,7 @@ impl Actions for KernelActions {
             );
         }
         Ok(RedirectionOutcome {
-            before: match applied {
+            prior: match applied {
                 Applied::Unchanged => PriorRedirection::All,
                 Applied::Installed => PriorRedirection::Nothing,
                 Applied::Repaired { what } => PriorRedirection::InPart(what.to_string()),
@@ -354,7 +354,7 @@ impl Actions for KernelActions {
         netns: &Netns,
         probe_ports: &ProbePorts,
     ) -> Result<ClosedConnections, ActionError> {
-        let open = tcp_sockets::unproxied(netns, PROXY_MARK, State::Open)
+        let open = tcp_sockets::unproxied(netns, PROXY_MARK, TcpStateFilter::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
             return Ok(ClosedConnections::default());
@@ -362,7 +362,7 @@ impl Actions for KernelActions {
         // Probes that began before the capture still come from the node's own addresses.
         let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
         let mut outcome = ClosedConnections::default();
-        for Unproxied { socket, direction } in open {
+        for UnproxiedSocket { socket, direction } in open {
             let by_node = direction == Direction::Inbound && of_node.contains(&socket.remote.ip());
             if by_node && probe_ports.contains(socket.local.port()) {
                 continue;

@@ -171,7 +171,7 @@ impl Args {
     pub fn settings(&self) -> Result<Settings, ConfigError> {
         Ok(Settings {
             enablement: Enablement::new(
-                EnablementSelector::list(&self.enablement_selector)?,
+                EnablementSelector::parse_list(&self.enablement_selector)?,
                 self.exclude_namespaces.iter().cloned(),
                 self.system_namespace.clone(),
             )?,
@@ -191,7 +191,7 @@ impl Args {
     ///
     /// # Errors
     /// When the node's namespace cannot be opened.
-    pub fn actions(&self) -> Result<KernelActions, ConfigError> {
+    pub fn kernel_actions(&self) -> Result<KernelActions, ConfigError> {
         let (proc, netns_prefix) = self.node_paths();
         let path = match &self.host_netns {
             Some(path) => path.clone(),
@@ -245,7 +245,7 @@ impl Args {
     }
 
     /// Returns the interval at which all redirection is compared with the kernel; at least one second.
-    pub fn reconcile_every(&self) -> Duration {
+    pub fn reconcile_interval(&self) -> Duration {
         Duration::from_secs(self.reconcile_seconds.max(1))
     }
 
@@ -253,15 +253,15 @@ impl Args {
     ///
     /// # Errors
     /// When one is neither empty nor an address. `:8000` means every address.
-    pub fn listen(&self) -> Result<[Option<SocketAddr>; 2], ConfigError> {
+    pub fn listen_addresses(&self) -> Result<[Option<SocketAddr>; 2], ConfigError> {
         Ok([
-            address("metrics", &self.listen_metrics)?,
-            address("health", &self.listen_health)?,
+            parse_address("metrics", &self.listen_metrics)?,
+            parse_address("health", &self.listen_health)?,
         ])
     }
 }
 
-fn address(purpose: &'static str, text: &str) -> Result<Option<SocketAddr>, ConfigError> {
+fn parse_address(purpose: &'static str, text: &str) -> Result<Option<SocketAddr>, ConfigError> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -294,7 +294,7 @@ mod tests {
             args.zds_socket,
             PathBuf::from("/var/run/ztunnel/ztunnel.sock")
         );
-        let [metrics, health] = args.listen().unwrap();
+        let [metrics, health] = args.listen_addresses().unwrap();
         assert_eq!(metrics, Some("0.0.0.0:15014".parse().unwrap()));
         assert_eq!(health, Some("0.0.0.0:8000".parse().unwrap()));
         assert!(args.settings().is_ok());
@@ -355,10 +355,17 @@ mod tests {
 
     #[test]
     fn addresses_may_be_left_out_or_wrong() {
-        assert_eq!(args(&["--listen-metrics", ""]).listen().unwrap()[0], None);
-        let any = args(&["--listen-health", ":9"]).listen().unwrap()[1];
+        assert_eq!(
+            args(&["--listen-metrics", ""]).listen_addresses().unwrap()[0],
+            None
+        );
+        let any = args(&["--listen-health", ":9"]).listen_addresses().unwrap()[1];
         assert_eq!(any, Some("0.0.0.0:9".parse().unwrap()));
-        assert!(args(&["--listen-health", "nowhere"]).listen().is_err());
+        assert!(
+            args(&["--listen-health", "nowhere"])
+                .listen_addresses()
+                .is_err()
+        );
     }
 
     #[test]

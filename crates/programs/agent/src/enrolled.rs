@@ -12,34 +12,34 @@ use std::{
 
 use ambit_rt::{spawn, spawn_blocking};
 use ambit_sys::netns::NetnsId;
-use ambit_wire::enrolled::{ENROLLED_FILE, Enrolled, EnrolledPod, NamedNetns};
+use ambit_wire::enrolled::{ENROLLED_FILE, EnrolledPod, EnrolledPods, NamedNetns};
 use ambit_zds::{PodUid, WorkloadInfo};
 use tokio::sync::watch;
 
-use crate::replace::replace;
+use crate::replace::replace_file;
 
-type Pods = Arc<BTreeMap<PodUid, Pod>>;
+type EnrolledEntries = Arc<BTreeMap<PodUid, EnrolledEntry>>;
 
 #[derive(Clone, Debug)]
-enum Pod {
-    Known(WorkloadInfo, NetnsId),
+enum EnrolledEntry {
+    Current(WorkloadInfo, NetnsId),
     /// Pod from the previous agent's record, whose namespace has yet to be found.
-    Before(EnrolledPod),
+    FromEarlierRun(EnrolledPod),
 }
 
 /// Desired content of the file of enrolled pods.
 #[derive(Clone, Debug, Default)]
-struct Desired {
+struct DesiredContent {
     /// Whether all pods are known, so that the file may be written.
     complete: bool,
-    pods: Pods,
+    pods: EnrolledEntries,
 }
 
 /// File that lists the enrolled pods of the node, for node proxies that start without the agent.
 #[derive(Debug)]
 pub(crate) struct EnrolledFile {
-    desired: watch::Sender<Desired>,
-    before: Vec<EnrolledPod>,
+    desired: watch::Sender<DesiredContent>,
+    earlier: Vec<EnrolledPod>,
 }
 
 impl EnrolledFile {
@@ -48,8 +48,8 @@ impl EnrolledFile {
     pub(crate) fn start(zds_socket: &Path, netns_dir: PathBuf) -> Self {
         let path = zds_socket.with_file_name(ENROLLED_FILE);
         let before = fs::read(&path).ok();
-        let before = before.and_then(|bytes| Enrolled::decode(&bytes).ok());
-        let (sender, mut desired) = watch::channel(Desired::default());
+        let before = before.and_then(|bytes| EnrolledPods::decode(&bytes).ok());
+        let (sender, mut desired) = watch::channel(DesiredContent::default());
         spawn("record of enrolled pods", async move {
             // What changes while the file is written is written together.
             while desired.changed().await.is_ok() {
@@ -59,18 +59,18 @@ impl EnrolledFile {
                 }
                 let (of, dir) = (path.clone(), netns_dir.clone());
                 let written = spawn_blocking("record of enrolled pods", move || {
-                    let names = names(&dir);
+                    let names = named_netns(&dir);
                     let pods = now.pods.iter().map(|(uid, pod)| match pod {
-                        Pod::Known(info, netns) => {
+                        EnrolledEntry::Current(info, netns) => {
                             EnrolledPod::new(uid, info, names.get(netns).cloned())
                         }
-                        Pod::Before(pod) => pod.clone(),
+                        EnrolledEntry::FromEarlierRun(pod) => pod.clone(),
                     });
-                    let enrolled = Enrolled {
+                    let enrolled = EnrolledPods {
                         removed: false,
                         pods: pods.collect(),
                     };
-                    write(&of, &enrolled)
+                    write_file(&of, &enrolled)
                 });
                 if let Ok(Err(error)) = written.await {
                     tracing::warn!(
@@ -82,27 +82,27 @@ impl EnrolledFile {
         });
         Self {
             desired: sender,
-            before: before.unwrap_or_default().pods,
+            earlier: before.unwrap_or_default().pods,
         }
     }
 
     /// Adds an enrolled pod, or replaces its entry.
     pub(crate) fn add(&self, uid: PodUid, info: WorkloadInfo, netns: NetnsId) {
         self.desired.send_modify(|desired| {
-            Arc::make_mut(&mut desired.pods).insert(uid, Pod::Known(info, netns));
+            Arc::make_mut(&mut desired.pods).insert(uid, EnrolledEntry::Current(info, netns));
         });
     }
 
     /// Keeps the entry of the previous agent's file for a pod whose namespace is not known yet.
-    pub(crate) fn hold(&self, uid: &PodUid) {
-        let mut before = self.before.iter();
+    pub(crate) fn keep_earlier(&self, uid: &PodUid) {
+        let mut before = self.earlier.iter();
         let Some(pod) = before.find(|pod| *pod.uid == **uid) else {
             return;
         };
         self.desired.send_modify(|desired| {
             let pods = Arc::make_mut(&mut desired.pods);
             pods.entry(uid.clone())
-                .or_insert_with(|| Pod::Before(pod.clone()));
+                .or_insert_with(|| EnrolledEntry::FromEarlierRun(pod.clone()));
         });
     }
 
@@ -114,7 +114,7 @@ impl EnrolledFile {
     }
 
     /// Marks all pods as known, so that the file is written from now on.
-    pub(crate) fn complete(&self) {
+    pub(crate) fn mark_complete(&self) {
         self.desired.send_modify(|desired| desired.complete = true);
     }
 }
@@ -124,19 +124,19 @@ impl EnrolledFile {
 /// # Errors
 /// When the file cannot be written.
 pub(crate) fn mark_removed(zds_socket: &Path) -> io::Result<()> {
-    let removed = Enrolled {
+    let removed = EnrolledPods {
         removed: true,
         pods: Vec::new(),
     };
-    write(&zds_socket.with_file_name(ENROLLED_FILE), &removed)
+    write_file(&zds_socket.with_file_name(ENROLLED_FILE), &removed)
 }
 
-fn write(path: &Path, enrolled: &Enrolled) -> io::Result<()> {
-    replace(path, 0o644, &enrolled.encode()?)
+fn write_file(path: &Path, enrolled: &EnrolledPods) -> io::Result<()> {
+    replace_file(path, 0o644, &enrolled.encode()?)
 }
 
 /// Returns the network namespaces that are bound in a directory; none if the directory does not exist.
-fn names(dir: &Path) -> HashMap<NetnsId, NamedNetns> {
+fn named_netns(dir: &Path) -> HashMap<NetnsId, NamedNetns> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;
@@ -154,8 +154,8 @@ mod tests {
 
     use super::*;
 
-    fn read(path: &Path) -> Option<Enrolled> {
-        Enrolled::decode(&fs::read(path).ok()?).ok()
+    fn read_file(path: &Path) -> Option<EnrolledPods> {
+        EnrolledPods::decode(&fs::read(path).ok()?).ok()
     }
 
     #[tokio::test]
@@ -165,7 +165,7 @@ mod tests {
         fs::create_dir(&netns_dir).unwrap();
         std::os::unix::fs::symlink("/proc/self/ns/net", netns_dir.join("cni-1")).unwrap();
         let path = dir.path().join(ENROLLED_FILE);
-        let of_before = Enrolled {
+        let of_before = EnrolledPods {
             removed: false,
             pods: vec![EnrolledPod::new(
                 &"c".into(),
@@ -179,15 +179,15 @@ mod tests {
         file.add("a".into(), WorkloadInfo::default(), here);
         let elsewhere = NetnsId { ino: 1, ..here };
         file.add("b".into(), WorkloadInfo::default(), elsewhere);
-        file.hold(&"c".into());
+        file.keep_earlier(&"c".into());
         tokio::task::yield_now().await;
-        assert_eq!(read(&path), Some(of_before), "not all are known");
-        file.complete();
+        assert_eq!(read_file(&path), Some(of_before), "not all are known");
+        file.mark_complete();
         until("every pod is recorded", || {
-            read(&path).is_some_and(|enrolled| enrolled.pods.len() == 3)
+            read_file(&path).is_some_and(|enrolled| enrolled.pods.len() == 3)
         })
         .await;
-        let pods = read(&path).unwrap().pods;
+        let pods = read_file(&path).unwrap().pods;
         let name = pods[0]
             .netns
             .as_ref()
@@ -197,10 +197,10 @@ mod tests {
         file.remove(&"a".into());
         file.remove(&"c".into());
         until("one pod is left", || {
-            read(&path).is_some_and(|enrolled| enrolled.pods.len() == 1)
+            read_file(&path).is_some_and(|enrolled| enrolled.pods.len() == 1)
         })
         .await;
         mark_removed(&dir.path().join("zds.sock")).unwrap();
-        assert!(read(&path).unwrap().removed);
+        assert!(read_file(&path).unwrap().removed);
     }
 }

@@ -12,7 +12,7 @@ use ambit_model::ArcStr;
 use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::PodUid;
 
-use crate::source::{Labels, PodView, Record, SourceEvent};
+use crate::source::{EarlierObjects, Labels, PodView, SourceEvent};
 
 mod annotations;
 mod call;
@@ -26,13 +26,13 @@ mod scan;
 mod scan_schedule;
 mod step;
 
-use annotations::spec_of;
-use parked::{Parked, ParkedCalls};
-use pod::{Busy, Goal, Next, Pod, Rules};
+use annotations::redirection_spec;
+use parked::{ParkedCall, ParkedCalls};
+use pod::{Goal, NextAction, Pod, RuleState, RunningStep};
 use scan_schedule::ScanSchedule;
 
 pub use annotations::AnnotationError;
-pub use call::{CniAdd, Reply, RequestId, WhichPod};
+pub use call::{CniAdd, PodRef, Reply, RequestId};
 pub use event::{Effect, Event, ScanTarget};
 pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus};
 
@@ -49,7 +49,7 @@ pub struct Settings {
 
 /// Numbers of pods by state, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PodCounts {
     /// Number of pods that belong to the mesh.
     pub desired: usize,
     /// Number of captured pods.
@@ -72,7 +72,7 @@ pub struct Enrolment<N> {
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
     /// Pods and labels that the previous agent recorded; dropped once the initial pods are known.
-    record: Option<Record>,
+    record: Option<EarlierObjects>,
 }
 
 impl<N: Clone + PartialEq> Enrolment<N> {
@@ -97,15 +97,15 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     /// Counts the pods by state.
-    pub fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
+    pub fn counts(&self) -> PodCounts {
+        let mut counts = PodCounts::default();
         for pod in self.pods.values() {
             let Ok(goal) = self.goal(pod) else {
                 counts.desired += 1;
                 counts.failing += 1;
                 continue;
             };
-            counts.desired += usize::from(matches!(goal, Goal::In(_)));
+            counts.desired += usize::from(matches!(goal, Goal::Enrolled(_)));
             counts.captured += usize::from(pod.is_captured(&goal));
             counts.failing += usize::from(pod.failure.is_some());
             counts.warned += usize::from(!pod.warnings.is_empty());
@@ -118,8 +118,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let mut leaving = self
             .pods
             .values()
-            .filter(|pod| matches!(self.goal(pod), Ok(Goal::Out)));
-        leaving.any(|pod| pod.maybe_served || pod.probes.is_some() || pod.busy.is_some())
+            .filter(|pod| matches!(self.goal(pod), Ok(Goal::Unenrolled)));
+        leaving.any(|pod| pod.may_be_served || pod.probes.is_some() || pod.running_step.is_some())
     }
 
     /// Returns when the next [`Event::Tick`] is due.
@@ -137,10 +137,10 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Event::Source(event) => self.on_source(event, now, &mut effects),
             Event::CniAdd(request, add) => self.on_cni_add(request, add, now, &mut effects),
             Event::IsMember(request, which) => {
-                self.park(request, Parked::IsMember(which), now, &mut effects);
+                self.park(request, ParkedCall::IsMember(which), now, &mut effects);
             }
             Event::Scanned(found) => self.on_scanned(found, now, &mut effects),
-            Event::ScanFailed => self.scanning.failed(now),
+            Event::ScanFailed => self.scanning.on_scan_failed(now),
             Event::StepDone { uid, id, result } => {
                 self.on_step_done(&uid, id, result, now, &mut effects);
             }
@@ -149,7 +149,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 if let Some(pod) = self
                     .pods
                     .get_mut(&uid)
-                    .filter(|pod| pod.expects_redirection)
+                    .filter(|pod| pod.expects_rules_in_place)
                 {
                     tracing::warn!(pod = %pod.view.name, what, "redirection had drifted and is repaired");
                     pod.drifts = pod.drifts.saturating_add(1);
@@ -157,7 +157,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             }
             Event::Warned { uid, warnings } => {
                 if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.warn(warnings);
+                    pod.set_warnings(warnings);
                 }
             }
             Event::ProxySynced => {
@@ -204,8 +204,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             SourceEvent::Recorded(record) => self.record = Some(record),
             SourceEvent::Synced => {
                 self.synced = true;
-                self.judge_initial_pods();
-                self.scanning.want(now);
+                self.mark_late_captures();
+                self.scanning.request_scan(now);
             }
         }
         if self.synced {
@@ -218,7 +218,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     fn update_pod(&mut self, view: PodView, now: Instant) {
         let Some(pod) = self.pods.get_mut(&view.uid) else {
             let mut pod = Pod::new(view, !self.synced);
-            pod.capture_is_late = self.synced && self.is_late_at_first_sight(&pod.view);
+            pod.capture_is_late = self.synced && self.is_late_when_first_seen(&pod.view);
             self.pods.insert(pod.view.uid.clone(), pod);
             return;
         };
@@ -232,9 +232,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
         let uid = view.uid.clone();
         pod.view = view;
-        let belongs = |pod: &Pod<N>| matches!(self.goal(pod), Ok(Goal::In(_)));
+        let belongs = |pod: &Pod<N>| matches!(self.goal(pod), Ok(Goal::Enrolled(_)));
         if unexpected && self.pods.get(&uid).is_some_and(belongs) {
-            self.scanning.hasten(now);
+            self.scanning.scan_soon(now);
         }
     }
 
@@ -252,23 +252,23 @@ impl<N: Clone + PartialEq> Enrolment<N> {
 
     fn goal(&self, pod: &Pod<N>) -> Result<Goal, AnnotationError> {
         if pod.gone || pod.view.terminal {
-            return Ok(Goal::Gone);
+            return Ok(Goal::Deleted);
         }
-        if !self.belongs(&pod.view) {
-            return Ok(Goal::Out);
+        if !self.belongs_to_mesh(&pod.view) {
+            return Ok(Goal::Unenrolled);
         }
-        let mut spec = spec_of(&self.settings.redirection, &pod.view.annotations)?;
+        let mut spec = redirection_spec(&self.settings.redirection, &pod.view.annotations)?;
         // Unless the settings exempt every port of every pod.
         if self.settings.exempt_probe_ports_only
             && let Some(ports) = &pod.view.probe_ports
         {
             spec.probe_ports = ProbePorts::Only(ports.clone());
         }
-        Ok(Goal::In(spec))
+        Ok(Goal::Enrolled(spec))
     }
 
     /// Whether a pod belongs to the mesh. As long as its namespace is unknown, only the pod's own labels count.
-    fn belongs(&self, view: &PodView) -> bool {
+    fn belongs_to_mesh(&self, view: &PodView) -> bool {
         let none = Labels::new();
         let labels = self.namespaces.get(&view.name.namespace).unwrap_or(&none);
         self.settings.enablement.includes(view, labels)
@@ -281,26 +281,26 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         if !self.scanning.initial_done() {
             return;
         }
-        self.forget_lateness_outside(uid);
+        self.clear_late_capture(uid);
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        if pod.busy.is_some() {
+        if pod.running_step.is_some() {
             return;
         }
         let goal = match self.goal(pod) {
             Ok(goal) => goal,
             Err(error) => {
                 let text = format!("pod {}: {error}", pod.view.name);
-                self.complain(uid, &text, effects);
+                self.report_failure(uid, &text, effects);
                 self.answer_waiters(uid, &Reply::Refused(text), effects);
                 return;
             }
         };
         if pod.is_captured(&goal) {
             self.answer_waiters(uid, &Reply::Done, effects);
-            self.end_complaint(uid, effects);
-        } else if !matches!(goal, Goal::In(_)) {
+            self.clear_failure(uid, effects);
+        } else if !matches!(goal, Goal::Enrolled(_)) {
             let text = format!(
                 "pod {} does not belong to the mesh (any more)",
                 pod.view.name
@@ -310,12 +310,12 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
-        match pod.next(&goal, now) {
-            Next::Step(step) => {
+        match pod.next_action(&goal, now) {
+            NextAction::Step(step) => {
                 let id = StepId(self.next_step);
                 self.next_step += 1;
-                pod.maybe_served |= matches!(step, Step::Proxy(ProxyStep::Announce { .. }));
-                pod.busy = Some(Busy {
+                pod.may_be_served |= matches!(step, Step::Proxy(ProxyStep::Announce { .. }));
+                pod.running_step = Some(RunningStep {
                     id,
                     step: step.clone(),
                 });
@@ -325,17 +325,19 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                     step,
                 });
             }
-            Next::NeedNetns if !pod.addresses.is_empty() => self.scanning.want_missing(now),
+            NextAction::NeedNetns if !pod.addresses.is_empty() => {
+                self.scanning.request_scan_for_missing(now)
+            }
             // Not started yet: the plugin will bring it.
-            Next::NeedNetns | Next::Wait => {}
-            Next::Settled => match goal {
-                Goal::In(_) => {}
+            NextAction::NeedNetns | NextAction::Wait => {}
+            NextAction::Settled => match goal {
+                Goal::Enrolled(_) => {}
                 // Its descriptor is not needed any more.
-                Goal::Out => pod.forget_netns(),
-                Goal::Gone if pod.gone => {
+                Goal::Unenrolled => pod.forget_netns(),
+                Goal::Deleted if pod.gone => {
                     self.pods.remove(uid);
                 }
-                Goal::Gone => pod.forget_netns(),
+                Goal::Deleted => pod.forget_netns(),
             },
         }
     }
@@ -351,20 +353,20 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
-        let Some(busy) = pod.busy.take_if(|busy| busy.id == id) else {
+        let Some(busy) = pod.running_step.take_if(|busy| busy.id == id) else {
             return;
         };
         match result {
-            Ok(()) => pod.done(busy.step, now),
+            Ok(()) => pod.on_step_done(busy.step, now),
             Err(text) => {
                 let text = format!("pod {}: {text}", pod.view.name);
                 let about = busy.step.netns();
                 let stale = about.is_some() && about != pod.netns.as_ref();
                 if !stale {
-                    pod.failed(&busy.step, text.clone(), now);
+                    pod.on_step_failed(&busy.step, text.clone(), now);
                     let waited = !pod.waiters.is_empty();
                     if !matches!(busy.step, Step::Status(_)) {
-                        self.complain(uid, &text, effects);
+                        self.report_failure(uid, &text, effects);
                     }
                     let reply = match busy.step {
                         Step::Proxy(ProxyStep::Announce { .. }) => Reply::TryLater(text),
@@ -384,7 +386,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     /// Reports a failure to the pod's owner, unless it is the one that was reported last.
-    fn complain(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
+    fn report_failure(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.gone) else {
             return;
         };
@@ -398,7 +400,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    fn end_complaint(&mut self, uid: &PodUid, effects: &mut Vec<Effect<N>>) {
+    fn clear_failure(&mut self, uid: &PodUid, effects: &mut Vec<Effect<N>>) {
         if let Some(pod) = self.pods.get_mut(uid)
             && pod.complaint.take().is_some()
         {
@@ -417,19 +419,19 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.set_probe_members(effects);
         for uid in self.uids() {
             if let Some(pod) = self.pods.get_mut(&uid)
-                && matches!(pod.rules, Rules::Applied(_))
+                && matches!(pod.rules, RuleState::Applied(_))
             {
                 // The sandbox of a pod that is being deleted may be coming down: what the runtime takes
                 // away there is not to be put back.
                 if pod.view.deleting {
-                    pod.look_if_alive = true;
+                    pod.check_netns_alive = true;
                 } else {
-                    pod.rules = Rules::Unknown;
+                    pod.rules = RuleState::Unknown;
                 }
             }
             self.advance(&uid, now, effects);
         }
-        self.scanning.want(now);
+        self.scanning.request_scan(now);
         self.scan_if_due(now, effects);
     }
 
@@ -438,12 +440,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let captured: Vec<_> = self
             .pods
             .iter()
-            .filter(|(_, pod)| pod.probes.is_some() || matches!(self.goal(pod), Ok(Goal::In(_))))
+            .filter(|(_, pod)| {
+                pod.probes.is_some() || matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
+            })
             .collect();
         let unsettled = |pod: &Pod<N>| {
-            let step = pod.busy.as_ref().map(|busy| &busy.step);
+            let step = pod.running_step.as_ref().map(|busy| &busy.step);
             // Until this agent has written the pod's probes, those that an earlier one wrote stay.
-            let is_earlier = pod.expects_redirection && pod.probes.is_none();
+            let is_earlier = pod.expects_rules_in_place && pod.probes.is_none();
             pod.addresses.is_empty() || is_earlier || matches!(step, Some(Step::Probes(_)))
         };
         if captured.iter().any(|(_, pod)| unsettled(pod)) {
@@ -466,7 +470,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             if deadline.is_some_and(|deadline| deadline <= now) {
                 self.advance(&uid, now, effects);
                 if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.forget_elapsed(now);
+                    pod.clear_elapsed(now);
                 }
             }
         }
@@ -486,7 +490,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .map(|(name, labels)| (name.clone(), enablement.includes_namespace(name, labels)))
             .collect();
         for pod in self.pods.values().filter(|pod| !pod.gone) {
-            if self.belongs(&pod.view) {
+            if self.belongs_to_mesh(&pod.view) {
                 membership.insert(pod.view.name.namespace.clone(), true);
             }
         }

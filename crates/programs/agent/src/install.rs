@@ -7,7 +7,7 @@
 //!
 //! The plugin is activated only once the agent can respond to it. When the agent is removed, the configuration is
 //! removed while the agent still responds; the plugin's file is removed only if no runtime calls it again
-//! ([`uninstall::file_may_go`]). Without a configuration, a remaining file is called for no new pod.
+//! ([`uninstall::may_remove_file`]). Without a configuration, a remaining file is called for no new pod.
 
 pub mod action;
 pub mod daemonset;
@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cni_conf::{PLUGIN, Primary, directory};
+use ambit_cni_conf::{PLUGIN, PrimaryConf, directory};
 use ambit_rt::{ErrorChain, ReadyTask, spawn, spawn_blocking};
 use tokio::{
     sync::{Notify, oneshot},
@@ -40,9 +40,9 @@ use self::{
     files::FileError,
     metrics::InstallMetrics,
     options::InstallArgs,
-    plan::{DesiredConfig, Plan, State, plan},
+    plan::{DesiredConfig, InstallPlan, InstallState, plan},
     throttle::Throttle,
-    watch::Watch,
+    watch::DirectoryWatch,
 };
 use crate::membership;
 
@@ -51,13 +51,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Delay of a check after a directory has changed, so that several changes are handled at once.
 const DEBOUNCE: Duration = Duration::from_millis(5);
 /// Delay of the next check after a failed one.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Time within which a runtime notices that the plugin's configuration is gone and stops calling the plugin.
-const RUNTIME_NOTICES: Duration = Duration::from_secs(1);
+const RUNTIME_RELOAD_DELAY: Duration = Duration::from_secs(1);
 
 /// Directories of the installation, as seen by the agent.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct InstallPaths {
     /// Directory of CNI network configurations.
     pub net_dir: PathBuf,
     /// Directory of CNI plugin executables.
@@ -71,7 +71,7 @@ pub struct Places {
 /// Handle of the task that keeps the plugin installed. Dropping it stops the task and changes nothing on the node.
 #[derive(Debug)]
 pub struct Installation {
-    places: Places,
+    paths: InstallPaths,
     desired: DesiredConfig,
     keeper: JoinHandle<()>,
     stop: oneshot::Sender<()>,
@@ -87,43 +87,43 @@ impl Installation {
         ready: ReadyTask,
     ) -> Self {
         let desired = args.desired(&run_dir, exclude_namespaces);
-        let places = Places {
+        let places = InstallPaths {
             net_dir: args.cni_net_dir.clone(),
             bin_dir: args.cni_bin_dir.clone(),
             source_dir: args.cni_source_dir.clone(),
             run_dir,
         };
-        let keeper = Keeper {
+        let keeper = InstallReconciler {
             places: places.clone(),
             desired: desired.clone(),
             throttle: Throttle::default(),
             absent_since: None,
-            held: None,
+            reported_state: None,
             metrics,
             ready,
         };
         let (stop, stopped) = oneshot::channel();
         Self {
-            places,
+            paths: places,
             desired,
             keeper: spawn("plugin installation", keeper.run(stopped)),
             stop,
         }
     }
 
-    /// Stops the task and removes the plugin's configuration, and its executable if `file_may_go`.
-    pub async fn remove(self, file_may_go: bool) {
+    /// Stops the task and removes the plugin's configuration, and its executable if `may_remove_file`.
+    pub async fn remove(self, may_remove_file: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);
         self.keeper.await.ok();
-        let (places, mode) = (self.places, self.desired.file_mode);
+        let (places, mode) = (self.paths, self.desired.file_mode);
         let plugin = places.bin_dir.join(PLUGIN);
-        let removed = spawn_blocking("uninstall", move || remove(&places, mode)).await;
+        let removed = spawn_blocking("uninstall", move || remove_installed(&places, mode)).await;
         match removed {
             Ok(Ok(())) => {
                 tracing::info!("the CNI plugin is out of force");
-                if file_may_go {
-                    tokio::time::sleep(RUNTIME_NOTICES).await;
+                if may_remove_file {
+                    tokio::time::sleep(RUNTIME_RELOAD_DELAY).await;
                     if let Err(error) = files::remove(&plugin) {
                         tracing::warn!(error = %ErrorChain(&error), "the CNI plugin is left");
                     }
@@ -141,15 +141,15 @@ impl Installation {
 }
 
 /// Result of one check of the installation, and whether files were changed.
-struct Pass {
-    plan: Plan,
+struct ReconcileOutcome {
+    plan: InstallPlan,
     changed: bool,
     is_cilium: bool,
 }
 
 /// Error of a check of the installation.
 #[derive(Debug, thiserror::Error)]
-enum PassError {
+enum ReconcileError {
     #[error(transparent)]
     Plugin(FileError),
     #[error(transparent)]
@@ -163,17 +163,17 @@ enum PassError {
 }
 
 /// Task that keeps the plugin installed.
-struct Keeper {
-    places: Places,
+struct InstallReconciler {
+    places: InstallPaths,
     desired: DesiredConfig,
     throttle: Throttle,
     absent_since: Option<Instant>,
-    held: Option<State>,
+    reported_state: Option<InstallState>,
     metrics: InstallMetrics,
     ready: ReadyTask,
 }
 
-impl Keeper {
+impl InstallReconciler {
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
         let changed = Arc::new(Notify::new());
         for directory in [&self.places.net_dir, &self.places.bin_dir] {
@@ -181,16 +181,16 @@ impl Keeper {
         }
         loop {
             // Watched anew each time: a directory that was replaced makes no events.
-            let Places {
+            let InstallPaths {
                 net_dir,
                 bin_dir,
                 run_dir,
                 ..
             } = &self.places;
-            let watch = Watch::new(&[net_dir, bin_dir, run_dir], Arc::clone(&changed));
+            let watch = DirectoryWatch::new(&[net_dir, bin_dir, run_dir], Arc::clone(&changed));
             let until = tokio::time::Instant::now() + CHECK_INTERVAL;
             loop {
-                let again = self.pass().await;
+                let again = self.reconcile().await;
                 let again = again.map_or(until, |again| until.min(again.into()));
                 tokio::select! {
                     _ = &mut stopped => return,
@@ -206,12 +206,12 @@ impl Keeper {
     }
 
     /// Checks and repairs the installation once. Returns the time of the next check, if it is before the regular one.
-    async fn pass(&mut self) -> Option<Instant> {
+    async fn reconcile(&mut self) -> Option<Instant> {
         let now = Instant::now();
-        let held_back = self.throttle.not_before().filter(|until| *until > now);
+        let held_back = self.throttle.next_allowed().filter(|until| *until > now);
         let (places, desired) = (self.places.clone(), self.desired.clone());
         let absent = self.absent_since;
-        let work = move || look_and_change(&places, &desired, absent, held_back.is_none());
+        let work = move || reconcile_directory(&places, &desired, absent, held_back.is_none());
         let outcome = spawn_blocking("install", work).await;
         let pass = match outcome {
             Ok(Ok((pass, absent))) => {
@@ -220,18 +220,18 @@ impl Keeper {
             }
             Ok(Err(error)) => {
                 self.metrics.count(match error {
-                    PassError::Plugin(_) => "COPY_BINARIES_FAILURE",
+                    ReconcileError::Plugin(_) => "COPY_BINARIES_FAILURE",
                     _ => "CREATE_CNI_CONFIG_FAILURE",
                 });
-                self.hold(State::Waiting(ErrorChain(&error).to_string()));
-                return Some(now + RETRY);
+                self.report_state(InstallState::Waiting(ErrorChain(&error).to_string()));
+                return Some(now + RETRY_DELAY);
             }
             // A pass that panicked has been reported under its name.
-            Err(_) => return Some(now + RETRY),
+            Err(_) => return Some(now + RETRY_DELAY),
         };
         if pass.changed {
             self.metrics.count("SUCCESS");
-            if self.throttle.changed(now) {
+            if self.throttle.record_change(now) {
                 tracing::warn!(
                     hint = hint(pass.is_cilium),
                     "another process keeps undoing the installation of the CNI plugin: changing it less and \
@@ -240,33 +240,33 @@ impl Keeper {
             }
         }
         let held_back = held_back.filter(|_| !pass.plan.actions.is_empty() && !pass.changed);
-        self.hold(if held_back.is_some() {
-            State::Waiting("another process keeps undoing the installation".to_owned())
+        self.report_state(if held_back.is_some() {
+            InstallState::Waiting("another process keeps undoing the installation".to_owned())
         } else {
             pass.plan.state
         });
-        let again = pass.plan.look_again.map(|wait| now + wait);
+        let again = pass.plan.next_check.map(|wait| now + wait);
         [again, held_back].into_iter().flatten().min()
     }
 
     /// Logs a new state of the installation, and updates readiness and metrics.
-    fn hold(&mut self, state: State) {
-        if state == State::Settling || self.held.as_ref() == Some(&state) {
+    fn report_state(&mut self, state: InstallState) {
+        if state == InstallState::Settling || self.reported_state.as_ref() == Some(&state) {
             return;
         }
         match &state {
-            State::Installed { mode, file } => {
+            InstallState::Installed { mode, file } => {
                 tracing::info!(?mode, file, "the CNI plugin is in force");
             }
-            State::Waiting(why) => {
+            InstallState::Waiting(why) => {
                 tracing::warn!(why, "the CNI plugin is not in force");
             }
-            State::Settling => {}
+            InstallState::Settling => {}
         }
-        let is_ready = matches!(state, State::Installed { .. });
+        let is_ready = matches!(state, InstallState::Installed { .. });
         self.metrics.ready.set(i64::from(is_ready));
         self.ready.set(is_ready);
-        self.held = Some(state);
+        self.reported_state = Some(state);
     }
 }
 
@@ -280,42 +280,42 @@ fn hint(is_cilium: bool) -> &'static str {
 
 /// Checks the installation once, and repairs it if `may_change`: first the executable, then the configuration that
 /// references it.
-fn look_and_change(
-    places: &Places,
+fn reconcile_directory(
+    places: &InstallPaths,
     desired: &DesiredConfig,
     absent: Option<Instant>,
     may_change: bool,
-) -> Result<(Pass, Option<Instant>), PassError> {
-    let Places {
+) -> Result<(ReconcileOutcome, Option<Instant>), ReconcileError> {
+    let InstallPaths {
         net_dir,
         bin_dir,
         source_dir,
         run_dir,
     } = places;
-    let mut changed = files::install_plugin(source_dir, bin_dir).map_err(PassError::Plugin)?;
-    membership_copy::refresh(run_dir, net_dir).map_err(PassError::Configuration)?;
-    let files = directory::read(net_dir).map_err(|source| PassError::Directory {
+    let mut changed = files::install_plugin(source_dir, bin_dir).map_err(ReconcileError::Plugin)?;
+    membership_copy::refresh(run_dir, net_dir).map_err(ReconcileError::Configuration)?;
+    let files = directory::read(net_dir).map_err(|source| ReconcileError::Directory {
         path: net_dir.clone(),
         source,
     })?;
-    let is_absent = directory::primary(&files, desired.primary.as_deref()) == Primary::None;
+    let is_absent = directory::primary(&files, desired.primary.as_deref()) == PrimaryConf::None;
     let absent = is_absent.then(|| absent.unwrap_or_else(Instant::now));
     let absent_for = absent.map_or(Duration::ZERO, |since| since.elapsed());
     let mut plan = plan(&files, desired, absent_for);
     if may_change {
         for action in &plan.actions {
-            let done = files::carry_out(net_dir, action, desired.file_mode)
-                .map_err(PassError::Configuration)?;
+            let done = files::perform_action(net_dir, action, desired.file_mode)
+                .map_err(ReconcileError::Configuration)?;
             if done {
                 tracing::debug!(?action, "changed the network configuration");
                 changed = true;
             } else {
-                plan.look_again = Some(DEBOUNCE);
+                plan.next_check = Some(DEBOUNCE);
             }
         }
     }
     let is_cilium = files.iter().any(|file| file.name.contains("cilium"));
-    let pass = Pass {
+    let pass = ReconcileOutcome {
         plan,
         changed,
         is_cilium,
@@ -324,28 +324,28 @@ fn look_and_change(
 }
 
 /// Removes the plugin's configuration; blocks.
-fn remove(places: &Places, mode: u32) -> Result<(), PassError> {
+fn remove_installed(places: &InstallPaths, mode: u32) -> Result<(), ReconcileError> {
     let net_dir = &places.net_dir;
     // Twice where another process writes at the same time.
     for _ in 0..5 {
-        let files = directory::read(net_dir).map_err(|source| PassError::Directory {
+        let files = directory::read(net_dir).map_err(|source| ReconcileError::Directory {
             path: net_dir.clone(),
             source,
         })?;
         let mut all_done = true;
-        for action in plan::removal(&files) {
-            all_done &=
-                files::carry_out(net_dir, &action, mode).map_err(PassError::Configuration)?;
+        for action in plan::removal_actions(&files) {
+            all_done &= files::perform_action(net_dir, &action, mode)
+                .map_err(ReconcileError::Configuration)?;
         }
         if all_done {
             break;
         }
     }
     for file in [
-        net_dir.join(membership_copy::FILE),
-        places.run_dir.join(membership::FILE),
+        net_dir.join(membership_copy::FILE_NAME),
+        places.run_dir.join(membership::FILE_NAME),
     ] {
-        files::remove(&file).map_err(PassError::Configuration)?;
+        files::remove(&file).map_err(ReconcileError::Configuration)?;
     }
     Ok(())
 }

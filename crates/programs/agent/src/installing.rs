@@ -14,7 +14,7 @@ use crate::{
     install::{
         Installation, daemonset,
         metrics::InstallMetrics,
-        uninstall::{Decision, Lookup, decide, file_may_go},
+        uninstall::{DaemonSetLookup, UninstallDecision, decide, may_remove_file},
     },
 };
 
@@ -22,11 +22,11 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Installing {
     args: Arc<Args>,
-    stage: Arc<Mutex<Stage>>,
+    stage: Arc<Mutex<InstallerStage>>,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum InstallerStage {
     /// The settings disable the installation.
     Off,
     Prepared(InstallMetrics, ReadyTask),
@@ -39,9 +39,9 @@ impl Installing {
     pub(crate) fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
         let stage = if args.install.install_cni {
             let ready = readiness.pending("CNI plugin");
-            Stage::Prepared(InstallMetrics::new(registry), ready)
+            InstallerStage::Prepared(InstallMetrics::new(registry), ready)
         } else {
-            Stage::Off
+            InstallerStage::Off
         };
         Self {
             args: Arc::new(args.clone()),
@@ -52,10 +52,11 @@ impl Installing {
     /// Starts the installation; further calls do nothing.
     pub(crate) fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Stage::Prepared(..) = &*stage
-            && let Stage::Prepared(metrics, ready) = std::mem::replace(&mut *stage, Stage::Ended)
+        if let InstallerStage::Prepared(..) = &*stage
+            && let InstallerStage::Prepared(metrics, ready) =
+                std::mem::replace(&mut *stage, InstallerStage::Ended)
         {
-            *stage = Stage::Running(Box::new(Installation::start(
+            *stage = InstallerStage::Running(Box::new(Installation::start(
                 &self.args.install,
                 self.args.run_dir.clone(),
                 &self.args.exclude_namespaces,
@@ -88,12 +89,12 @@ impl Installing {
     async fn node(&self) -> Option<Node> {
         let is_off = {
             let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-            matches!(*stage, Stage::Off)
+            matches!(*stage, InstallerStage::Off)
         };
         if is_off { None } else { self.look_up().await.1 }
     }
 
-    async fn look_up(&self) -> (Lookup, Option<Node>) {
+    async fn look_up(&self) -> (DaemonSetLookup, Option<Node>) {
         let install = &self.args.install;
         let (namespace, name) = (&install.pod_namespace, &install.daemonset_name);
         let kubeconfig = self.args.kubeconfig.as_deref();
@@ -105,27 +106,27 @@ impl Installing {
     async fn end(&self, before: Option<Node>) -> bool {
         let stage = {
             let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *stage, Stage::Ended)
+            std::mem::replace(&mut *stage, InstallerStage::Ended)
         };
-        if matches!(stage, Stage::Off) {
+        if matches!(stage, InstallerStage::Off) {
             return false;
         }
         let (lookup, node) = self.look_up().await;
         let decision = if self.args.clean_up_on_exit {
-            Decision::Remove("the settings say so".to_owned())
+            UninstallDecision::Remove("the settings say so".to_owned())
         } else {
             decide(&lookup, node.as_ref())
         };
         match decision {
-            Decision::Keep(why) => {
+            UninstallDecision::Keep(why) => {
                 tracing::info!(why, "the CNI plugin stays for the next agent");
                 false
             }
-            Decision::Remove(why) => {
+            UninstallDecision::Remove(why) => {
                 tracing::info!(why, "the CNI plugin is removed");
-                if let Stage::Running(installation) = stage {
+                if let InstallerStage::Running(installation) = stage {
                     installation
-                        .remove(file_may_go(node.or(before).as_ref()))
+                        .remove(may_remove_file(node.or(before).as_ref()))
                         .await;
                 }
                 true

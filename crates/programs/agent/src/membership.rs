@@ -8,13 +8,13 @@ use std::{collections::BTreeMap, io, path::Path};
 use ambit_model::ArcStr;
 use serde::Serialize;
 
-use crate::replace::replace;
+use crate::replace::replace_file;
 
 /// Name of the file in the run directory.
-pub const FILE: &str = "membership.json";
+pub const FILE_NAME: &str = "membership.json";
 
 #[derive(Serialize)]
-struct Snapshot<'a> {
+struct MembershipFile<'a> {
     version: u32,
     namespaces: BTreeMap<&'a str, bool>,
 }
@@ -28,11 +28,11 @@ pub fn write(run_dir: &Path, namespaces: &BTreeMap<ArcStr, bool>) -> io::Result<
         .iter()
         .map(|(name, mesh)| (name.as_str(), *mesh))
         .collect();
-    let text = serde_json::to_vec(&Snapshot {
+    let text = serde_json::to_vec(&MembershipFile {
         version: 1,
         namespaces,
     })?;
-    replace(&run_dir.join(FILE), 0o644, &text)
+    replace_file(&run_dir.join(FILE_NAME), 0o644, &text)
 }
 
 #[cfg(test)]
@@ -50,7 +50,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            fs::read_to_string(dir.path().join(FILE)).unwrap(),
+            fs::read_to_string(dir.path().join(FILE_NAME)).unwrap(),
             r#"{"version":1,"namespaces":{"a":true,"b":false}}"#
         );
     }

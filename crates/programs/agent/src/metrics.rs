@@ -7,7 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{enrolment::Counts, source::SourceEvent};
+use crate::{enrolment::PodCounts, source::SourceEvent};
 
 /// Labels of `istio_cni_plugin_requests_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -128,7 +128,7 @@ impl Metrics {
     }
 
     /// Sets the gauges of pods by state.
-    pub fn set_counts(&self, counts: Counts) {
+    pub fn set_counts(&self, counts: PodCounts) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.desired.set(number(counts.desired));
         self.captured.set(number(counts.captured));

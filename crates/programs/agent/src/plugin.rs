@@ -27,28 +27,28 @@ use tokio::{
 
 use crate::{
     actions::Actions,
-    enrolment::{CniAdd, Reply, WhichPod},
+    enrolment::{CniAdd, PodRef, Reply},
     metrics::{Metrics, ResponseCode},
     report::AgentReport,
 };
 
 /// Name of the socket in the run directory.
-pub const SOCKET: &str = "pluginevent.sock";
+pub const SOCKET_NAME: &str = "pluginevent.sock";
 
 /// Request that the server passes to the enrolment loop.
 #[derive(Debug)]
-pub enum Call {
+pub enum PluginCall {
     /// Requests the enrolment of a pod that is being started.
     CniAdd(CniAdd<Netns>),
     /// Queries whether a pod belongs to the mesh.
-    IsMember(WhichPod),
+    IsMember(PodRef),
     /// Requests a report of all pods.
     Report,
 }
 
-/// Response of the enrolment loop to a [`Call`].
+/// Response of the enrolment loop to a [`PluginCall`].
 #[derive(Debug)]
-pub enum Answer {
+pub enum PluginResponse {
     /// Response to the plugin.
     Reply(Reply),
     /// Report for operators.
@@ -56,7 +56,7 @@ pub enum Answer {
 }
 
 /// Channel of calls to the enrolment loop, each with the sender of its response.
-pub type Calls = mpsc::Sender<(Call, oneshot::Sender<Answer>)>;
+pub type CallSender = mpsc::Sender<(PluginCall, oneshot::Sender<PluginResponse>)>;
 
 /// Body of `/cmdadd`, with the field names of Istio's plugin.
 #[derive(Debug, Deserialize)]
@@ -120,7 +120,7 @@ pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
         fs::create_dir_all(run_dir)?;
         fs::set_permissions(run_dir, fs::Permissions::from_mode(0o750))?;
     }
-    let path = run_dir.join(SOCKET);
+    let path = run_dir.join(SOCKET_NAME);
     let new = path.with_extension("new");
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -141,7 +141,7 @@ pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
 /// Serves the plugin's socket until the drain starts.
 pub async fn run<A: Actions>(
     socket: PluginSocket,
-    calls: Calls,
+    calls: CallSender,
     actions: Arc<A>,
     metrics: Metrics,
     drain: DrainWatcher,
@@ -156,7 +156,7 @@ pub async fn run<A: Actions>(
         async move {
             let started = Instant::now();
             let is_add = request.uri().path() == "/cmdadd";
-            let response = answer(&request, &calls, actions).await;
+            let response = handle_request(&request, &calls, actions).await;
             if is_add {
                 let response_code = response.status().as_u16();
                 metrics
@@ -176,17 +176,21 @@ pub async fn run<A: Actions>(
     drop(file);
 }
 
-async fn answer<A: Actions>(request: &Request, calls: &Calls, actions: Arc<A>) -> Response {
+async fn handle_request<A: Actions>(
+    request: &Request,
+    calls: &CallSender,
+    actions: Arc<A>,
+) -> Response {
     match request.uri().path() {
         // Whatever the method, as Istio's agent has it.
-        "/cmdadd" => add(request.body(), calls, actions).await,
+        "/cmdadd" => handle_add(request.body(), calls, actions).await,
         "/v1/membership" if request.method() != http::Method::GET => method_not_allowed("GET"),
-        "/v1/membership" => membership(request, calls).await,
+        "/v1/membership" => handle_membership(request, calls).await,
         _ => report(request, calls).await.unwrap_or_else(not_found),
     }
 }
 
-async fn add<A: Actions>(body: &[u8], calls: &Calls, actions: Arc<A>) -> Response {
+async fn handle_add<A: Actions>(body: &[u8], calls: &CallSender, actions: Arc<A>) -> Response {
     let event: AddEvent = match serde_json::from_slice(body) {
         Ok(event) => event,
         Err(error) => return text(400, format!("the event cannot be read: {error}\n")),
@@ -209,60 +213,60 @@ async fn add<A: Actions>(body: &[u8], calls: &Calls, actions: Arc<A>) -> Respons
         Err(error) => return text(500, format!("pod {pod}: {error}\n")),
     };
     let addresses = event.ips.unwrap_or_default();
-    let call = Call::CniAdd(CniAdd {
-        pod: which(event.pod_namespace, event.pod_name, event.pod_uid),
+    let call = PluginCall::CniAdd(CniAdd {
+        pod: pod_ref(event.pod_namespace, event.pod_name, event.pod_uid),
         netns,
         addresses: addresses
             .iter()
             .map(|ip| ip.address.ip.to_canonical())
             .collect(),
     });
-    let reply = ask(calls, call).await;
+    let reply = send_call(calls, call).await;
     match &reply {
         Reply::Done => tracing::info!(pod, "a starting pod is captured"),
         other => tracing::warn!(pod, reply = ?other, "a starting pod is not captured"),
     }
-    respond(reply)
+    reply_response(reply)
 }
 
-async fn membership(request: &Request, calls: &Calls) -> Response {
+async fn handle_membership(request: &Request, calls: &CallSender) -> Response {
     let parameter = |name| query_parameter(request.uri(), name).unwrap_or_default();
     let (namespace, name) = (parameter("namespace"), parameter("pod"));
     if namespace.is_empty() || name.is_empty() {
         return text(400, "give namespace=...&pod=...\n");
     }
-    respond(
-        ask(
+    reply_response(
+        send_call(
             calls,
-            Call::IsMember(which(namespace, name, parameter("uid"))),
+            PluginCall::IsMember(pod_ref(namespace, name, parameter("uid"))),
         )
         .await,
     )
 }
 
-fn which(namespace: impl AsRef<str>, name: impl AsRef<str>, uid: impl AsRef<str>) -> WhichPod {
+fn pod_ref(namespace: impl AsRef<str>, name: impl AsRef<str>, uid: impl AsRef<str>) -> PodRef {
     let uid = Some(uid.as_ref()).filter(|uid| !uid.is_empty());
-    WhichPod {
+    PodRef {
         namespace: namespace.as_ref().into(),
         name: name.as_ref().into(),
         uid: uid.map(|uid| uid.to_ascii_lowercase().into()),
     }
 }
 
-async fn ask(calls: &Calls, call: Call) -> Reply {
+async fn send_call(calls: &CallSender, call: PluginCall) -> Reply {
     let (sender, receiver) = oneshot::channel();
     let ending = || Reply::TryLater("the agent is ending".to_owned());
     if calls.send((call, sender)).await.is_err() {
         return ending();
     }
     match receiver.await {
-        Ok(Answer::Reply(reply)) => reply,
-        Ok(Answer::Report(_)) | Err(_) => ending(),
+        Ok(PluginResponse::Reply(reply)) => reply,
+        Ok(PluginResponse::Report(_)) | Err(_) => ending(),
     }
 }
 
 /// Serves `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
-pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
+pub async fn report(request: &Request, calls: &CallSender) -> Option<Response> {
     let pod = match request.uri().path() {
         "/v1/status" => None,
         path => Some(path.strip_prefix("/v1/pods/")?.split_once('/')?),
@@ -271,12 +275,12 @@ pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
         return Some(method_not_allowed("GET"));
     }
     let (sender, receiver) = oneshot::channel();
-    let sent = calls.send((Call::Report, sender)).await;
+    let sent = calls.send((PluginCall::Report, sender)).await;
     let answer = match sent {
         Ok(()) => receiver.await.ok(),
         Err(_) => None,
     };
-    let Some(Answer::Report(report)) = answer else {
+    let Some(PluginResponse::Report(report)) = answer else {
         return Some(text(503, "the agent is ending\n"));
     };
     let Some((namespace, name)) = pod else {
@@ -300,7 +304,7 @@ pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
     ))
 }
 
-fn respond(reply: Reply) -> Response {
+fn reply_response(reply: Reply) -> Response {
     match reply {
         Reply::Done => text(200, ""),
         Reply::Member(mesh) => json(200, &Membership { mesh }),

@@ -24,7 +24,7 @@ use crate::{
     install,
     installing::Installing,
     metrics::Metrics,
-    plugin::{self, Answer, Call},
+    plugin::{self, PluginCall, PluginResponse},
     report::AgentReport,
     source::{
         PodSource, SourceEvent,
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
         supervisor::end_with_supervisor(c"ambit-agent").map_err(RunError::Runtime)?;
     }
     // Before there are other threads. Programs that the agent starts get root's again.
-    let kept = privileges::keep(&[
+    let kept = privileges::keep_only(&[
         Capability::SysAdmin,
         Capability::NetAdmin,
         Capability::SysPtrace,
@@ -70,13 +70,13 @@ pub fn run(args: Args) -> Result<(), RunError> {
     let env = Env::from_process();
     let exporter = Exporter::from_env(&env, "ambit-agent")?;
     ambit_rt::logging::init_with_sink(&env, exporter.record_sink())?;
-    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    ambit_rt::panics::install_hook(ambit_rt::panics::PanicScope::Process);
     if let Err(error) = kept {
         tracing::warn!(%error, "capabilities that are not needed cannot be given up");
     }
     // A descriptor a captured pod.
     ambit_rt::limits::raise_open_files();
-    let runtime = ambit_rt::current_thread().map_err(RunError::Runtime)?;
+    let runtime = ambit_rt::current_thread_runtime().map_err(RunError::Runtime)?;
     runtime.block_on(async move {
         let shutdown = Shutdown::on_signals().map_err(RunError::Runtime)?;
         let supervisor = if args.worker {
@@ -84,10 +84,11 @@ pub fn run(args: Args) -> Result<(), RunError> {
         } else {
             Supervisor::none()
         };
-        let started = move || supervisor.started();
-        let actions = args.actions()?;
+        let started = move || supervisor.report_started();
+        let actions = args.kernel_actions()?;
         if args.manifests.is_empty() {
-            let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-agent").await?;
+            let client =
+                ambit_kube_kit::create_client(args.kubeconfig.as_deref(), "ambit-agent").await?;
             let keys = args.settings()?.enablement.namespace_keys();
             let source = KubernetesSource::new(client.clone(), &args.node, keys, &args.run_dir);
             let status = StatusSink::Api(ApiStatus::start(client, &args.node));
@@ -98,7 +99,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
         let dir = dir
             .map(|dir| StatusDir::open(dir, &args.node))
             .transpose()?;
-        let status = dir.map_or(StatusSink::Nowhere, |dir| StatusSink::Dir(Arc::new(dir)));
+        let status = dir.map_or(StatusSink::Disabled, |dir| StatusSink::Dir(Arc::new(dir)));
         run_with(args, source, actions, status, exporter, shutdown, started).await
     })
 }
@@ -136,7 +137,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         source,
     })?;
     let socket = plugin::bind(&args.run_dir).map_err(|source| RunError::Socket {
-        path: args.run_dir.join(plugin::SOCKET),
+        path: args.run_dir.join(plugin::SOCKET_NAME),
         source,
     })?;
     tokio::select! {
@@ -165,10 +166,10 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let (installing, shutdown, removed) = installing.until(shutdown);
     let agent = Agent {
         enrolment: Enrolment::new(settings),
-        waiting: HashMap::new(),
+        pending_replies: HashMap::new(),
         next_request: 0,
         trouble: false,
-        identity: Identity {
+        identity: AgentIdentity {
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
         },
@@ -189,7 +190,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
             source,
             received,
             called,
-            args.reconcile_every(),
+            args.reconcile_interval(),
             shutdown,
             || {
                 ready.ready();
@@ -209,7 +210,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     drop(server);
     if removed.load(Ordering::Relaxed) {
         // No capture of pods that start from now on is late, also if there is a mesh again some day.
-        kubernetes::forget(&args.run_dir);
+        kubernetes::remove_last_known(&args.run_dir);
     }
     if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
         // After all that was ordered, some of which would make the rule anew.
@@ -241,7 +242,7 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
 }
 
 /// Identity of the agent for reports, constant while it runs.
-struct Identity {
+struct AgentIdentity {
     node: String,
     redirection_backend: String,
 }
@@ -249,11 +250,11 @@ struct Identity {
 /// Loop that passes events to the enrolment state machine and carries out its effects.
 struct Agent<A> {
     enrolment: Enrolment<Netns>,
-    waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
+    pending_replies: HashMap<RequestId, oneshot::Sender<PluginResponse>>,
     next_request: u64,
     /// Whether the source reported that its pods may be outdated.
     trouble: bool,
-    identity: Identity,
+    identity: AgentIdentity,
     executor: Executor<A>,
 }
 
@@ -262,7 +263,7 @@ impl<A: Actions> Agent<A> {
         mut self,
         mut source: S,
         mut events: mpsc::UnboundedReceiver<Event<Netns>>,
-        mut calls: mpsc::Receiver<(Call, oneshot::Sender<Answer>)>,
+        mut calls: mpsc::Receiver<(PluginCall, oneshot::Sender<PluginResponse>)>,
         reconcile_every: Duration,
         mut shutdown: Shutdown,
         ready: impl Fn(),
@@ -284,13 +285,13 @@ impl<A: Actions> Agent<A> {
                     }
                     let trouble = source.trouble().is_some();
                     if std::mem::replace(&mut self.trouble, trouble) && !trouble {
-                        self.executor.status.hasten();
+                        self.executor.status.retry_now();
                     }
                 }
-                Some(event) = events.recv() => self.take(event),
-                Some((call, reply)) = calls.recv() => self.call(call, reply, source.trouble()),
-                _ = reconcile.tick() => self.take(Event::Reconcile),
-                () = ambit_rt::sleep_until(deadline) => self.take(Event::Tick),
+                Some(event) = events.recv() => self.handle_event(event),
+                Some((call, reply)) = calls.recv() => self.handle_call(call, reply, source.trouble()),
+                _ = reconcile.tick() => self.handle_event(Event::Reconcile),
+                () = ambit_rt::sleep_until(deadline) => self.handle_event(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");
                     ending = Some(Instant::now() + UNENROLMENT_TIMEOUT);
@@ -305,28 +306,33 @@ impl<A: Actions> Agent<A> {
     fn observe(&mut self, event: SourceEvent) {
         self.executor.metrics.count_event(&event);
         match &event {
-            SourceEvent::Pod(view) => self.executor.status.observed(view),
-            SourceEvent::PodGone(uid) => self.executor.status.gone(uid),
+            SourceEvent::Pod(view) => self.executor.status.on_observed(view),
+            SourceEvent::PodGone(uid) => self.executor.status.on_deleted(uid),
             _ => {}
         }
-        self.take(Event::Source(event));
+        self.handle_event(Event::Source(event));
     }
 
-    fn call(&mut self, call: Call, reply: oneshot::Sender<Answer>, trouble: Option<&str>) {
-        if let Call::Report = call {
+    fn handle_call(
+        &mut self,
+        call: PluginCall,
+        reply: oneshot::Sender<PluginResponse>,
+        trouble: Option<&str>,
+    ) {
+        if let PluginCall::Report = call {
             // The caller may have hung up.
             reply
-                .send(Answer::Report(Box::new(self.report(trouble))))
+                .send(PluginResponse::Report(Box::new(self.report(trouble))))
                 .ok();
             return;
         }
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        self.waiting.insert(request, reply);
-        self.take(match call {
-            Call::CniAdd(add) => Event::CniAdd(request, add),
-            Call::IsMember(which) => Event::IsMember(request, which),
-            Call::Report => return,
+        self.pending_replies.insert(request, reply);
+        self.handle_event(match call {
+            PluginCall::CniAdd(add) => Event::CniAdd(request, add),
+            PluginCall::IsMember(which) => Event::IsMember(request, which),
+            PluginCall::Report => return,
         });
     }
 
@@ -346,13 +352,13 @@ impl<A: Actions> Agent<A> {
         }
     }
 
-    fn take(&mut self, event: Event<Netns>) {
+    fn handle_event(&mut self, event: Event<Netns>) {
         for effect in self.enrolment.on_event(event, Instant::now()) {
             match effect {
-                Effect::Answer(request, reply) => {
-                    if let Some(waiting) = self.waiting.remove(&request) {
+                Effect::Reply(request, reply) => {
+                    if let Some(waiting) = self.pending_replies.remove(&request) {
                         // The caller may have hung up.
-                        waiting.send(Answer::Reply(reply)).ok();
+                        waiting.send(PluginResponse::Reply(reply)).ok();
                     }
                 }
                 Effect::Step { uid, id, step } => self.executor.step(uid, id, step),

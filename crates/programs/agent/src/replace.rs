@@ -14,7 +14,7 @@ use std::{
 /// # Errors
 ///
 /// When the file's directory cannot be written.
-pub(crate) fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
+pub(crate) fn replace_file(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
     // Of this process alone: during a rollout two agents write.
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));

@@ -8,7 +8,7 @@ use ambit_model::ArcStr;
 use ambit_zds::PodUid;
 use serde::Serialize;
 
-use crate::source::Status;
+use crate::source::RedirectionStatus;
 
 /// Response of `/v1/status`: the state of the agent and of all pods.
 #[derive(Clone, Debug, Serialize)]
@@ -75,9 +75,9 @@ pub struct PodReport {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Desired value of the pod's status annotation.
-    pub annotation: Status,
+    pub annotation: RedirectionStatus,
     /// Value of the pod's status annotation as last observed.
-    pub annotation_seen: Status,
+    pub annotation_seen: RedirectionStatus,
 }
 
 /// State of a pod's enrolment.

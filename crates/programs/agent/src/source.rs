@@ -50,7 +50,7 @@ pub struct PodView {
     pub cgroup_alias: Option<String>,
     /// Value of the pod's status annotation. Enrolment only reads from it whether the pod was captured before, and
     /// otherwise corrects it.
-    pub reported: Status,
+    pub reported: RedirectionStatus,
     /// Whether labels and annotations are certainly unchanged since the pod's creation.
     #[serde(default)]
     pub unchanged: bool,
@@ -69,7 +69,7 @@ impl<'a> From<&'a PodView> for PodFacts<'a> {
 
 /// Pods and namespaces as the previous agent last knew them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct EarlierObjects {
     /// Labels of each namespace.
     pub namespaces: BTreeMap<ArcStr, Labels>,
     /// UIDs of the pods of this node.
@@ -79,7 +79,7 @@ pub struct Record {
 /// Value of a pod's status annotation, `ambient.istio.io/redirection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum RedirectionStatus {
     /// The pod has no such annotation.
     #[default]
     None,
@@ -89,9 +89,9 @@ pub enum Status {
     Enabled,
 }
 
-impl Status {
+impl RedirectionStatus {
     /// Returns the annotation's value; `None` is no annotation.
-    pub fn value(self) -> Option<&'static str> {
+    pub fn annotation_value(self) -> Option<&'static str> {
         match self {
             Self::None => None,
             Self::Pending => Some(labels::REDIRECTION_PENDING),
@@ -100,7 +100,7 @@ impl Status {
     }
 
     /// Parses the annotation's value. An unknown value counts as pending, so that it is corrected.
-    pub fn of(value: Option<&str>) -> Self {
+    pub fn from_annotation(value: Option<&str>) -> Self {
         match value {
             None => Self::None,
             Some(labels::REDIRECTION_ENABLED) => Self::Enabled,
@@ -121,7 +121,7 @@ pub enum SourceEvent {
     /// A namespace was deleted.
     NamespaceGone(ArcStr),
     /// Carries the record of an earlier agent; sent first, if there is one.
-    Recorded(Record),
+    Recorded(EarlierObjects),
     /// All objects that existed at the start have been sent.
     Synced,
 }

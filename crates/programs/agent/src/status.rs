@@ -9,7 +9,7 @@ mod annotations;
 pub mod api;
 pub mod dir;
 
-use crate::source::{PodView, Status};
+use crate::source::{PodView, RedirectionStatus};
 use api::ApiStatus;
 use dir::{StatusDir, StatusError};
 
@@ -17,7 +17,7 @@ use dir::{StatusDir, StatusError};
 #[derive(Clone, Debug)]
 pub enum StatusSink {
     /// Nothing is written.
-    Nowhere,
+    Disabled,
     /// Annotations are written to a directory of manifests.
     Dir(Arc<StatusDir>),
     /// Annotations and events are written to the API server.
@@ -30,35 +30,40 @@ impl StatusSink {
     ///
     /// # Errors
     /// When the directory cannot be written.
-    pub fn write(&self, uid: &PodUid, pod: &PodName, status: Status) -> Result<(), StatusError> {
+    pub fn write(
+        &self,
+        uid: &PodUid,
+        pod: &PodName,
+        status: RedirectionStatus,
+    ) -> Result<(), StatusError> {
         match self {
-            Self::Nowhere => Ok(()),
+            Self::Disabled => Ok(()),
             Self::Dir(dir) => dir.write(uid, pod, status),
             Self::Api(api) => {
-                api.desire(uid.clone(), pod.clone(), status);
+                api.set_desired(uid.clone(), pod.clone(), status);
                 Ok(())
             }
         }
     }
 
     /// Records the value of a pod's annotation that the source has sent.
-    pub fn observed(&self, view: &PodView) {
+    pub fn on_observed(&self, view: &PodView) {
         if let Self::Api(api) = self {
-            api.observed(view.uid.clone(), view.name.clone(), view.reported);
+            api.set_observed(view.uid.clone(), view.name.clone(), view.reported);
         }
     }
 
     /// Forgets a pod whose object was deleted.
-    pub fn gone(&self, uid: &PodUid) {
+    pub fn on_deleted(&self, uid: &PodUid) {
         if let Self::Api(api) = self {
-            api.gone(uid.clone());
+            api.remove_pod(uid.clone());
         }
     }
 
     /// Retries failed writes at once, since the API server responds again.
-    pub fn hasten(&self) {
+    pub fn retry_now(&self) {
         if let Self::Api(api) = self {
-            api.hasten();
+            api.retry_now();
         }
     }
 
@@ -70,7 +75,7 @@ impl StatusSink {
         match self {
             Self::Dir(dir) => dir.prune(keep),
             // The status of each pod that is out is written by itself.
-            Self::Nowhere | Self::Api(_) => Ok(()),
+            Self::Disabled | Self::Api(_) => Ok(()),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 
-use ambit_handover::{Meeting, Program};
+use ambit_handover::{Program, SupervisorSockets};
 use ambit_rt::{Env, logging::LoggingError};
 
 use crate::config::Args;
@@ -30,7 +30,7 @@ pub enum SuperviseError {
 /// When the process cannot start.
 pub fn supervise(args: &Args, arguments: Vec<OsString>) -> Result<u8, SuperviseError> {
     let _logs = ambit_rt::logging::init(&Env::from_process())?;
-    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    ambit_rt::panics::install_hook(ambit_rt::panics::PanicScope::Process);
     if let Some(parent) = args.zds_socket.parent() {
         // Failing to is reported by the agent, which needs it more.
         std::fs::create_dir_all(parent).ok();
@@ -39,9 +39,9 @@ pub fn supervise(args: &Args, arguments: Vec<OsString>) -> Result<u8, SuperviseE
     Ok(ambit_handover::run(Program {
         name: "ambit-agent",
         arguments: arguments.collect(),
-        meeting: Meeting {
+        sockets: SupervisorSockets {
             hold_for_others: Some(args.zds_socket.with_file_name(HOLDER_SOCKET)),
-            ..Meeting::default()
+            ..SupervisorSockets::default()
         },
     })?)
 }

@@ -15,8 +15,8 @@ use ambit_sys::{
 };
 use ambit_wire::zds_codec;
 use ambit_zds::{
-    ConnectionId, DeliverError, Expect, MAX_RECORD, PodUid, Registry, RegistryEffect,
-    RegistryEvent, Request, Ticket, WorkloadInfo,
+    ConnectionId, DeliverError, ExpectedRecord, MAX_RECORD_BYTES, OrderId, PodUid, Registry,
+    RegistryEffect, RegistryEvent, Request, WorkloadInfo,
 };
 use prometheus_client::metrics::gauge::Gauge;
 use std::os::fd::AsFd as _;
@@ -29,26 +29,26 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum concurrent proxy connections, of which a rollout needs two.
 const MAX_CONNECTIONS: usize = 16;
 
-enum Command {
+enum ZdsCommand {
     Add {
         uid: PodUid,
         info: WorkloadInfo,
         netns: Netns,
-        done: Done,
+        done: DeliverySender,
     },
     Del {
         uid: PodUid,
-        done: Done,
+        done: DeliverySender,
     },
     Hold(PodUid),
     Open,
 }
 
-type Done = oneshot::Sender<Result<(), DeliverError>>;
+type DeliverySender = oneshot::Sender<Result<(), DeliverError>>;
 
 /// Handle that sends commands to the ZDS server, which processes them in order.
 #[derive(Clone, Debug)]
-pub struct Zds(mpsc::UnboundedSender<Command>);
+pub struct Zds(mpsc::UnboundedSender<ZdsCommand>);
 
 impl Zds {
     /// Orders the newest proxy to serve the pod; completes when the proxy has acknowledged it.
@@ -59,8 +59,8 @@ impl Zds {
         netns: Netns,
     ) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
-        self.order(
-            Command::Add {
+        self.send_command(
+            ZdsCommand::Add {
                 uid,
                 info,
                 netns,
@@ -73,23 +73,23 @@ impl Zds {
     /// Orders every proxy to stop serving the pod; completes when the proxies have acknowledged it.
     pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
-        self.order(Command::Del { uid, done }, outcome)
+        self.send_command(ZdsCommand::Del { uid, done }, outcome)
     }
 
     /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
     pub fn hold(&self, uid: PodUid) {
         // The server ends only with the process.
-        self.0.send(Command::Hold(uid)).ok();
+        self.0.send(ZdsCommand::Hold(uid)).ok();
     }
 
     /// Lets proxies connect, since every pod is known now.
     pub fn open(&self) {
-        self.0.send(Command::Open).ok();
+        self.0.send(ZdsCommand::Open).ok();
     }
 
-    fn order(
+    fn send_command(
         &self,
-        command: Command,
+        command: ZdsCommand,
         outcome: oneshot::Receiver<Result<(), DeliverError>>,
     ) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         self.0.send(command).ok();
@@ -101,10 +101,10 @@ impl Zds {
 #[derive(Debug)]
 pub struct ZdsServer {
     listener: SeqPacketListener,
-    commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<ZdsCommand>,
 }
 
-impl std::fmt::Debug for Command {
+impl std::fmt::Debug for ZdsCommand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Add { .. } => "Add",
@@ -129,22 +129,22 @@ pub fn bind(path: &Path) -> io::Result<(Zds, ZdsServer)> {
 }
 
 /// Input from the tasks of a proxy's connection.
-enum Input {
+enum ConnectionEvent {
     Record(ConnectionId, Vec<u8>),
     Broken(ConnectionId, String),
     Closed(ConnectionId, Option<io::Error>),
 }
 
-struct Connection {
+struct ProxyConnection {
     out: mpsc::UnboundedSender<(Vec<u8>, Option<Netns>)>,
     _tasks: [AbortOnDrop<()>; 2],
 }
 
 struct Server<F> {
     registry: Registry<Netns>,
-    connections: BTreeMap<ConnectionId, Connection>,
-    orders: BTreeMap<Ticket, Done>,
-    inputs: mpsc::UnboundedSender<Input>,
+    connections: BTreeMap<ConnectionId, ProxyConnection>,
+    pending_deliveries: BTreeMap<OrderId, DeliverySender>,
+    inputs: mpsc::UnboundedSender<ConnectionEvent>,
     next_id: u64,
     connected: Gauge,
     synced: F,
@@ -157,7 +157,7 @@ impl ZdsServer {
         let mut server = Server {
             registry: Registry::new(),
             connections: BTreeMap::new(),
-            orders: BTreeMap::new(),
+            pending_deliveries: BTreeMap::new(),
             inputs: sender,
             next_id: 0,
             connected,
@@ -170,19 +170,19 @@ impl ZdsServer {
             let may_accept = open && server.connections.len() < MAX_CONNECTIONS;
             tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(Command::Open) => open = true,
-                    Some(command) => server.order(command),
+                    Some(ZdsCommand::Open) => open = true,
+                    Some(command) => server.handle_command(command),
                     None => return,
                 },
-                Some(input) = inputs.recv() => server.input(input),
+                Some(input) = inputs.recv() => server.handle_connection_event(input),
                 accepted = accept(&self.listener, accept_from), if may_accept => {
                     accept_from = tokio::time::Instant::now() + ACCEPT_PAUSE;
                     match accepted {
-                        Ok(socket) => server.accepted(socket),
+                        Ok(socket) => server.add_connection(socket),
                         Err(error) => tracing::warn!(%error, "cannot accept a node proxy"),
                     }
                 }
-                () = ambit_rt::sleep_until(deadline) => server.apply(RegistryEvent::Tick),
+                () = ambit_rt::sleep_until(deadline) => server.handle_registry_event(RegistryEvent::Tick),
             }
         }
     }
@@ -194,34 +194,34 @@ async fn accept(listener: &SeqPacketListener, from: tokio::time::Instant) -> io:
 }
 
 impl<F: Fn()> Server<F> {
-    fn order(&mut self, command: Command) {
-        let ticket = Ticket(self.next_id);
+    fn handle_command(&mut self, command: ZdsCommand) {
+        let ticket = OrderId(self.next_id);
         self.next_id += 1;
         match command {
-            Command::Add {
+            ZdsCommand::Add {
                 uid,
                 info,
                 netns,
                 done,
             } => {
-                self.orders.insert(ticket, done);
-                self.apply(RegistryEvent::Add {
+                self.pending_deliveries.insert(ticket, done);
+                self.handle_registry_event(RegistryEvent::Add {
                     ticket,
                     uid,
                     info,
                     netns,
                 });
             }
-            Command::Del { uid, done } => {
-                self.orders.insert(ticket, done);
-                self.apply(RegistryEvent::Del { ticket, uid });
+            ZdsCommand::Del { uid, done } => {
+                self.pending_deliveries.insert(ticket, done);
+                self.handle_registry_event(RegistryEvent::Del { ticket, uid });
             }
-            Command::Hold(uid) => self.apply(RegistryEvent::Hold(uid)),
-            Command::Open => {}
+            ZdsCommand::Hold(uid) => self.handle_registry_event(RegistryEvent::KeepIfServed(uid)),
+            ZdsCommand::Open => {}
         }
     }
 
-    fn accepted(&mut self, socket: SeqPacket) {
+    fn add_connection(&mut self, socket: SeqPacket) {
         let id = ConnectionId(self.next_id);
         self.next_id += 1;
         let socket = Arc::new(socket);
@@ -237,22 +237,22 @@ impl<F: Fn()> Server<F> {
             ),
         ];
         self.connections
-            .insert(id, Connection { out, _tasks: tasks });
-        self.apply(RegistryEvent::Accepted(id));
+            .insert(id, ProxyConnection { out, _tasks: tasks });
+        self.handle_registry_event(RegistryEvent::Accepted(id));
     }
 
-    fn input(&mut self, input: Input) {
+    fn handle_connection_event(&mut self, input: ConnectionEvent) {
         match input {
-            Input::Record(id, record) => {
-                let event = match self.registry.expects(id) {
-                    Expect::Hello => zds_codec::decode_hello(&record).map(|version| {
+            ConnectionEvent::Record(id, record) => {
+                let event = match self.registry.expected_record(id) {
+                    ExpectedRecord::Hello => zds_codec::decode_hello(&record).map(|version| {
                         tracing::info!(connection = id.0, version, "a node proxy has connected");
                         RegistryEvent::Hello(id)
                     }),
-                    Expect::Ack => {
+                    ExpectedRecord::Ack => {
                         zds_codec::decode_ack(&record).map(|ack| RegistryEvent::Ack(id, ack))
                     }
-                    Expect::Nothing => {
+                    ExpectedRecord::None => {
                         let what = "an unsolicited record".to_owned();
                         Ok(RegistryEvent::Unexpected(id, what))
                     }
@@ -260,19 +260,21 @@ impl<F: Fn()> Server<F> {
                 let event = event.unwrap_or_else(|error| {
                     RegistryEvent::Unexpected(id, ErrorChain(&error).to_string())
                 });
-                self.apply(event);
+                self.handle_registry_event(event);
             }
-            Input::Broken(id, what) => self.apply(RegistryEvent::Unexpected(id, what)),
-            Input::Closed(id, error) => {
+            ConnectionEvent::Broken(id, what) => {
+                self.handle_registry_event(RegistryEvent::Unexpected(id, what))
+            }
+            ConnectionEvent::Closed(id, error) => {
                 if self.connections.remove(&id).is_some() {
                     tracing::info!(connection = id.0, error = ?error, "a node proxy has disconnected");
                 }
-                self.apply(RegistryEvent::Closed(id));
+                self.handle_registry_event(RegistryEvent::Closed(id));
             }
         }
     }
 
-    fn apply(&mut self, event: RegistryEvent<Netns>) {
+    fn handle_registry_event(&mut self, event: RegistryEvent<Netns>) {
         for effect in self.registry.on_event(event, Instant::now()) {
             match effect {
                 RegistryEffect::Send(id, request, netns) => self.send(id, &request, netns),
@@ -280,8 +282,8 @@ impl<F: Fn()> Server<F> {
                     tracing::warn!(connection = id.0, %reason, "closing a node proxy's connection");
                     self.connections.remove(&id);
                 }
-                RegistryEffect::Delivered(ticket, outcome) => {
-                    if let Some(done) = self.orders.remove(&ticket) {
+                RegistryEffect::OrderCompleted(ticket, outcome) => {
+                    if let Some(done) = self.pending_deliveries.remove(&ticket) {
                         // Whoever gave the order may be gone.
                         done.send(outcome).ok();
                     }
@@ -296,7 +298,7 @@ impl<F: Fn()> Server<F> {
             }
         }
         self.connected
-            .set(i64::try_from(self.registry.connected()).unwrap_or(i64::MAX));
+            .set(i64::try_from(self.registry.connected_proxies()).unwrap_or(i64::MAX));
     }
 
     fn send(&self, id: ConnectionId, request: &Request, netns: Option<Netns>) {
@@ -310,24 +312,28 @@ impl<F: Fn()> Server<F> {
     }
 }
 
-async fn read(id: ConnectionId, socket: Arc<SeqPacket>, inputs: mpsc::UnboundedSender<Input>) {
-    let mut buffer = vec![0; MAX_RECORD];
+async fn read(
+    id: ConnectionId,
+    socket: Arc<SeqPacket>,
+    inputs: mpsc::UnboundedSender<ConnectionEvent>,
+) {
+    let mut buffer = vec![0; MAX_RECORD_BYTES];
     loop {
         let input = match socket.recv(&mut buffer).await {
-            Ok(received) if received.len == 0 => Input::Closed(id, None),
+            Ok(received) if received.len == 0 => ConnectionEvent::Closed(id, None),
             Ok(received) if received.fd.is_some() => {
-                Input::Broken(id, "a descriptor, which proxies do not send".to_owned())
+                ConnectionEvent::Broken(id, "a descriptor, which proxies do not send".to_owned())
             }
             Ok(received) => {
                 let record = buffer.get(..received.len).unwrap_or_default();
-                Input::Record(id, record.to_vec())
+                ConnectionEvent::Record(id, record.to_vec())
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Input::Broken(id, error.to_string())
+                ConnectionEvent::Broken(id, error.to_string())
             }
-            Err(error) => Input::Closed(id, Some(error)),
+            Err(error) => ConnectionEvent::Closed(id, Some(error)),
         };
-        let last = !matches!(input, Input::Record(..));
+        let last = !matches!(input, ConnectionEvent::Record(..));
         if inputs.send(input).is_err() || last {
             return;
         }
@@ -338,7 +344,7 @@ async fn write(
     id: ConnectionId,
     socket: Arc<SeqPacket>,
     mut records: mpsc::UnboundedReceiver<(Vec<u8>, Option<Netns>)>,
-    inputs: mpsc::UnboundedSender<Input>,
+    inputs: mpsc::UnboundedSender<ConnectionEvent>,
 ) {
     while let Some((record, netns)) = records.recv().await {
         let fd = netns.as_ref().map(|netns| netns.as_fd());
@@ -347,7 +353,7 @@ async fn write(
             Ok(Err(error)) => error,
             Err(elapsed) => elapsed.into(),
         };
-        inputs.send(Input::Closed(id, Some(error))).ok();
+        inputs.send(ConnectionEvent::Closed(id, Some(error))).ok();
         return;
     }
 }

@@ -23,7 +23,7 @@ use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 use system::{
     node::{Node, Pod, until},
-    proxy::Proxy,
+    proxy::FakeProxy,
 };
 
 const PODS: &str = "/api/v1/pods";
@@ -86,10 +86,10 @@ impl Cluster {
     }
 
     fn publish(&self, pod: &Pod, running: bool, annotations: &Value) {
-        self.tell_at(pod, running.then_some(&pod.ip), annotations);
+        self.update_pod_at(pod, running.then_some(&pod.ip), annotations);
     }
 
-    fn tell_at(&self, pod: &Pod, ip: Option<&str>, annotations: &Value) {
+    fn update_pod_at(&self, pod: &Pod, ip: Option<&str>, annotations: &Value) {
         let status = ip.map_or_else(
             || json!({"phase": "Pending"}),
             |ip| json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}),
@@ -130,9 +130,9 @@ impl Cluster {
 fn labelled_namespace_is_captured_annotated_and_released() {
     let mut cluster = Cluster::new();
     cluster.label(false);
-    let running = cluster.node.wire_pod("running");
+    let running = cluster.node.create_pod_network("running");
     cluster.publish(&running, true, &json!({}));
-    let proxy = Proxy::start(cluster.node.zds_socket());
+    let proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     assert_eq!(cluster.annotation(&running), None);
     cluster.label(true);
@@ -141,7 +141,7 @@ fn labelled_namespace_is_captured_annotated_and_released() {
     });
     assert!(running.is_redirected() && proxy.serves(&running.uid).is_some());
 
-    let starting = cluster.node.wire_pod("starting");
+    let starting = cluster.node.create_pod_network("starting");
     cluster.publish(&starting, false, &json!({"kept": "yes"}));
     assert_eq!(cluster.node.cmdadd(&starting), (200, String::new()));
     assert!(starting.is_redirected());
@@ -189,13 +189,13 @@ fn known_pods_start_without_the_api_server() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let (first, second) = (
-        cluster.node.wire_pod("first"),
-        cluster.node.wire_pod("second"),
+        cluster.node.create_pod_network("first"),
+        cluster.node.create_pod_network("second"),
     );
     for pod in [&first, &second] {
         cluster.publish(pod, false, &json!({}));
     }
-    let proxy = Proxy::start(cluster.node.zds_socket());
+    let proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     cluster.server.set_away(true);
     until("it is noticed", || {
@@ -210,7 +210,7 @@ fn known_pods_start_without_the_api_server() {
     assert_eq!(cluster.node.cmdadd(&second), (200, String::new()));
     assert!(second.is_redirected());
     // Unknown: not let through, in a namespace of the mesh.
-    let unknown = cluster.node.wire_pod("unknown");
+    let unknown = cluster.node.create_pod_network("unknown");
     let asked = cluster
         .node
         .plugin("GET", "/v1/membership?namespace=shop&pod=unknown", "");
@@ -227,11 +227,11 @@ fn known_pods_start_without_the_api_server() {
 fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
     let mut cluster = Cluster::new();
     cluster.label(true);
-    let pod = cluster.node.wire_pod("web");
+    let pod = cluster.node.create_pod_network("web");
     let claim = json!({REDIRECTION: "enabled"});
     // The status still has the address of before.
-    cluster.tell_at(&pod, Some("10.99.0.1"), &claim);
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    cluster.update_pod_at(&pod, Some("10.99.0.1"), &claim);
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     until("the claim is corrected", || {
         cluster.annotation(&pod).as_deref() == Some("pending")
@@ -250,13 +250,13 @@ fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
 fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
     let mut cluster = Cluster::new();
     cluster.label(true);
-    let pod = cluster.node.wire_pod("web");
+    let pod = cluster.node.create_pod_network("web");
     cluster.publish(&pod, true, &json!({}));
     cluster.start_agent();
     until("an event", || {
         !cluster.events("AmbitEnrolmentFailed").is_empty()
     });
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     until("annotated", || {
         cluster.annotation(&pod).as_deref() == Some("enabled")
     });
@@ -269,10 +269,10 @@ fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
             "{path}"
         );
     }
-    let values = ambit_install::values::Overrides::default()
-        .complete()
+    let values = ambit_install::values::ValueOverrides::default()
+        .with_defaults()
         .unwrap();
-    let chart = ambit_install::render::objects(&Default::default(), &values).unwrap();
+    let chart = ambit_install::render::render_objects(&Default::default(), &values).unwrap();
     let difference = ambit_testkit::roles::compare(&requests, &chart, "ambit-agent");
     let elsewhere = [
         // When it ends, see above.
@@ -290,7 +290,7 @@ fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
 fn failed_enrolment_and_its_end_are_reported_on_the_pod() {
     let mut cluster = Cluster::new();
     cluster.label(true);
-    let pod = cluster.node.wire_pod("web");
+    let pod = cluster.node.create_pod_network("web");
     cluster.publish(&pod, true, &json!({}));
     cluster.start_agent();
     until("an event", || {
@@ -304,7 +304,7 @@ fn failed_enrolment_and_its_end_are_reported_on_the_pod() {
         note.contains("no node proxy") && note.contains("app=ztunnel"),
         "{note}"
     );
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     until("captured", || pod.is_redirected());
     until("an event", || !cluster.events("AmbitEnrolled").is_empty());
 }
@@ -314,12 +314,12 @@ fn two_agents_at_once_change_places_without_a_gap() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let pods: Vec<_> = (0..6)
-        .map(|n| cluster.node.wire_pod(&format!("p{n}")))
+        .map(|n| cluster.node.create_pod_network(&format!("p{n}")))
         .collect();
     for pod in &pods {
         cluster.publish(pod, false, &json!({}));
     }
-    let proxy = Proxy::start(cluster.node.zds_socket());
+    let proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     assert_eq!(cluster.node.cmdadd(&pods[0]).0, 200);
     // The next takes the places of its sockets while the first runs; then the first ends.

@@ -21,7 +21,7 @@ use ambit_sys::seqpacket::SeqPacket;
 use ambit_testkit::{OTLP_VARIABLES, OtlpCollector};
 use system::{
     node::{Node, until},
-    proxy::Proxy,
+    proxy::FakeProxy,
 };
 
 #[test]
@@ -34,7 +34,7 @@ fn metrics_and_logs_reach_an_opentelemetry_collector() {
         .unwrap();
     node.env = OTLP_VARIABLES.to_vec();
     node.start_agent(&[]);
-    collector.until_exported("ambit-agent", "istio_build", "agent started");
+    collector.wait_until_exported("ambit-agent", "istio_build", "agent started");
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn running_pod_follows_the_label_of_its_namespace() {
         true,
         &BTreeMap::from([("istio.io/dataplane-mode", "none")]),
     );
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     assert_eq!((proxy.serves(&pod.uid), node.status(&pod)), (None, None));
     assert_eq!(pod.rules(), "");
@@ -65,12 +65,14 @@ fn running_pod_follows_the_label_of_its_namespace() {
         info.addresses,
         [pod.ip.parse::<std::net::IpAddr>().unwrap()]
     );
-    assert_eq!(node.exempt(), std::slice::from_ref(&pod.ip));
+    assert_eq!(node.exempt_addresses(), std::slice::from_ref(&pod.ip));
     assert_eq!((other.rules(), node.status(&other)), (String::new(), None));
 
     node.label(false);
     until("the proxy lets go", || proxy.serves(&pod.uid).is_none());
-    until("probes are no longer exempt", || node.exempt().is_empty());
+    until("probes are no longer exempt", || {
+        node.exempt_addresses().is_empty()
+    });
     assert!(!pod.rules().contains("redirect to"), "{}", pod.rules());
     assert_eq!(node.status(&pod), None);
 
@@ -81,7 +83,7 @@ fn running_pod_follows_the_label_of_its_namespace() {
     assert!(pod.is_redirected());
     node.forget_pod(&pod);
     until("gone", || {
-        proxy.serves(&pod.uid).is_none() && node.exempt().is_empty()
+        proxy.serves(&pod.uid).is_none() && node.exempt_addresses().is_empty()
     });
     assert_eq!(node.status(&pod), None);
 }
@@ -90,9 +92,9 @@ fn running_pod_follows_the_label_of_its_namespace() {
 fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
     let mut node = Node::new();
     node.label(true);
-    let pod = node.wire_pod("web");
+    let pod = node.create_pod_network("web");
     node.publish_pod(&pod, false, &BTreeMap::new());
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     assert_eq!(
         node.plugin("GET", "/v1/membership?namespace=shop&pod=web", ""),
@@ -101,7 +103,7 @@ fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
     assert_eq!(node.cmdadd(&pod), (200, String::new()));
     assert!(pod.is_redirected());
     assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
-    assert_eq!(node.exempt(), std::slice::from_ref(&pod.ip));
+    assert_eq!(node.exempt_addresses(), std::slice::from_ref(&pod.ip));
     let (_, metrics) = node.http("127.0.0.1:15014", "/metrics");
     for line in [
         "istio_cni_plugin_requests_total{response_code=\"200\"} 1",
@@ -122,12 +124,12 @@ fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
 fn a_new_sandbox_of_the_same_pod_is_captured_in_its_new_namespace() {
     let mut node = Node::new();
     node.label(true);
-    let first = node.wire_pod("web");
+    let first = node.create_pod_network("web");
     node.publish_pod(&first, false, &BTreeMap::new());
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     assert_eq!(node.cmdadd(&first).0, 200);
-    let mut second = node.wire_pod("web");
+    let mut second = node.create_pod_network("web");
     second.uid.clone_from(&first.uid);
     assert_eq!(node.cmdadd(&second), (200, String::new()));
     assert!(second.is_redirected());
@@ -135,7 +137,7 @@ fn a_new_sandbox_of_the_same_pod_is_captured_in_its_new_namespace() {
         proxy.serves(&first.uid),
         Some(second.namespace.netns().id())
     );
-    assert_eq!(node.exempt(), std::slice::from_ref(&second.ip));
+    assert_eq!(node.exempt_addresses(), std::slice::from_ref(&second.ip));
 }
 
 #[test]
@@ -146,7 +148,7 @@ fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
         .map(|n| node.running_pod(&format!("web{n}")))
         .collect();
     let leaving = node.running_pod("leaving");
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     for pod in pods.iter().chain([&leaving]) {
         until("captured", || {
@@ -189,9 +191,9 @@ fn restarted_proxy_gets_all_pods_and_the_newest_gets_new_ones() {
     node.label(true);
     let first = node.running_pod("first");
     node.start_agent(&[]);
-    let old = Proxy::start(node.zds_socket());
+    let old = FakeProxy::start(node.zds_socket());
     until("served", || old.serves(&first.uid).is_some());
-    let new = Proxy::start(node.zds_socket());
+    let new = FakeProxy::start(node.zds_socket());
     until("served by the new one too", || {
         new.serves(&first.uid).is_some()
     });
@@ -213,7 +215,7 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
     let mut node = Node::new();
     node.label(true);
     let pod = node.running_pod("web");
-    let _proxy = Proxy::start(node.zds_socket());
+    let _proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&["--reconcile-seconds", "1"]);
     until("captured", || {
         node.status(&pod).as_deref() == Some("enabled")
@@ -222,7 +224,7 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
     node.namespace.run("nft", ["flush", "ruleset"]).unwrap();
     until("rules mended", || pod.is_redirected());
     until("probes exempt again", || {
-        node.exempt() == std::slice::from_ref(&pod.ip)
+        node.exempt_addresses() == std::slice::from_ref(&pod.ip)
     });
     until("it is logged", || node.log().contains("drifted"));
 }
@@ -231,11 +233,14 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
 fn proxy_refusing_a_pod_fails_only_that_call_with_its_reason() {
     let mut node = Node::new();
     node.label(true);
-    let (bad, good) = (node.wire_pod("bad"), node.wire_pod("good"));
+    let (bad, good) = (
+        node.create_pod_network("bad"),
+        node.create_pod_network("good"),
+    );
     for pod in [&bad, &good] {
         node.publish_pod(pod, false, &BTreeMap::new());
     }
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     proxy.seen.lock().unwrap().failing.insert(bad.uid.clone());
     node.start_agent(&[]);
     let (status, body) = node.cmdadd(&bad);
@@ -252,9 +257,9 @@ fn proxy_refusing_a_pod_fails_only_that_call_with_its_reason() {
 fn nonsense_from_the_plugin_is_answered_and_changes_nothing() {
     let mut node = Node::new();
     node.label(true);
-    let pod = node.wire_pod("web");
+    let pod = node.create_pod_network("web");
     node.publish_pod(&pod, false, &BTreeMap::new());
-    let _proxy = Proxy::start(node.zds_socket());
+    let _proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     for body in [
         "",
@@ -299,12 +304,12 @@ fn nonsense_on_the_zds_socket_ends_that_connection_only() {
     let mut node = Node::new();
     node.label(true);
     let pod = node.running_pod("web");
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     until("captured", || {
         node.status(&pod).as_deref() == Some("enabled")
     });
-    let runtime = ambit_rt::current_thread().unwrap();
+    let runtime = ambit_rt::current_thread_runtime().unwrap();
     runtime.block_on(async {
         for junk in [&b"\xff\xff\xff"[..], &[0; 4000], b"\x08\x01"] {
             let connection = SeqPacket::connect(node.zds_socket()).await.unwrap();
@@ -321,7 +326,7 @@ fn nonsense_on_the_zds_socket_ends_that_connection_only() {
             }
         }
     });
-    let late = node.wire_pod("late");
+    let late = node.create_pod_network("late");
     node.publish_pod(&late, false, &BTreeMap::new());
     assert_eq!(node.cmdadd(&late).0, 200);
     assert!(proxy.serves(&late.uid).is_some() && proxy.serves(&pod.uid).is_some());
@@ -331,7 +336,7 @@ fn nonsense_on_the_zds_socket_ends_that_connection_only() {
 fn pods_in_the_nodes_namespace_are_never_touched() {
     let mut node = Node::new();
     node.label(true);
-    let pod = node.wire_pod("host");
+    let pod = node.create_pod_network("host");
     let text = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: host, namespace: shop, uid: {}}}\nspec: \
          {{nodeName: n1, hostNetwork: true, containers: []}}\nstatus: {{podIP: {}}}\n",
@@ -339,7 +344,7 @@ fn pods_in_the_nodes_namespace_are_never_touched() {
     );
     node.write("pod-host.yaml", &text);
     let witness = node.running_pod("witness");
-    let proxy = Proxy::start(node.zds_socket());
+    let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     until("others are captured", || {
         node.status(&witness).as_deref() == Some("enabled")

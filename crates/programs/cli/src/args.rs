@@ -13,20 +13,20 @@ use crate::{
     convert::ConvertArgs,
     dashboard::DashboardArgs,
     enrol::EnrolArgs,
-    explain::ExplainArgs,
+    explain::PolicyExplainArgs,
     flows::FlowsArgs,
-    inspect::{Inspect, LogLevel},
+    inspect::{InspectArgs, LogLevelArgs},
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     lint::LintArgs,
-    output::Format,
+    output::OutputFormat,
     pod::PodArgs,
+    policy_test::PolicyTestArgs,
     problems::ProblemsArgs,
-    rehearsal::RehearsalArgs,
+    request_explain::RequestExplainArgs,
     rollout::RolloutArgs,
     status::StatusArgs,
     suggest::SuggestArgs,
     version::VersionArgs,
-    walk::WalkArgs,
     waypoint::WaypointCommand,
 };
 
@@ -70,21 +70,21 @@ pub(crate) enum Command {
     Pod(PodArgs),
     /// List the workloads known to a node proxy or the control plane
     #[command(alias = "workload")]
-    Workloads(Inspect),
+    Workloads(InspectArgs),
     /// List services with their virtual addresses and endpoints
     #[command(alias = "service")]
-    Services(Inspect),
+    Services(InspectArgs),
     /// List authorization policies as sent to node proxies
-    Policies(Inspect),
+    Policies(InspectArgs),
     /// List the certificates of a node proxy
     #[command(alias = "certificate")]
-    Certificates(Inspect),
+    Certificates(InspectArgs),
     /// List the open connections of a node proxy
-    Connections(Inspect),
+    Connections(InspectArgs),
     /// Show or change the log level of a node proxy
-    LogLevel(LogLevel),
+    LogLevel(LogLevelArgs),
     /// Follow one request through all proxies without sending it, and explain what it would be answered
-    Explain(WalkArgs),
+    Explain(RequestExplainArgs),
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -127,11 +127,11 @@ pub(crate) enum Command {
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {
     /// Explain which policy decides a connection, and why
-    Explain(ExplainArgs),
+    Explain(PolicyExplainArgs),
     /// Suggest the narrowest policies that allow the observed traffic
     Suggest(SuggestArgs),
     /// Rehearse policies: which observed callers would be refused
-    Test(RehearsalArgs),
+    Test(PolicyTestArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -144,7 +144,7 @@ pub(crate) enum LabCommand {
     Status {
         /// Format of the output
         #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        output: OutputFormat,
     },
     /// Run a command in a pod
     Exec {
@@ -209,7 +209,7 @@ pub(crate) struct UpArgs {
     #[arg(long, default_value = "ipv4")]
     pub(crate) ip_family: IpFamily,
     /// Another ztunnel-compatible binary for a node, as NODE=PATH; may be given several times
-    #[arg(long, value_name = "NODE=PATH", value_parser = node_proxy)]
+    #[arg(long, value_name = "NODE=PATH", value_parser = parse_node_proxy)]
     pub(crate) node_proxy: Vec<(String, PathBuf)>,
     /// Where ambit-agent, ambit-node-proxy, ambit-control and ambit-cni are; by default beside ambit
     #[arg(long)]
@@ -227,18 +227,18 @@ pub(crate) struct UpArgs {
     #[arg(long)]
     pub(crate) user_namespace: bool,
     /// Environment for agents, proxies and control plane, as KEY=VALUE
-    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_key_value)]
     pub(crate) env: Vec<(String, String)>,
     /// Seconds to wait for the pods to be ready; 0 does not wait
     #[arg(long, default_value_t = 60)]
     pub(crate) wait: u64,
 }
 
-fn node_proxy(text: &str) -> Result<(String, PathBuf), String> {
-    key_value(text).map(|(node, path)| (node, path.into()))
+fn parse_node_proxy(text: &str) -> Result<(String, PathBuf), String> {
+    parse_key_value(text).map(|(node, path)| (node, path.into()))
 }
 
-fn key_value(text: &str) -> Result<(String, String), String> {
+fn parse_key_value(text: &str) -> Result<(String, String), String> {
     text.split_once('=')
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .ok_or_else(|| format!("{text:?} has no '='"))

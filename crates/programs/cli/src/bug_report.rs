@@ -4,7 +4,7 @@
 use std::{fs::File, io, path::PathBuf};
 
 use ambit_install::{
-    cluster::Cluster,
+    cluster::ClusterApi,
     object::{name, namespace_of},
 };
 use ambit_k8s_api::Pod;
@@ -15,17 +15,17 @@ use serde_json::json;
 
 use crate::{
     CliError, ErrorKind, check,
-    cluster::{Target, wait},
-    install::progress,
+    cluster::{Target, block_on},
+    install::print_progress,
     output::print_line,
-    reach::{self, AGENT, CONTROL, PROXY},
+    pod_access::{self, AGENT_DEBUG, CONTROL_PLANE_DEBUG, NODE_PROXY_ADMIN},
     status, waypoint,
 };
 
 mod redact;
 
 /// Kinds whose objects are collected from all namespaces: API version and kind.
-const KINDS: &[(&str, &str)] = &[
+const REPORTED_KINDS: &[(&str, &str)] = &[
     ("v1", "Node"),
     ("v1", "Namespace"),
     ("v1", "Service"),
@@ -47,7 +47,7 @@ const KINDS: &[(&str, &str)] = &[
     ("ambit.io/v1alpha1", "RateLimit"),
 ];
 /// Kinds whose objects are collected from the mesh's own namespace alone: API version and kind.
-const OWN_KINDS: &[(&str, &str)] = &[
+const MESH_NAMESPACE_KINDS: &[(&str, &str)] = &[
     ("v1", "Pod"),
     ("v1", "ConfigMap"),
     ("v1", "Event"),
@@ -56,12 +56,12 @@ const OWN_KINDS: &[(&str, &str)] = &[
 ];
 /// Debug pages that are fetched from every pod of a component: its label, its port and the paths.
 const DEBUG_PAGES: &[(&str, u16, &[&str])] = &[
-    (AGENT.0, AGENT.1, &["/v1/status", "/metrics"]),
-    (PROXY.0, PROXY.1, &["/config_dump"]),
-    (PROXY.0, 15020, &["/metrics"]),
+    (AGENT_DEBUG.0, AGENT_DEBUG.1, &["/v1/status", "/metrics"]),
+    (NODE_PROXY_ADMIN.0, NODE_PROXY_ADMIN.1, &["/config_dump"]),
+    (NODE_PROXY_ADMIN.0, 15020, &["/metrics"]),
     (
-        CONTROL.0,
-        CONTROL.1,
+        CONTROL_PLANE_DEBUG.0,
+        CONTROL_PLANE_DEBUG.1,
         &[
             "/debug/syncz",
             "/debug/problems",
@@ -95,15 +95,15 @@ pub(crate) struct BugReportArgs {
 pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
     let unwritable = |error: io::Error| {
         let what = format!("cannot write {}", args.output.display());
-        CliError::new(ErrorKind::Failed, what).because(error)
+        CliError::new(ErrorKind::Failed, what).with_source(error)
     };
-    let files = wait(async {
-        let cluster = args.target.cluster().await?;
+    let files = block_on(async {
+        let cluster = args.target.connect().await?;
         // Nothing but this must work: whatever cannot be had is a line in the archive.
         let version = cluster.version().await;
-        let (version, _) = version.map_err(|error| crate::install::failed(error.into()))?;
-        let mut report = Report::default();
-        report.json(
+        let (version, _) = version.map_err(|error| crate::install::install_error(error.into()))?;
+        let mut report = ReportFiles::default();
+        report.add_json(
             "versions.json",
             &json!({
                 "ambit": env!("CARGO_PKG_VERSION"),
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
         Ok(report.files)
     })?;
     let file = File::create(&args.output).map_err(unwritable)?;
-    archive(&files, file).map_err(unwritable)?;
+    write_archive(&files, file).map_err(unwritable)?;
     print_line(&format!(
         "{}: {} files. Look through it before you give it away: names of pods, services and policies are in it.",
         args.output.display(),
@@ -124,77 +124,85 @@ pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
 
 /// Files of the archive: path in it, and redacted text.
 #[derive(Debug, Default)]
-struct Report {
+struct ReportFiles {
     files: Vec<(String, String)>,
 }
 
-impl Report {
-    async fn collect(&mut self, cluster: &Cluster, args: &BugReportArgs) {
+impl ReportFiles {
+    async fn collect(&mut self, cluster: &ClusterApi, args: &BugReportArgs) {
         let namespace = args.target.mesh_namespace.as_str();
-        progress("status");
+        print_progress("status");
         match status::gather_report(cluster, namespace).await {
             Ok((report, words)) => {
-                self.json("status.json", &report);
-                self.text("status.txt", &words);
+                self.add_json("status.json", &report);
+                self.add_text("status.txt", &words);
             }
-            Err(error) => self.text("status.txt", &error.text()),
+            Err(error) => self.add_text("status.txt", &error.message_with_sources()),
         }
         match check::report(cluster, namespace).await {
-            Ok(words) => self.text("check.txt", &words),
-            Err(error) => self.text("check.txt", &error.text()),
+            Ok(words) => self.add_text("check.txt", &words),
+            Err(error) => self.add_text("check.txt", &error.message_with_sources()),
         }
-        progress("objects");
-        for (api_version, kind) in KINDS {
-            self.objects(cluster, api_version, kind, None).await;
+        print_progress("objects");
+        for (api_version, kind) in REPORTED_KINDS {
+            self.collect_objects(cluster, api_version, kind, None).await;
         }
-        for (api_version, kind) in OWN_KINDS {
-            self.objects(cluster, api_version, kind, Some(namespace))
+        for (api_version, kind) in MESH_NAMESPACE_KINDS {
+            self.collect_objects(cluster, api_version, kind, Some(namespace))
                 .await;
         }
         for (labels, port, paths) in DEBUG_PAGES {
-            for pod in reach::pods(cluster, namespace, labels)
+            for pod in pod_access::list_pods(cluster, namespace, labels)
                 .await
                 .unwrap_or_default()
             {
-                self.answers(cluster, &pod, *port, paths).await;
+                self.collect_debug_pages(cluster, &pod, *port, paths).await;
             }
         }
-        for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
-            for pod in waypoint::pods(cluster, &gateway).await {
-                self.answers(cluster, &pod, PROXY.1, &["/config_dump"])
+        for gateway in waypoint::list_in_cluster(cluster).await.unwrap_or_default() {
+            for pod in waypoint::waypoint_pods(cluster, &gateway).await {
+                self.collect_debug_pages(cluster, &pod, NODE_PROXY_ADMIN.1, &["/config_dump"])
                     .await;
-                self.answers(cluster, &pod, 15020, &["/metrics"]).await;
-                self.logs(cluster, &pod, args.log_lines).await;
+                self.collect_debug_pages(cluster, &pod, 15020, &["/metrics"])
+                    .await;
+                self.collect_logs(cluster, &pod, args.log_lines).await;
             }
         }
-        for labels in [AGENT.0, PROXY.0, CONTROL.0] {
-            for pod in reach::pods(cluster, namespace, labels)
+        for labels in [AGENT_DEBUG.0, NODE_PROXY_ADMIN.0, CONTROL_PLANE_DEBUG.0] {
+            for pod in pod_access::list_pods(cluster, namespace, labels)
                 .await
                 .unwrap_or_default()
             {
-                self.logs(cluster, &pod, args.log_lines).await;
+                self.collect_logs(cluster, &pod, args.log_lines).await;
             }
         }
     }
 
     /// Adds a pod's responses to requests for `paths` to the report.
-    async fn answers(&mut self, cluster: &Cluster, pod: &Pod, port: u16, paths: &[&str]) {
+    async fn collect_debug_pages(
+        &mut self,
+        cluster: &ClusterApi,
+        pod: &Pod,
+        port: u16,
+        paths: &[&str],
+    ) {
         let (namespace, name) = (namespace_of(pod), name(pod));
         for path in paths {
-            progress(&format!("{name} {path}"));
-            let answer = reach::ask_pod(cluster, namespace, name, port, Method::GET, path).await;
+            print_progress(&format!("{name} {path}"));
+            let answer =
+                pod_access::query_pod(cluster, namespace, name, port, Method::GET, path).await;
             let answer = match answer {
                 Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
-                Err(error) => error.text(),
+                Err(error) => error.message_with_sources(),
             };
             let file = path.trim_start_matches('/').replace('/', "-");
-            self.text(&format!("pods/{name}/{file}"), &answer);
+            self.add_text(&format!("pods/{name}/{file}"), &answer);
         }
     }
 
-    async fn objects(
+    async fn collect_objects(
         &mut self,
-        cluster: &Cluster,
+        cluster: &ClusterApi,
         api_version: &str,
         kind: &str,
         namespace: Option<&str>,
@@ -202,14 +210,17 @@ impl Report {
         let path = format!("objects/{kind}.json");
         match cluster.list(api_version, kind, namespace, None).await {
             Ok(objects) => {
-                let objects: Vec<_> = objects.into_iter().map(redact::object).collect();
-                self.json(&path, &objects);
+                let objects: Vec<_> = objects.into_iter().map(redact::redact_object).collect();
+                self.add_json(&path, &objects);
             }
-            Err(error) => self.text(&path, &crate::install::failed(error.into()).text()),
+            Err(error) => self.add_text(
+                &path,
+                &crate::install::install_error(error.into()).message_with_sources(),
+            ),
         }
     }
 
-    async fn logs(&mut self, cluster: &Cluster, pod: &Pod, lines: i64) {
+    async fn collect_logs(&mut self, cluster: &ClusterApi, pod: &Pod, lines: i64) {
         let (namespace, name) = (namespace_of(pod), name(pod));
         let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
         for container in containers.map(|container| container.name.as_str()) {
@@ -219,23 +230,24 @@ impl Report {
                     .logs(namespace, name, container, lines, previous)
                     .await
                 {
-                    self.text(&format!("pods/{name}/{container}.{ending}"), &log);
+                    self.add_text(&format!("pods/{name}/{container}.{ending}"), &log);
                 }
             }
         }
     }
 
-    fn json(&mut self, path: &str, value: &impl serde::Serialize) {
+    fn add_json(&mut self, path: &str, value: &impl serde::Serialize) {
         let text = serde_json::to_string_pretty(value);
-        self.text(path, &text.unwrap_or_else(|error| error.to_string()));
+        self.add_text(path, &text.unwrap_or_else(|error| error.to_string()));
     }
 
-    fn text(&mut self, path: &str, text: &str) {
-        self.files.push((path.to_owned(), redact::text(text)));
+    fn add_text(&mut self, path: &str, text: &str) {
+        self.files
+            .push((path.to_owned(), redact::redact_text(text)));
     }
 }
 
-fn archive(files: &[(String, String)], out: impl io::Write) -> io::Result<()> {
+fn write_archive(files: &[(String, String)], out: impl io::Write) -> io::Result<()> {
     let mut tar = tar::Builder::new(GzEncoder::new(out, Compression::default()));
     for (path, text) in files {
         let mut header = tar::Header::new_gnu();
@@ -258,11 +270,11 @@ mod tests {
 
     #[test]
     fn an_archive_has_every_file_and_no_secret() {
-        let mut report = Report::default();
-        report.text("a.txt", "text");
-        report.json("b/c.json", &json!({"token": "eyJhbGciOi.eyJzdWIi.c2ln"}));
+        let mut report = ReportFiles::default();
+        report.add_text("a.txt", "text");
+        report.add_json("b/c.json", &json!({"token": "eyJhbGciOi.eyJzdWIi.c2ln"}));
         let mut bytes = Vec::new();
-        archive(&report.files, &mut bytes).unwrap();
+        write_archive(&report.files, &mut bytes).unwrap();
         let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(&bytes[..]));
         let files: Vec<_> = tar
             .entries()

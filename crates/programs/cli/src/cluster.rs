@@ -2,7 +2,7 @@
 
 use std::{future::Future, path::PathBuf};
 
-use ambit_install::cluster::Cluster;
+use ambit_install::cluster::ClusterApi;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
 use crate::{CliError, ErrorKind, labs};
@@ -41,55 +41,56 @@ impl Default for Target {
 
 impl Target {
     /// Connects to the cluster that the flags select.
-    pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
-        connect(self.config().await?)
+    pub(crate) async fn connect(&self) -> Result<ClusterApi, CliError> {
+        connect(self.load_config().await?)
     }
 
     /// Reads the cluster's address and the user's credentials from the kubeconfig.
-    pub(crate) async fn config(&self) -> Result<Config, CliError> {
+    pub(crate) async fn load_config(&self) -> Result<Config, CliError> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
             ..KubeConfigOptions::default()
         };
         match &self.kubeconfig {
             Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(|error| unusable(error.into()))?;
+                let file =
+                    Kubeconfig::read_from(path).map_err(|error| kubeconfig_error(error.into()))?;
                 Config::from_custom_kubeconfig(file, &options)
                     .await
-                    .map_err(|error| unusable(error.into()))
+                    .map_err(|error| kubeconfig_error(error.into()))
             }
             None if self.context.is_some() => Config::from_kubeconfig(&options)
                 .await
-                .map_err(|error| unusable(error.into())),
+                .map_err(|error| kubeconfig_error(error.into())),
             None => Config::infer()
                 .await
-                .map_err(|error| unusable(error.into())),
+                .map_err(|error| kubeconfig_error(error.into())),
         }
     }
 }
 
 /// Creates a client for the API server of a client configuration.
-pub(crate) fn connect(config: Config) -> Result<Cluster, CliError> {
+pub(crate) fn connect(config: Config) -> Result<ClusterApi, CliError> {
     let client = ambit_kube_kit::client::from_config(config, USER_AGENT);
-    let client = client.map_err(|error| unusable(error.into()))?;
-    Ok(Cluster::new(client))
+    let client = client.map_err(|error| kubeconfig_error(error.into()))?;
+    Ok(ClusterApi::new(client))
 }
 
-fn unusable(error: Box<dyn std::error::Error + Send + Sync>) -> CliError {
+fn kubeconfig_error(error: Box<dyn std::error::Error + Send + Sync>) -> CliError {
     let error = CliError::new(ErrorKind::Unreachable, "no cluster can be reached")
-        .because(error)
-        .hint("--kubeconfig FILE or $KUBECONFIG names one");
-    match labs::hint() {
-        Some(hint) => error.hint(hint),
+        .with_source(error)
+        .with_hint("--kubeconfig FILE or $KUBECONFIG names one");
+    match labs::running_labs_hint() {
+        Some(hint) => error.with_hint(hint),
         None => error,
     }
 }
 
 impl Target {
-    /// Returns the lab `named` by a flag, unless other flags select a cluster.
-    pub(crate) fn lab(&self, named: Option<&str>) -> Option<String> {
+    /// Returns the lab `lab_flag` by a flag, unless other flags select a cluster.
+    pub(crate) fn lab_name(&self, lab_flag: Option<&str>) -> Option<String> {
         let names_cluster = self.kubeconfig.is_some() || self.context.is_some();
-        named.filter(|_| !names_cluster).map(ToOwned::to_owned)
+        lab_flag.filter(|_| !names_cluster).map(ToOwned::to_owned)
     }
 
     /// Describes the cluster by the kubeconfig's context.
@@ -107,10 +108,10 @@ impl Target {
 }
 
 /// Runs an asynchronous command to its end on a runtime of its own.
-pub(crate) fn wait<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| CliError::new(ErrorKind::Failed, "cannot begin").because(error))?;
+        .map_err(|error| CliError::new(ErrorKind::Failed, "cannot begin").with_source(error))?;
     runtime.block_on(work)
 }

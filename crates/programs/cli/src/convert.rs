@@ -4,13 +4,13 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use ambit_k8s_api::{Kind, Object, ObjectKey};
-use ambit_virtual_service::{Remark, http_routes};
+use ambit_virtual_service::{FieldRemark, convert_to_http_routes};
 use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
-    files::text_of,
-    output::{Format, print, print_line, printable},
+    files::read_text,
+    output::{OutputFormat, escape_unprintable, print_formatted, print_line},
 };
 
 /// Flags of `ambit convert`.
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
     let mut converted = Vec::new();
     let (mut found, mut left) = (0, 0);
     for path in &args.files {
-        let read = ambit_manifests::values(path, &text_of(path)?);
+        let read = ambit_manifests::parse_values(path, &read_text(path)?);
         if let Some(problem) = read.problems.first() {
             return Err(CliError::new(ErrorKind::Usage, problem.to_string()));
         }
@@ -44,23 +44,23 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
             found += 1;
             let whole = Object::from_value(Kind::VirtualService, &object).map_err(|error| {
                 let what = format!("{origin}: a VirtualService");
-                CliError::new(ErrorKind::Usage, what).because(error)
+                CliError::new(ErrorKind::Usage, what).with_source(error)
             })?;
             let Object::VirtualService(whole) = whole else {
                 continue;
             };
             let key = Object::VirtualService(whole.clone()).key();
-            match http_routes(&whole, &args.cluster_domain) {
+            match convert_to_http_routes(&whole, &args.cluster_domain) {
                 Ok(conversion) => {
                     for note in conversion.notes {
-                        report("note", &key, &note);
+                        print_remark("note", &key, &note);
                     }
                     converted.extend(conversion.objects);
                 }
                 Err(reasons) => {
                     left += 1;
                     for reason in reasons {
-                        report("left", &key, &reason);
+                        print_remark("left", &key, &reason);
                     }
                 }
             }
@@ -77,18 +77,21 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
             print_line("---")?;
         }
         let format = match args.json {
-            true => Format::Json,
-            false => Format::Yaml,
+            true => OutputFormat::Json,
+            false => OutputFormat::Yaml,
         };
-        print(format, object, String::new)?;
+        print_formatted(format, object, String::new)?;
     }
     eprintln!("{} of {found} VirtualServices are converted", found - left);
     Ok(ExitCode::from(u8::from(left > 0)))
 }
 
 #[expect(clippy::print_stderr, reason = "standard output has the manifests")]
-fn report(what: &str, of: &ObjectKey, remark: &Remark) {
-    eprintln!("{}", printable(&format!("{what}: {of}: {remark}")));
+fn print_remark(label: &str, object: &ObjectKey, remark: &FieldRemark) {
+    eprintln!(
+        "{}",
+        escape_unprintable(&format!("{label}: {object}: {remark}"))
+    );
 }
 
 #[cfg(test)]

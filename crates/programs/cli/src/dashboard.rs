@@ -16,13 +16,14 @@ use clap::Args;
 use hyper::Method;
 
 use crate::{
-    CliError, ErrorKind, cluster::Target, install::progress, output::print_line, source::Source,
+    CliError, ErrorKind, cluster::Target, install::print_progress, output::print_line,
+    source::Source,
 };
-use api::Api;
-use guard::Guard;
+use api::DashboardApi;
+use guard::RequestGuard;
 
 /// Maximum size of a request body in bytes; the largest are policies to rehearse.
-const MAX_BODY: usize = 1 << 20;
+const MAX_BODY_BYTES: usize = 1 << 20;
 /// Maximum number of concurrent connections of browsers to the dashboard.
 const MAX_CONNECTIONS: usize = 64;
 
@@ -44,11 +45,11 @@ pub(crate) struct DashboardArgs {
 
 /// Serves the page until the process is interrupted.
 pub(crate) fn run(args: &DashboardArgs) -> Result<(), CliError> {
-    let source = Source::any(args.lab.as_deref(), &args.target);
+    let source = Source::any_node_proxy(args.lab.as_deref(), &args.target);
     // A missing lab or cluster is reported at once, not in the page.
-    source.all()?;
-    let runtime = ambit_rt::current_thread().map_err(|error| {
-        CliError::new(ErrorKind::Failed, "cannot serve the dashboard").because(error)
+    source.all_node_proxies()?;
+    let runtime = ambit_rt::current_thread_runtime().map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot serve the dashboard").with_source(error)
     })?;
     let served = runtime.block_on(serve(args, source));
     // Unanswered requests are not waited for.
@@ -62,23 +63,27 @@ async fn serve(args: &DashboardArgs, source: Source) -> Result<(), CliError> {
     let listener = rt_http::bind(address, "the dashboard").await;
     let listener = listener.map_err(|error| {
         cannot("cannot serve the dashboard")
-            .because(error)
-            .hint("--port 0 takes a free port")
+            .with_source(error)
+            .with_hint("--port 0 takes a free port")
     })?;
     let address = listener.local_addr();
-    let port = address.map_err(|error| cannot("cannot serve the dashboard").because(error))?;
-    let guard = Guard::new(port.port());
-    let api = Api::start(source);
+    let port = address.map_err(|error| cannot("cannot serve the dashboard").with_source(error))?;
+    let guard = RequestGuard::new(port.port());
+    let api = DashboardApi::start(source);
     print_line(&format!("dashboard: {}", guard.url()))?;
-    progress("it ends with Ctrl-C");
+    print_progress("it ends with Ctrl-C");
     // The file has the token: it stays until the end, for its user alone.
-    let _opened = if args.no_open { None } else { open(&guard) };
+    let _opened = if args.no_open {
+        None
+    } else {
+        open_browser(&guard)
+    };
     let (_drain, watcher) = ambit_rt::drain::channel();
     let guard = Arc::new(guard);
-    let handler = move |request| answer(guard.clone(), api.clone(), request);
-    let serving = rt_http::serve("dashboard", listener, options(), watcher, handler);
+    let handler = move |request| handle_request(guard.clone(), api.clone(), request);
+    let serving = rt_http::serve("dashboard", listener, server_options(), watcher, handler);
     let mut shutdown = ambit_rt::Shutdown::on_signals()
-        .map_err(|error| cannot("cannot wait for signals").because(error))?;
+        .map_err(|error| cannot("cannot wait for signals").with_source(error))?;
     tokio::select! {
         () = serving => {}
         _ = shutdown.wait() => {}
@@ -86,41 +91,45 @@ async fn serve(args: &DashboardArgs, source: Source) -> Result<(), CliError> {
     Ok(())
 }
 
-fn options() -> ServerOptions {
+fn server_options() -> ServerOptions {
     ServerOptions {
-        max_body: MAX_BODY,
+        max_body: MAX_BODY_BYTES,
         max_connections: MAX_CONNECTIONS,
         max_per_address: MAX_CONNECTIONS,
         ..ServerOptions::default()
     }
 }
 
-async fn answer(guard: Arc<Guard>, api: Arc<Api>, request: Request) -> Response {
+async fn handle_request(
+    guard: Arc<RequestGuard>,
+    api: Arc<DashboardApi>,
+    request: Request,
+) -> Response {
     let path = request.uri().path();
     let mut response = if path.starts_with("/api/") {
-        match guard.data(request.headers()) {
-            Ok(()) => api.answer(&request).await,
-            Err(refused) => refuse(refused),
+        match guard.check_api_request(request.headers()) {
+            Ok(()) => api.respond(&request).await,
+            Err(refused) => refusal_response(refused),
         }
     } else {
-        match guard.page(request.headers()) {
-            Err(refused) => refuse(refused),
+        match guard.check_page_request(request.headers()) {
+            Err(refused) => refusal_response(refused),
             Ok(()) if request.method() != Method::GET => rt_http::method_not_allowed("GET"),
-            Ok(()) => bundle::file(path),
+            Ok(()) => bundle::file_response(path),
         }
     };
-    bundle::protect(response.headers_mut());
+    bundle::add_security_headers(response.headers_mut());
     response
 }
 
-fn refuse(refused: guard::Refusal) -> Response {
-    let (status, text) = refused.response();
+fn refusal_response(refusal: guard::RequestRefusal) -> Response {
+    let (status, text) = refusal.response();
     rt_http::text(status, text)
 }
 
 /// Opens the dashboard in a browser, if one is installed. The address, which holds the access token, is passed in a
 /// file that only this user can read, since program arguments are visible to all users of the machine.
-fn open(guard: &Guard) -> Option<tempfile::NamedTempFile> {
+fn open_browser(guard: &RequestGuard) -> Option<tempfile::NamedTempFile> {
     let program = if cfg!(target_os = "macos") {
         "open"
     } else {
@@ -143,7 +152,7 @@ fn open(guard: &Guard) -> Option<tempfile::NamedTempFile> {
     match opened {
         Ok(_child) => Some(file),
         Err(_) => {
-            progress("no browser could be opened: open the address above");
+            print_progress("no browser could be opened: open the address above");
             None
         }
     }

@@ -20,11 +20,11 @@ use std::{
 use ambit_lab::{IpFamily, LAB_TOOL, Options, PrimaryCni, Status};
 
 use crate::{CliError, ErrorKind, labs, output::print_line, readiness};
-use calls::{AFTER, BEFORE};
+use calls::{CALLS_AFTER_POLICIES, CALLS_BEFORE_POLICIES};
 use lab::Demo;
 
 /// Manifests of the built-in example: file name and text.
-const EXAMPLE: [(&str, &str); 4] = [
+const EXAMPLE_MANIFESTS: [(&str, &str); 4] = [
     (
         "namespaces.yaml",
         include_str!("../../../../examples/demo/namespaces.yaml"),
@@ -55,10 +55,10 @@ pub(crate) fn run(
     } else {
         name.to_owned()
     };
-    let directory = Manifests::prepare(manifests)?;
-    let options = options(&name, &directory.0, ip_family)?;
-    let client = readiness::launch(&options)?;
-    let shown = show(
+    let directory = ManifestDir::prepare(manifests)?;
+    let options = lab_options(&name, &directory.0, ip_family)?;
+    let client = readiness::launch_lab(&options)?;
+    let shown = run_steps(
         &Demo {
             client: client.clone(),
             name: name.clone(),
@@ -86,24 +86,25 @@ pub(crate) fn run(
 }
 
 /// Temporary directory with a copy of the manifests, which the demonstration may change; removed when dropped.
-struct Manifests(PathBuf);
+struct ManifestDir(PathBuf);
 
-impl Manifests {
-    fn prepare(given: Option<PathBuf>) -> Result<Self, CliError> {
+impl ManifestDir {
+    fn prepare(directory: Option<PathBuf>) -> Result<Self, CliError> {
         let failed = |error: std::io::Error| {
-            CliError::new(ErrorKind::Failed, "cannot write the example's manifests").because(error)
+            CliError::new(ErrorKind::Failed, "cannot write the example's manifests")
+                .with_source(error)
         };
         let path = std::env::temp_dir().join(format!("ambit-demo-{}", std::process::id()));
         fs::create_dir_all(&path).map_err(failed)?;
         let copy = Self(path);
-        match given {
+        match directory {
             None => {
-                for (file, text) in EXAMPLE {
+                for (file, text) in EXAMPLE_MANIFESTS {
                     fs::write(copy.0.join(file), text).map_err(failed)?;
                 }
             }
-            Some(given) => {
-                for entry in fs::read_dir(&given).map_err(failed)? {
+            Some(directory) => {
+                for entry in fs::read_dir(&directory).map_err(failed)? {
                     let entry = entry.map_err(failed)?;
                     fs::copy(entry.path(), copy.0.join(entry.file_name())).map_err(failed)?;
                 }
@@ -113,21 +114,21 @@ impl Manifests {
     }
 }
 
-impl Drop for Manifests {
+impl Drop for ManifestDir {
     fn drop(&mut self) {
         let _it_is_gone = fs::remove_dir_all(&self.0);
     }
 }
 
-fn options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Options, CliError> {
+fn lab_options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Options, CliError> {
     let ambit = std::env::current_exe().map_err(|error| {
-        CliError::new(ErrorKind::Failed, "cannot find this binary").because(error)
+        CliError::new(ErrorKind::Failed, "cannot find this binary").with_source(error)
     })?;
     let bin_dir = ambit.parent().unwrap_or_else(|| Path::new(".")).to_owned();
     if !bin_dir.join(LAB_TOOL).is_file() {
         let what = format!("{} has no {LAB_TOOL}", bin_dir.display());
         return Err(CliError::new(ErrorKind::NotFound, what)
-            .hint("pods of the example run it: build all binaries (`cargo build --bins`)"));
+            .with_hint("pods of the example run it: build all binaries (`cargo build --bins`)"));
     }
     Ok(Options {
         name: name.to_owned(),
@@ -145,11 +146,11 @@ fn options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Options,
     })
 }
 
-fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
+fn run_steps(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     print_line("Two nodes; namespace shop is in the mesh, namespace legacy is not.\n")?;
     let status = demo.wait("all pods are ready", readiness::all_ready)?;
     demo.wait_for_proxies(&status)?;
-    let mut faults = demo.calls(&status, &BEFORE)?;
+    let mut faults = demo.run_calls(&status, &CALLS_BEFORE_POLICIES)?;
 
     print_line("\nNow namespace legacy joins: one label, no pod is restarted.\n")?;
     let uids = |status: &Status| {
@@ -168,7 +169,7 @@ fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
         "metadata:\n  name: legacy-was-here\n",
     );
     fs::write(&path, format!("{label}{text}")).map_err(|error| {
-        CliError::new(ErrorKind::Failed, "cannot change a manifest").because(error)
+        CliError::new(ErrorKind::Failed, "cannot change a manifest").with_source(error)
     })?;
     let joined = demo.wait("all pods are captured", |status| {
         status.pods.iter().all(|pod| pod.captured)
@@ -178,7 +179,7 @@ fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
         faults += 1;
     }
     demo.wait_for_proxies(&joined)?;
-    faults += demo.calls(&joined, &AFTER)?;
-    faults += waypoint::show(demo, manifests)?;
+    faults += demo.run_calls(&joined, &CALLS_AFTER_POLICIES)?;
+    faults += waypoint::run_steps(demo, manifests)?;
     Ok(faults)
 }

@@ -28,14 +28,14 @@ pub(crate) struct Dump {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ProxyDump {
-    pub(crate) version: Version,
+    pub(crate) version: ProxyVersion,
     pub(crate) certificates: Entries<CertificateEntry>,
 }
 
 /// Part of a dump about open connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct OpenDump {
+pub(crate) struct ConnectionsDump {
     /// State of the pods that the proxy serves, by uid.
     #[serde(deserialize_with = "or_default")]
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
@@ -48,8 +48,8 @@ pub(crate) struct Entries<T>(Vec<Entry<T>>);
 /// Entry of a dump: its fields known here, and its complete JSON for the output.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
-    pub(crate) known: T,
-    whole: Value,
+    pub(crate) parsed: T,
+    raw: Value,
 }
 
 /// Record of a workload: a pod or another endpoint.
@@ -95,21 +95,21 @@ pub(crate) struct ServiceEntry {
     pub(crate) hostname: String,
     /// Virtual addresses, `network/address`.
     pub(crate) vips: Vec<String>,
-    pub(crate) ports: Ports,
+    pub(crate) ports: TargetPorts,
     /// Endpoints of the service; absent from the control plane's dump.
     pub(crate) endpoints: Option<Entries<EndpointEntry>>,
     pub(crate) waypoint: Option<Waypoint>,
 }
 
 /// Target port by service port; 0 for a named target port.
-pub(crate) type Ports = BTreeMap<u16, u16>;
+pub(crate) type TargetPorts = BTreeMap<u16, u16>;
 
 /// An endpoint of a service.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct EndpointEntry {
     pub(crate) workload_uid: String,
-    pub(crate) port: Ports,
+    pub(crate) port: TargetPorts,
     pub(crate) status: String,
 }
 
@@ -177,7 +177,7 @@ pub(crate) struct PodEntry {
 
 impl PodEntry {
     /// Returns the number of open connections in both directions.
-    pub(crate) fn open(&self) -> usize {
+    pub(crate) fn open_connections(&self) -> usize {
         self.connections.values().map(Vec::len).sum()
     }
 }
@@ -213,56 +213,57 @@ impl Connection {
 /// A proxy's version.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Version {
+pub(crate) struct ProxyVersion {
     pub(crate) version: String,
 }
 
-impl OpenDump {
+impl ConnectionsDump {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CliError> {
-        serde_json::from_slice(bytes).map_err(no_json)
+        serde_json::from_slice(bytes).map_err(invalid_json_error)
     }
 }
 
 impl Dump {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CliError> {
-        let value = serde_json::from_slice(bytes).map_err(no_json)?;
+        let value = serde_json::from_slice(bytes).map_err(invalid_json_error)?;
         match value {
             Value::Object(mut map) if map.contains_key("workloads") => {
                 map.retain(|_, value| !value.is_null());
-                serde_json::from_value(Value::Object(map)).map_err(|error| none().because(error))
+                serde_json::from_value(Value::Object(map))
+                    .map_err(|error| no_dump_error().with_source(error))
             }
-            _ => Err(none()),
+            _ => Err(no_dump_error()),
         }
     }
 
     /// Converts the workloads to the model, with the fields that authorization needs.
     pub(crate) fn authz_workloads(&self) -> Vec<Workload> {
-        self.workloads.known().map(workload).collect()
+        self.workloads.parsed().map(to_workload).collect()
     }
 
     /// Parses all authorization policies. An unreadable policy is an error, since decisions without it would be wrong.
     pub(crate) fn policy_set(&self) -> Result<PolicySet, CliError> {
         let mut set = PolicySet::default();
         for entry in self.policies.iter() {
-            set.insert(policy(&entry.whole).map_err(|error| {
+            set.insert(parse_policy(&entry.raw).map_err(|error| {
                 let PolicyEntry {
                     namespace, name, ..
-                } = &entry.known;
+                } = &entry.parsed;
                 let what = format!("the policy {namespace}/{name} cannot be read");
-                CliError::new(ErrorKind::Failed, what).because(error)
+                CliError::new(ErrorKind::Failed, what).with_source(error)
             })?);
         }
         Ok(set)
     }
 }
 
-fn no_json(error: serde_json::Error) -> CliError {
-    CliError::new(ErrorKind::Unreachable, "the answer is no JSON").because(error)
+fn invalid_json_error(error: serde_json::Error) -> CliError {
+    CliError::new(ErrorKind::Unreachable, "the answer is no JSON").with_source(error)
 }
 
-fn none() -> CliError {
+fn no_dump_error() -> CliError {
     CliError::new(ErrorKind::Unreachable, "the answer is no config dump")
-        .hint("is this a node proxy's admin address (port 15000)?")
+        .with_hint("is this a node proxy's admin address (port 15000)?")
 }
 
 /// Deserializes JSON null as the type's default.
@@ -291,8 +292,8 @@ impl<T> Entries<T> {
     }
 
     /// Iterates over the known fields of each entry.
-    pub(crate) fn known(&self) -> impl Iterator<Item = &T> {
-        self.0.iter().map(|entry| &entry.known)
+    pub(crate) fn parsed(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|entry| &entry.parsed)
     }
 
     /// Returns the number of entries.
@@ -314,11 +315,11 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Entries<T> {
             Value::Object(map) => map.into_iter().map(|(_, value)| value).collect(),
             _ => Vec::new(),
         };
-        let entry = |whole: Value| {
-            let mut known = whole.clone();
-            drop_nulls(&mut known);
-            let known = serde_json::from_value(known).map_err(serde::de::Error::custom)?;
-            Ok(Entry { known, whole })
+        let entry = |raw: Value| {
+            let mut parsed = raw.clone();
+            drop_nulls(&mut parsed);
+            let parsed = serde_json::from_value(parsed).map_err(serde::de::Error::custom)?;
+            Ok(Entry { parsed, raw })
         };
         all.into_iter()
             .map(entry)
@@ -329,25 +330,25 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Entries<T> {
 
 impl<T> Serialize for Entry<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.whole.serialize(serializer)
+        self.raw.serialize(serializer)
     }
 }
 
 /// Returns `text`, or `default` if it is empty: dumps omit fields with default values.
-pub(crate) fn or<'a>(text: &'a str, default: &'a str) -> &'a str {
+pub(crate) fn non_empty_or<'a>(text: &'a str, default: &'a str) -> &'a str {
     if text.is_empty() { default } else { text }
 }
 
-fn workload(entry: &WorkloadEntry) -> Workload {
-    let domain = or(&entry.trust_domain, ambit_model::DEFAULT_TRUST_DOMAIN);
+fn to_workload(entry: &WorkloadEntry) -> Workload {
+    let domain = non_empty_or(&entry.trust_domain, ambit_model::DEFAULT_TRUST_DOMAIN);
     let policies = entry.authorization_policies.iter();
     Workload {
         uid: entry.uid.as_str().into(),
         name: entry.name.as_str().into(),
         namespace: entry.namespace.as_str().into(),
-        workload_ips: ips(entry),
+        workload_ips: parse_ips(entry),
         trust_domain: domain.into(),
-        service_account: or(&entry.service_account, "default").into(),
+        service_account: non_empty_or(&entry.service_account, "default").into(),
         protocol: match entry.protocol.as_str() {
             "HBONE" => Protocol::Hbone,
             _ => Protocol::Tcp,
@@ -358,15 +359,16 @@ fn workload(entry: &WorkloadEntry) -> Workload {
 }
 
 /// Parses the IP addresses of a workload.
-fn ips(entry: &WorkloadEntry) -> Vec<IpAddr> {
+fn parse_ips(entry: &WorkloadEntry) -> Vec<IpAddr> {
     let ips = entry.workload_ips.iter();
     ips.filter_map(|ip| ip.parse().ok()).collect()
 }
 
-fn policy(whole: &Value) -> Result<Authorization, serde_json::Error> {
-    const KNOWN: [&str; 6] = ["name", "namespace", "scope", "action", "rules", "dryRun"];
+fn parse_policy(whole: &Value) -> Result<Authorization, serde_json::Error> {
+    const KNOWN_FIELDS: [&str; 6] = ["name", "namespace", "scope", "action", "rules", "dryRun"];
     let fields = whole.as_object().into_iter().flatten();
-    let known = fields.filter(|(key, value)| KNOWN.contains(&key.as_str()) && !value.is_null());
+    let known =
+        fields.filter(|(key, value)| KNOWN_FIELDS.contains(&key.as_str()) && !value.is_null());
     let known = known.map(|(key, value)| (key.clone(), value.clone()));
     let Json(policy) = serde_json::from_value(Value::Object(known.collect()))?;
     Ok(policy)

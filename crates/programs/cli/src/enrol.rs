@@ -3,23 +3,23 @@
 use std::time::{Duration, Instant};
 
 use ambit_install::{
-    cluster::Cluster,
+    cluster::ClusterApi,
     object, remove,
-    rollout::{is_ending, node_of},
+    rollout::{is_terminating, node_of},
 };
 use ambit_k8s_api::{Namespace, Pod};
 use clap::{ArgAction, Args};
 
 use crate::{
     CliError, ErrorKind,
-    cluster::{Target, wait},
-    install::{duration, failed, progress},
-    membership::{Captured, Membership, Rules, captured, has_ended},
+    cluster::{Target, block_on},
+    install::{install_error, parse_duration, print_progress},
+    membership::{CaptureState, Membership, MembershipRules, capture_state, has_ended},
     output::print_line,
 };
 
 /// Interval at which the pods' states are polled.
-const PAUSE: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Flags of `ambit enrol`.
 #[derive(Clone, Debug, Args)]
@@ -33,25 +33,27 @@ pub(crate) struct EnrolArgs {
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     wait: bool,
     /// How long to wait, such as 90s or 5m
-    #[arg(long, default_value = "2m", value_parser = duration)]
+    #[arg(long, default_value = "2m", value_parser = parse_duration)]
     timeout: Duration,
 }
 
 /// Adds the mesh label to namespaces (`enrol`) or removes it, and waits for their pods.
 pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
-    wait(async {
-        let cluster = args.target.cluster().await?;
-        let rules = rules(&cluster, &args.target.mesh_namespace).await?;
+    block_on(async {
+        let cluster = args.target.connect().await?;
+        let rules = load_membership_rules(&cluster, &args.target.mesh_namespace).await?;
         for name in &args.namespaces {
-            if enrol && rules.excludes(name) {
+            if enrol && rules.excludes_namespace(name) {
                 let what = format!(
                     "the namespace {name} is excluded from the mesh by the value cni.excludeNamespaces"
                 );
                 return Err(CliError::new(ErrorKind::Failed, what)
-                    .hint("`ambit upgrade --set cni.excludeNamespaces={…}` changes it"));
+                    .with_hint("`ambit upgrade --set cni.excludeNamespaces={…}` changes it"));
             }
-            namespace(&cluster, name).await?;
-            remove::label(&cluster, name, enrol).await.map_err(failed)?;
+            get_namespace(&cluster, name).await?;
+            remove::label_namespace(&cluster, name, enrol)
+                .await
+                .map_err(install_error)?;
         }
         for name in &args.namespaces {
             if args.wait {
@@ -69,35 +71,41 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
 }
 
 /// Reads the rules of mesh membership from the agents' ConfigMap.
-pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rules, CliError> {
+pub(crate) async fn load_membership_rules(
+    cluster: &ClusterApi,
+    mesh_namespace: &str,
+) -> Result<MembershipRules, CliError> {
     let config = cluster
-        .read(Some(mesh_namespace), "ambit-agent-config")
+        .get_typed(Some(mesh_namespace), "ambit-agent-config")
         .await;
-    let config = config.map_err(|error| failed(error.into()))?;
-    Ok(Rules::of(config.as_ref(), mesh_namespace))
+    let config = config.map_err(|error| install_error(error.into()))?;
+    Ok(MembershipRules::from_agent_config(
+        config.as_ref(),
+        mesh_namespace,
+    ))
 }
 
 /// Reads a namespace; an error if it does not exist.
-pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace, CliError> {
-    let found = cluster.read(None, name).await;
+pub(crate) async fn get_namespace(cluster: &ClusterApi, name: &str) -> Result<Namespace, CliError> {
+    let found = cluster.get_typed(None, name).await;
     found
-        .map_err(|error| failed(error.into()))?
+        .map_err(|error| install_error(error.into()))?
         .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }
 
 /// Progress of capturing the pods of a namespace, or of releasing them.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Progress {
+struct EnrolProgress {
     /// Number of pods that are captured, or released, as desired.
     done: usize,
     /// Pods that are not yet captured, or released, as desired: pod, node.
-    late: Vec<(String, String)>,
+    pending: Vec<(String, String)>,
     /// Pods whose membership differs from the namespace's label, with the reason.
     exceptions: Vec<(String, String)>,
 }
 
-impl Progress {
-    fn of(rules: &Rules, pods: &[Pod], namespace: &Namespace, enrol: bool) -> Self {
+impl EnrolProgress {
+    fn compute(rules: &MembershipRules, pods: &[Pod], namespace: &Namespace, enrol: bool) -> Self {
         let mut state = Self::default();
         for pod in pods {
             let name = object::name(pod).to_owned();
@@ -106,15 +114,23 @@ impl Progress {
             if has_ended(pod) || node.is_empty() {
                 continue;
             }
-            let is = captured(pod);
+            let is = capture_state(pod);
             match (rules.membership(pod, namespace), enrol) {
                 (Membership::Out(why), true) | (Membership::In(why), false) => {
                     state.exceptions.push((name, why))
                 }
-                _ if is == (if enrol { Captured::Yes } else { Captured::No }) => state.done += 1,
+                _ if is
+                    == (if enrol {
+                        CaptureState::Yes
+                    } else {
+                        CaptureState::No
+                    }) =>
+                {
+                    state.done += 1
+                }
                 // Nothing is done to a pod that is ending.
-                _ if is_ending(pod) => {}
-                _ => state.late.push((name, node)),
+                _ if is_terminating(pod) => {}
+                _ => state.pending.push((name, node)),
             }
         }
         state
@@ -123,8 +139,8 @@ impl Progress {
 
 /// Waits until the pods of a namespace are captured or unenrolled, and describes the result.
 pub(crate) async fn wait_for(
-    cluster: &Cluster,
-    rules: &Rules,
+    cluster: &ClusterApi,
+    rules: &MembershipRules,
     name: &str,
     enrol: bool,
     timeout: Duration,
@@ -133,11 +149,11 @@ pub(crate) async fn wait_for(
     let done = if enrol { "captured" } else { "unenrolled" };
     let mut last = usize::MAX;
     loop {
-        let namespace = namespace(cluster, name).await?;
-        let pods = cluster.all(Some(name), None).await;
-        let pods: Vec<Pod> = pods.map_err(|error| failed(error.into()))?;
-        let state = Progress::of(rules, &pods, &namespace, enrol);
-        if state.late.is_empty() {
+        let namespace = get_namespace(cluster, name).await?;
+        let pods = cluster.list_typed(Some(name), None).await;
+        let pods: Vec<Pod> = pods.map_err(|error| install_error(error.into()))?;
+        let state = EnrolProgress::compute(rules, &pods, &namespace, enrol);
+        if state.pending.is_empty() {
             let mut text = format!("namespace {name}: {} pods {done}", state.done);
             for (pod, why) in &state.exceptions {
                 let side = if enrol {
@@ -154,21 +170,21 @@ pub(crate) async fn wait_for(
                 "namespace {name}: after {} s these pods are not {done}:",
                 timeout.as_secs()
             );
-            for (pod, node) in &state.late {
+            for (pod, node) in &state.pending {
                 what.push_str(&format!("\n  {pod} on {node}"));
             }
-            return Err(CliError::new(ErrorKind::Failed, what).hint(format!(
+            return Err(CliError::new(ErrorKind::Failed, what).with_hint(format!(
                 "`ambit pod NAME -n {name}` shows why, `ambit status` the state of the nodes"
             )));
         }
-        if state.late.len() != last {
-            last = state.late.len();
-            progress(&format!(
+        if state.pending.len() != last {
+            last = state.pending.len();
+            print_progress(&format!(
                 "namespace {name}: {} pods {done}, {last} pending",
                 state.done
             ));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -206,9 +222,18 @@ mod tests {
             pod("host", None, &json!({"hostNetwork": true})),
             pod("ended", None, &json!({"phase": "Succeeded"})),
         ];
-        let state = Progress::of(&Rules::of(None, "istio-system"), &pods, &namespace, true);
+        let state = EnrolProgress::compute(
+            &MembershipRules::from_agent_config(None, "istio-system"),
+            &pods,
+            &namespace,
+            true,
+        );
         assert_eq!(state.done, 1);
-        let late: Vec<_> = state.late.iter().map(|(name, _)| name.as_str()).collect();
+        let late: Vec<_> = state
+            .pending
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
         assert_eq!(late, ["doubt", "late"]);
         let exceptions: Vec<_> = state
             .exceptions
@@ -227,9 +252,14 @@ mod tests {
             pod("late", Some("enabled"), &json!({})),
             pod("own", Some("enabled"), &own),
         ];
-        let state = Progress::of(&Rules::of(None, "istio-system"), &pods, &namespace, false);
+        let state = EnrolProgress::compute(
+            &MembershipRules::from_agent_config(None, "istio-system"),
+            &pods,
+            &namespace,
+            false,
+        );
         assert_eq!(
-            (state.done, state.late.len(), state.exceptions.len()),
+            (state.done, state.pending.len(), state.exceptions.len()),
             (1, 1, 1)
         );
     }

@@ -18,7 +18,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    fn code(self) -> u8 {
+    fn exit_code(self) -> u8 {
         match self {
             Self::Failed => 1,
             Self::Usage => 2,
@@ -51,14 +51,14 @@ impl CliError {
 
     /// Adds the cause of the error.
     #[must_use]
-    pub fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
     /// Adds a hint for the user.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
         self
     }
@@ -69,7 +69,7 @@ impl CliError {
     }
 
     /// Formats the error with all causes and hints, one on each line.
-    pub fn text(&self) -> String {
+    pub fn message_with_sources(&self) -> String {
         let mut text = format!("error: {}", ErrorChain(self));
         for hint in &self.hints {
             text.push_str(&format!("\nhint: {hint}"));
@@ -78,9 +78,9 @@ impl CliError {
     }
 
     #[expect(clippy::print_stderr, reason = "the command line speaks there")]
-    pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("{}", self.text());
-        ExitCode::from(self.kind.code())
+    pub(crate) fn print_and_exit(&self) -> ExitCode {
+        eprintln!("{}", self.message_with_sources());
+        ExitCode::from(self.kind.exit_code())
     }
 }
 
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn errors_show_cause_and_hint() {
         let error = CliError::new(ErrorKind::Unreachable, "cannot reach the node proxy")
-            .because(std::io::Error::other("connection refused"))
-            .hint("use --node");
+            .with_source(std::io::Error::other("connection refused"))
+            .with_hint("use --node");
         assert_eq!(
-            error.text(),
+            error.message_with_sources(),
             "error: cannot reach the node proxy: connection refused\nhint: use --node"
         );
     }

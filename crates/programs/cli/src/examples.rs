@@ -212,11 +212,11 @@ ambit lab logs shop/server",
 ];
 
 /// Adds the examples to the help of all commands.
-pub(crate) fn add_to(command: Command) -> Command {
-    add(command, &mut Vec::new())
+pub(crate) fn add_examples(command: Command) -> Command {
+    add_examples_below(command, &mut Vec::new())
 }
 
-fn add(command: Command, words: &mut Vec<String>) -> Command {
+fn add_examples_below(command: Command, words: &mut Vec<String>) -> Command {
     let path = words.join(" ");
     let examples = EXAMPLES.iter().find(|(of, _)| *of == path);
     let command = match examples {
@@ -236,7 +236,7 @@ fn add(command: Command, words: &mut Vec<String>) -> Command {
         .collect();
     names.into_iter().fold(command, |command, name| {
         words.push(name.clone());
-        let command = command.mut_subcommand(name, |one| add(one, words));
+        let command = command.mut_subcommand(name, |one| add_examples_below(one, words));
         words.pop();
         command
     })
@@ -252,26 +252,26 @@ mod tests {
     use crate::args::Args;
 
     /// Collects the visible commands that have no subcommands, as the words after `ambit`.
-    fn leaves(command: &Command, words: &str, found: &mut BTreeSet<String>) {
+    fn collect_leaf_commands(command: &Command, words: &str, leaves: &mut BTreeSet<String>) {
         let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
         let mut is_leaf = true;
         for one in visible {
             is_leaf = false;
             let words = format!("{words} {}", one.get_name());
-            leaves(one, words.trim_start(), found);
+            collect_leaf_commands(one, words.trim_start(), leaves);
         }
         if is_leaf {
-            found.insert(words.to_owned());
+            leaves.insert(words.to_owned());
         }
     }
 
     #[test]
     fn every_command_has_examples_in_its_help() {
         let mut found = BTreeSet::new();
-        leaves(&Args::command(), "", &mut found);
+        collect_leaf_commands(&Args::command(), "", &mut found);
         let with_examples = EXAMPLES.iter().map(|(words, _)| (*words).to_owned());
         assert_eq!(with_examples.collect::<BTreeSet<_>>(), found);
-        let mut command = add_to(Args::command());
+        let mut command = add_examples(Args::command());
         let help = command.find_subcommand_mut("flows").unwrap().render_help();
         assert!(
             help.to_string().contains("Examples:\n  ambit flows  "),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     /// Splits a line of shell with a call of `ambit` into the program's arguments.
-    fn arguments(line: &str) -> Vec<String> {
+    fn split_arguments(line: &str) -> Vec<String> {
         let line = line.split(" # ").next().unwrap();
         let line = line.replace("'x-tenant: blue'", "x-tenant:blue");
         let words = line
@@ -295,10 +295,10 @@ mod tests {
 
     #[test]
     fn examples_are_commands_of_this_version() {
-        let command = add_to(Args::command());
+        let command = add_examples(Args::command());
         for (words, examples) in EXAMPLES {
             for line in examples.lines() {
-                let arguments = arguments(line);
+                let arguments = split_arguments(line);
                 let of = format!("ambit {words}");
                 assert!(arguments.join(" ").starts_with(&of), "{line}");
                 let parsed = command.clone().try_get_matches_from(&arguments);

@@ -19,17 +19,17 @@ use ambit_model::{Identity, Protocol, Workload};
 use crate::{
     CliError, ErrorKind,
     dump::{Dump, EndpointWaypoint, ServiceEntry, Waypoint},
-    output::{self, Format},
+    output::{self, OutputFormat},
     source::Source,
 };
 use delivery::Delivery;
-use policies::{policy_reports, reason};
+use policies::{policy_reports, reason_text};
 pub(crate) use report::Report;
-use report::words;
+use report::format_report;
 
 /// Flags of `ambit policy explain`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ExplainArgs {
+pub(crate) struct PolicyExplainArgs {
     #[command(flatten)]
     pub(crate) source: Source,
     /// The client: a pod (`namespace/name`, or the beginning of a name), an address, or a SPIFFE id
@@ -46,38 +46,42 @@ pub(crate) struct ExplainArgs {
     pub(crate) plaintext: bool,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) output: OutputFormat,
 }
 
 /// Explains each connection; the exit code is 1 if one would be refused.
-pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
-    let dump = dump(args)?;
+pub(crate) fn run(args: &PolicyExplainArgs) -> Result<ExitCode, CliError> {
+    let dump = load_dump(args)?;
     let mut reports = explain(&dump, &args.from, &args.to, args.port, args.plaintext)?;
     origin::name_peer_authentications(&args.source, &mut reports);
-    output::print(args.output, &reports, || {
-        reports.iter().map(words).collect::<Vec<_>>().join("\n\n")
+    output::print_formatted(args.output, &reports, || {
+        reports
+            .iter()
+            .map(format_report)
+            .collect::<Vec<_>>()
+            .join("\n\n")
     })?;
     let is_allowed = reports.iter().all(|report| report.allowed);
     Ok(ExitCode::from(u8::from(!is_allowed)))
 }
 
 /// Fetches the dump of the server's node proxy, unless flags name another source.
-fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
-    let dump = args.source.dump()?;
-    if !args.source.is_open() {
+fn load_dump(args: &PolicyExplainArgs) -> Result<Dump, CliError> {
+    let dump = args.source.load_dump()?;
+    if !args.source.is_unspecified() {
         return Ok(dump);
     }
     let workloads = dump.authz_workloads();
-    let client = Client::find(&workloads, &args.from)?;
+    let client = ClientWorkload::find(&workloads, &args.from)?;
     let to = name::resolve(&dump, client.namespace.as_deref(), &args.to, args.port);
-    let servers = servers(&dump, &workloads, &to, args.port)?;
+    let servers = find_servers(&dump, &workloads, &to, args.port)?;
     let node = servers.first().and_then(|(server, ..)| {
-        let mut entries = dump.workloads.known();
+        let mut entries = dump.workloads.parsed();
         let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;
         Some(entry.node.clone()).filter(|node| !node.is_empty())
     });
     match node {
-        Some(node) => args.source.at(&node).dump(),
+        Some(node) => args.source.at_node(&node).load_dump(),
         None => Ok(dump),
     }
 }
@@ -92,30 +96,30 @@ pub(crate) fn explain(
 ) -> Result<Vec<Report>, CliError> {
     let workloads = dump.authz_workloads();
     let policies = dump.policy_set()?;
-    let client = Client::find(&workloads, from)?;
+    let client = ClientWorkload::find(&workloads, from)?;
     let to = &*name::resolve(dump, client.namespace.as_deref(), to, port);
     let mut reports = Vec::new();
-    for (server, ip, port) in servers(dump, &workloads, to, port)? {
-        let source_ip = client.address(ip);
+    for (server, ip, port) in find_servers(dump, &workloads, to, port)? {
+        let source_ip = client.address_like(ip);
         let connection = Connection {
             source: client.identity.clone().filter(|_| !plaintext),
             source_ip,
             destination: SocketAddr::new(ip, port),
         };
-        let through = waypoint(dump, to, server, connection.source.as_ref());
+        let through = find_waypoint(dump, to, server, connection.source.as_ref());
         let explanation = match &through {
             Some(_) => policies.explain_peer_authentication(server, &connection),
             None => policies.explain(server, &connection),
         };
-        let report = report(&client, server, &connection, &explanation);
-        let is_refused = report.allowed && is_refused(dump, server, &connection);
+        let report = build_report(&client, server, &connection, &explanation);
+        let is_refused = report.allowed && is_plaintext_refused(dump, server, &connection);
         reports.push(match through {
-            Some(waypoint) if is_refused => refused(report, &waypoint),
+            Some(waypoint) if is_refused => refused_report(report, &waypoint),
             Some(waypoint) if report.allowed && report.enforced => {
-                let attached = attached(dump, server);
+                let attached = attached_waypoint(dump, server);
                 let leg = (server, &connection);
                 let delivery = attached
-                    .and_then(|attached| Delivery::judge(attached, &workloads, &policies, leg));
+                    .and_then(|attached| Delivery::evaluate(attached, &workloads, &policies, leg));
                 Report {
                     waypoint: Some(waypoint),
                     allowed: delivery.as_ref().is_none_or(|delivery| delivery.allowed),
@@ -131,19 +135,19 @@ pub(crate) fn explain(
 
 /// Whether the server's node proxy rejects a plaintext connection, since the waypoint that it enforces is another
 /// controller's and cannot receive the original peer.
-fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
-    let attached = attached(dump, server);
+fn is_plaintext_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
+    let attached = attached_waypoint(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
 }
 
 /// Returns the waypoint that is attached to the server as an endpoint, by namespace or service account.
-fn attached<'a>(dump: &'a Dump, server: &Workload) -> Option<&'a EndpointWaypoint> {
-    let mut entries = dump.workloads.known();
+fn attached_waypoint<'a>(dump: &'a Dump, server: &Workload) -> Option<&'a EndpointWaypoint> {
+    let mut entries = dump.workloads.parsed();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;
     entry.endpoint_waypoint.as_ref()
 }
 
-fn refused(report: Report, waypoint: &str) -> Report {
+fn refused_report(report: Report, waypoint: &str) -> Report {
     Report {
         allowed: false,
         decided_by: None,
@@ -155,7 +159,7 @@ fn refused(report: Report, waypoint: &str) -> Report {
     }
 }
 
-struct Client {
+struct ClientWorkload {
     name: String,
     /// Namespace in which short service names are resolved; `None` for a bare IP address.
     namespace: Option<String>,
@@ -163,11 +167,11 @@ struct Client {
     ips: Vec<IpAddr>,
 }
 
-impl Client {
+impl ClientWorkload {
     fn find(workloads: &[Workload], from: &str) -> Result<Self, CliError> {
         if from.starts_with("spiffe://") {
             let identity: Identity = from.parse().map_err(|error| {
-                CliError::new(ErrorKind::Usage, format!("--from {from}")).because(error)
+                CliError::new(ErrorKind::Usage, format!("--from {from}")).with_source(error)
             })?;
             let ips = workloads
                 .iter()
@@ -181,7 +185,7 @@ impl Client {
                 ips,
             });
         }
-        if let Some(workload) = find(workloads, from)? {
+        if let Some(workload) = find_workload(workloads, from)? {
             // Only a captured pod proves who it is.
             let captured = workload.protocol == Protocol::Hbone;
             return Ok(Self {
@@ -199,11 +203,11 @@ impl Client {
                 ips: vec![ip],
             });
         }
-        Err(not_found("--from", from))
+        Err(not_found_error("--from", from))
     }
 
     /// Returns the client's address of the family of `other`; the unspecified address if it has none.
-    fn address(&self, other: IpAddr) -> IpAddr {
+    fn address_like(&self, other: IpAddr) -> IpAddr {
         let same = self.ips.iter().find(|ip| ip.is_ipv4() == other.is_ipv4());
         same.copied().unwrap_or(match other {
             IpAddr::V4(_) => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
@@ -212,14 +216,14 @@ impl Client {
     }
 }
 
-fn servers<'a>(
+fn find_servers<'a>(
     dump: &Dump,
     workloads: &'a [Workload],
     to: &str,
     port: u16,
 ) -> Result<Vec<(&'a Workload, IpAddr, u16)>, CliError> {
     // A control plane's dump has no endpoints; then only pods and addresses can be explained.
-    let endpoints = service(dump, to).and_then(|service| {
+    let endpoints = find_service(dump, to).and_then(|service| {
         let endpoints = service.endpoints.as_ref()?;
         Some((service, endpoints))
     });
@@ -227,7 +231,7 @@ fn servers<'a>(
         let set = |target: Option<&u16>| target.copied().filter(|target| *target > 0);
         let of_service = set(service.ports.get(&port));
         let found: Vec<_> = endpoints
-            .known()
+            .parsed()
             .filter_map(|endpoint| {
                 let uid = endpoint.workload_uid.as_str();
                 let workload = workloads.iter().find(|workload| workload.uid == uid)?;
@@ -241,21 +245,26 @@ fn servers<'a>(
         }
         return Ok(found);
     }
-    match find(workloads, to)? {
+    match find_workload(workloads, to)? {
         Some(workload) => {
             let requested = to.parse::<IpAddr>().ok();
             let ip = requested.or_else(|| workload.workload_ips.first().copied());
-            let ip = ip.ok_or_else(|| not_found("the address of --to", to))?;
+            let ip = ip.ok_or_else(|| not_found_error("the address of --to", to))?;
             Ok(vec![(workload, ip, port)])
         }
-        None => Err(not_found("--to", to)),
+        None => Err(not_found_error("--to", to)),
     }
 }
 
 /// Returns the waypoint between `source` and the endpoint `server` on a connection to `to`: the one that the client's
 /// node proxy uses, or else the one that the server enforces.
-fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>) -> Option<String> {
-    let mut entries = dump.workloads.known();
+fn find_waypoint(
+    dump: &Dump,
+    to: &str,
+    server: &Workload,
+    source: Option<&Identity>,
+) -> Option<String> {
+    let mut entries = dump.workloads.parsed();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str());
     let attached = entry.and_then(|entry| entry.endpoint_waypoint.as_ref());
     if let (Some(attached), Some(source)) = (attached, source)
@@ -263,7 +272,7 @@ fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>)
     {
         return None;
     }
-    let bound = match service(dump, to) {
+    let bound = match find_service(dump, to) {
         Some(service) => service.waypoint.as_ref(),
         None => entry.and_then(|entry| entry.waypoint.as_ref()),
     };
@@ -276,9 +285,9 @@ fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>)
         .map(Waypoint::destination)
 }
 
-fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
+fn find_service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
     let name = to.strip_prefix("svc/").unwrap_or(to);
-    dump.services.known().find(|service| {
+    dump.services.parsed().find(|service| {
         format!("{}/{}", service.namespace, service.name) == name
             || service.hostname == name
             || (to.starts_with("svc/") && service.name == name)
@@ -286,7 +295,7 @@ fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
 }
 
 /// Finds a workload by address, full name, short name, or the prefix of a name (a Deployment's).
-pub(crate) fn find<'a>(
+pub(crate) fn find_workload<'a>(
     workloads: &'a [Workload],
     query: &str,
 ) -> Result<Option<&'a Workload>, CliError> {
@@ -337,16 +346,16 @@ fn full_name(workload: &Workload) -> String {
     format!("{}/{}", workload.namespace, workload.name)
 }
 
-pub(crate) fn not_found(what: &str, name: &str) -> CliError {
+pub(crate) fn not_found_error(kind: &str, name: &str) -> CliError {
     CliError::new(
         ErrorKind::NotFound,
-        format!("{what} {name}: not known there"),
+        format!("{kind} {name}: not known there"),
     )
-    .hint("`ambit workloads` and `ambit services` list the known ones")
+    .with_hint("`ambit workloads` and `ambit services` list the known ones")
 }
 
-fn report(
-    client: &Client,
+fn build_report(
+    client: &ClientWorkload,
     server: &Workload,
     connection: &Connection,
     explanation: &Explanation,
@@ -368,7 +377,7 @@ fn report(
             .filter(|_| enforced)
             .map(ToString::to_string),
         why: match enforced {
-            true => reason(&decision.why).to_owned(),
+            true => reason_text(&decision.reason).to_owned(),
             false => "the server is outside the mesh".to_owned(),
         },
         policies: policy_reports(explanation),

@@ -23,7 +23,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// HTTP response of an admin endpoint.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }
@@ -36,7 +36,7 @@ pub(crate) enum RequestError {
     #[error(transparent)]
     Http(#[from] hyper::Error),
     #[error("nothing came for {IDLE_TIMEOUT:?}")]
-    Silent,
+    Timeout,
     #[error("the answer is larger than {MAX_RESPONSE_BYTES} bytes")]
     TooLarge,
 }
@@ -47,7 +47,7 @@ pub(crate) async fn request(
     method: Method,
     host: &str,
     path: &str,
-) -> Result<Answer, RequestError> {
+) -> Result<HttpResponse, RequestError> {
     send(stream, method, (host, path), Bytes::new()).await
 }
 
@@ -57,7 +57,7 @@ pub(crate) async fn send(
     method: Method,
     (host, path): (&str, &str),
     body: Bytes,
-) -> Result<Answer, RequestError> {
+) -> Result<HttpResponse, RequestError> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::builder()
         .method(method)
@@ -79,7 +79,7 @@ pub(crate) async fn send(
                 body.extend_from_slice(&data);
             }
         }
-        Ok(Answer { status, body })
+        Ok(HttpResponse { status, body })
     };
     match select(pin!(exchange), pin!(connection)).await {
         Either::Left((answer, _)) => answer,
@@ -88,10 +88,10 @@ pub(crate) async fn send(
     }
 }
 
-async fn within_timeout<T>(answer: impl Future<Output = T>) -> Result<T, RequestError> {
-    timeout(IDLE_TIMEOUT, answer)
+async fn within_timeout<T>(response: impl Future<Output = T>) -> Result<T, RequestError> {
+    timeout(IDLE_TIMEOUT, response)
         .await
-        .map_err(|_elapsed| RequestError::Silent)
+        .map_err(|_elapsed| RequestError::Timeout)
 }
 
 #[cfg(test)]
@@ -102,7 +102,7 @@ mod tests {
 
     /// Serves `bytes` as the response to one request; returns the client's result, and the request as the server read
     /// it.
-    async fn answer(bytes: &str) -> (Result<(u16, String), RequestError>, String) {
+    async fn receive_response(bytes: &str) -> (Result<(u16, String), RequestError>, String) {
         let (client, mut server) = tokio::io::duplex(1 << 16);
         let serve = async move {
             let mut received = Vec::new();
@@ -114,7 +114,7 @@ mod tests {
         };
         let ask = request(client, Method::GET, "admin:15000", "/config_dump");
         let (answer, received) = tokio::join!(ask, serve);
-        let text = |answer: Answer| (answer.status, String::from_utf8(answer.body).unwrap());
+        let text = |answer: HttpResponse| (answer.status, String::from_utf8(answer.body).unwrap());
         (answer.map(text), received)
     }
 
@@ -125,7 +125,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\n\r\nabc",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1;x\r\nc\r\n0\r\n\r\n",
         ] {
-            let (answer, received) = answer(text).await;
+            let (answer, received) = receive_response(text).await;
             assert_eq!(answer.unwrap(), (200, "abc".to_owned()), "{text:?}");
             assert!(
                 received.starts_with("GET /config_dump HTTP/1.1\r\n"),
@@ -144,7 +144,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nab",
             "SSH-2.0\r\n\r\n",
         ] {
-            let (answer, _) = answer(cut).await;
+            let (answer, _) = receive_response(cut).await;
             let error = answer.expect_err(cut);
             assert!(matches!(error, RequestError::Http(_)), "{cut:?}: {error:?}");
         }

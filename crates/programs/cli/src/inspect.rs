@@ -10,15 +10,15 @@ use crate::{
     CliError, ErrorKind,
     dump::{
         Certificate, CertificateEntry, Connection, Dump, Entries, Entry, PolicyEntry, ServiceEntry,
-        Waypoint, WorkloadEntry, or,
+        Waypoint, WorkloadEntry, non_empty_or,
     },
-    output::{self, Format, print_line, table},
+    output::{self, OutputFormat, format_table, print_line},
     source::Source,
 };
 
 /// Flags that most of these commands share.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Inspect {
+pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) source: Source,
     /// Only this namespace
@@ -26,59 +26,63 @@ pub(crate) struct Inspect {
     pub(crate) namespace: Option<String>,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) output: OutputFormat,
 }
 
-impl Inspect {
-    fn show<T: Named>(
+impl InspectArgs {
+    fn print_entries<T: NamespacedEntry>(
         &self,
         of: impl FnOnce(&Dump) -> &Entries<T>,
         rows: impl FnOnce(&[&T]) -> String,
     ) -> Result<(), CliError> {
-        let dump = self.source.dump()?;
-        let entries = chosen(of(&dump), self.namespace.as_deref());
-        output::print(self.output, &entries, || rows(&known(&entries)))
+        let dump = self.source.load_dump()?;
+        let entries = filter_by_namespace(of(&dump), self.namespace.as_deref());
+        output::print_formatted(self.output, &entries, || rows(&parsed(&entries)))
     }
 }
 
 /// Record of a dump that has a namespace and a name.
-trait Named {
+trait NamespacedEntry {
     /// Returns the namespace and the name.
     fn name(&self) -> (&str, &str);
 }
 
-impl Named for WorkloadEntry {
+impl NamespacedEntry for WorkloadEntry {
     fn name(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
 }
 
-impl Named for ServiceEntry {
+impl NamespacedEntry for ServiceEntry {
     fn name(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
 }
 
-impl Named for PolicyEntry {
+impl NamespacedEntry for PolicyEntry {
     fn name(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
 }
 
 /// Returns the entries of one namespace, or all, sorted by namespace and name.
-fn chosen<'a, T: Named>(entries: &'a Entries<T>, namespace: Option<&str>) -> Vec<&'a Entry<T>> {
-    let is_selected = |entry: &&Entry<T>| namespace.is_none_or(|name| entry.known.name().0 == name);
+fn filter_by_namespace<'a, T: NamespacedEntry>(
+    entries: &'a Entries<T>,
+    namespace: Option<&str>,
+) -> Vec<&'a Entry<T>> {
+    let is_selected =
+        |entry: &&Entry<T>| namespace.is_none_or(|name| entry.parsed.name().0 == name);
     let mut entries: Vec<_> = entries.iter().filter(is_selected).collect();
-    entries.sort_by(|a, b| a.known.name().cmp(&b.known.name()));
+    entries.sort_by(|a, b| a.parsed.name().cmp(&b.parsed.name()));
     entries
 }
 
-fn known<'a, T>(entries: &[&'a Entry<T>]) -> Vec<&'a T> {
-    entries.iter().map(|entry| &entry.known).collect()
+fn parsed<'a, T>(entries: &[&'a Entry<T>]) -> Vec<&'a T> {
+    entries.iter().map(|entry| &entry.parsed).collect()
 }
 
-pub(crate) fn workloads(args: &Inspect) -> Result<(), CliError> {
-    args.show(|dump| &dump.workloads, workload_rows)
+pub(crate) fn print_workloads(args: &InspectArgs) -> Result<(), CliError> {
+    args.print_entries(|dump| &dump.workloads, workload_rows)
 }
 
 fn workload_rows(workloads: &[&WorkloadEntry]) -> String {
@@ -98,22 +102,22 @@ fn workload_rows(workloads: &[&WorkloadEntry]) -> String {
             workload.name.clone(),
             workload.workload_ips.join(","),
             workload.node.clone(),
-            or(&workload.protocol, "TCP").to_owned(),
-            or(&workload.status, "Healthy").to_owned(),
-            or(&workload.service_account, "default").to_owned(),
-            destination(workload.waypoint.as_ref()),
+            non_empty_or(&workload.protocol, "TCP").to_owned(),
+            non_empty_or(&workload.status, "Healthy").to_owned(),
+            non_empty_or(&workload.service_account, "default").to_owned(),
+            waypoint_text(workload.waypoint.as_ref()),
         ]
     };
-    table(&header, workloads.iter().map(row))
+    format_table(&header, workloads.iter().map(row))
 }
 
-fn destination(waypoint: Option<&Waypoint>) -> String {
+fn waypoint_text(waypoint: Option<&Waypoint>) -> String {
     let destination = waypoint.map(Waypoint::destination).unwrap_or_default();
-    or(&destination, "None").to_owned()
+    non_empty_or(&destination, "None").to_owned()
 }
 
-pub(crate) fn services(args: &Inspect) -> Result<(), CliError> {
-    args.show(|dump| &dump.services, service_rows)
+pub(crate) fn print_services(args: &InspectArgs) -> Result<(), CliError> {
+    args.print_entries(|dump| &dump.services, service_rows)
 }
 
 fn service_rows(services: &[&ServiceEntry]) -> String {
@@ -127,8 +131,8 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
     ];
     let row = |service: &&ServiceEntry| {
         let count = service.endpoints.as_ref().map(|endpoints| {
-            let is_healthy = |status: &str| or(status, "Healthy") == "Healthy";
-            let healthy = endpoints.known().filter(|one| is_healthy(&one.status));
+            let is_healthy = |status: &str| non_empty_or(status, "Healthy") == "Healthy";
+            let healthy = endpoints.parsed().filter(|one| is_healthy(&one.status));
             format!("{}/{}", healthy.count(), endpoints.len())
         });
         let vips = service.vips.iter();
@@ -145,10 +149,10 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
             vips.join(","),
             ports.join(","),
             count.unwrap_or_default(),
-            destination(service.waypoint.as_ref()),
+            waypoint_text(service.waypoint.as_ref()),
         ]
     };
-    table(&header, services.iter().map(row))
+    format_table(&header, services.iter().map(row))
 }
 
 /// Formats the target port of a service's port: its number, or the numbers that a named port has at the endpoints.
@@ -156,7 +160,7 @@ fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     if target > 0 {
         return target.to_string();
     }
-    let endpoints = service.endpoints.iter().flat_map(Entries::known);
+    let endpoints = service.endpoints.iter().flat_map(Entries::parsed);
     let named = endpoints.filter_map(|endpoint| endpoint.port.get(&port));
     let named: BTreeSet<_> = named.filter(|port| **port > 0).collect();
     let named: Vec<_> = named.into_iter().map(ToString::to_string).collect();
@@ -166,8 +170,8 @@ fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     }
 }
 
-pub(crate) fn policies(args: &Inspect) -> Result<(), CliError> {
-    args.show(|dump| &dump.policies, policy_rows)
+pub(crate) fn print_policies(args: &InspectArgs) -> Result<(), CliError> {
+    args.print_entries(|dump| &dump.policies, policy_rows)
 }
 
 fn policy_rows(policies: &[&PolicyEntry]) -> String {
@@ -176,25 +180,31 @@ fn policy_rows(policies: &[&PolicyEntry]) -> String {
         vec![
             policy.namespace.clone(),
             policy.name.clone(),
-            format!("{}{dry}", or(&policy.action, "Allow")),
-            or(&policy.scope, "Global").to_owned(),
+            format!("{}{dry}", non_empty_or(&policy.action, "Allow")),
+            non_empty_or(&policy.scope, "Global").to_owned(),
             policy.rules.len().to_string(),
         ]
     };
     let header = ["NAMESPACE", "NAME", "ACTION", "SCOPE", "RULES"];
-    table(&header, policies.iter().map(row))
+    format_table(&header, policies.iter().map(row))
 }
 
-pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
-    let dumps = dumps(&args.source)?;
+pub(crate) fn print_certificates(args: &InspectArgs) -> Result<(), CliError> {
+    let dumps = load_dumps(&args.source)?;
     let entries = dumps.iter().flat_map(|dump| dump.certificates.iter());
     let entries: Vec<_> = entries.collect();
-    output::print(args.output, &entries, || certificate_rows(&known(&entries)))
+    output::print_formatted(args.output, &entries, || {
+        certificate_rows(&parsed(&entries))
+    })
 }
 
 /// Fetches the dump of each selected node proxy.
-fn dumps(source: &Source) -> Result<Vec<Dump>, CliError> {
-    source.all()?.iter().map(Source::dump).collect()
+fn load_dumps(source: &Source) -> Result<Vec<Dump>, CliError> {
+    source
+        .all_node_proxies()?
+        .iter()
+        .map(Source::load_dump)
+        .collect()
 }
 
 fn certificate_rows(entries: &[&CertificateEntry]) -> String {
@@ -228,17 +238,17 @@ fn certificate_rows(entries: &[&CertificateEntry]) -> String {
             rows.push(row(entry, "-", &Certificate::default()));
         }
     }
-    table(&header, rows)
+    format_table(&header, rows)
 }
 
-pub(crate) fn connections(args: &Inspect) -> Result<(), CliError> {
-    let dumps = dumps(&args.source)?;
+pub(crate) fn print_connections(args: &InspectArgs) -> Result<(), CliError> {
+    let dumps = load_dumps(&args.source)?;
     let namespace = args.namespace.as_deref();
     let open = dumps
         .iter()
         .flat_map(|dump| open_connections(dump, namespace));
     let open: Vec<_> = open.collect();
-    output::print(args.output, &open, || connection_rows(&open))
+    output::print_formatted(args.output, &open, || connection_rows(&open))
 }
 
 /// Open connection with the pod that has it.
@@ -263,7 +273,7 @@ fn connection_rows(open: &[PodConnection]) -> String {
             connection.protocol.clone(),
         ]
     };
-    table(&header, open.iter().map(row))
+    format_table(&header, open.iter().map(row))
 }
 
 fn open_connections(dump: &Dump, namespace: Option<&str>) -> Vec<PodConnection> {
@@ -283,9 +293,9 @@ fn open_connections(dump: &Dump, namespace: Option<&str>) -> Vec<PodConnection> 
     all
 }
 
-/// Flags of [`log_level`].
+/// Flags of [`show_or_set_log_level`].
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct LogLevel {
+pub(crate) struct LogLevelArgs {
     #[command(flatten)]
     pub(crate) source: Source,
     /// `level` or `level,scope=level`; shows the current one if left out
@@ -295,7 +305,7 @@ pub(crate) struct LogLevel {
     pub(crate) reset: bool,
 }
 
-pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
+pub(crate) fn show_or_set_log_level(args: &LogLevelArgs) -> Result<(), CliError> {
     let path = match &args.level {
         Some(level) => {
             let fine = |c: char| c.is_ascii_alphanumeric() || "_-:=,.".contains(c);
@@ -308,8 +318,8 @@ pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
         None if args.reset => "/logging?reset".to_owned(),
         None => "/logging".to_owned(),
     };
-    for source in args.source.all()? {
-        let answer = source.succeed(Method::POST, &path)?;
+    for source in args.source.all_node_proxies()? {
+        let answer = source.request_ok(Method::POST, &path)?;
         print_line(String::from_utf8_lossy(&answer).trim_end())?;
     }
     Ok(())

@@ -3,17 +3,17 @@
 use std::{path::PathBuf, time::Duration};
 
 use ambit_install::{
-    apply::{self, Options},
+    apply::{self, InstallOptions},
     attachment,
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     error::InstallError,
     gateway_api,
-    istio_values::{self, Chart},
+    istio_values::{self, IstioChart},
     plan::Plan,
     platform,
-    remove::{self, Removal},
+    remove::{self, UninstallOptions},
     render::{self, Release},
-    values::Overrides,
+    values::ValueOverrides,
 };
 use ambit_k8s_api::{Node, revisions};
 use clap::{ArgAction, Args};
@@ -21,21 +21,21 @@ use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
-    cluster::{Target, wait},
-    files::text_of,
+    cluster::{Target, block_on},
+    files::read_text,
     output::print_line,
 };
 
 /// Values for the chart.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Values {
+pub(crate) struct ChartValues {
     /// A file of values; later ones win
     #[arg(short = 'f', long = "values", value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Values written for Istio's chart istiod, cni or ztunnel, or an IstioOperator (operator); what has no effect here is
-    /// named. Values of --values and --set go before them
-    #[arg(long, value_name = "CHART=FILE", value_parser = istio_values)]
-    istio_values: Vec<(Chart, PathBuf)>,
+    /// Values written for Istio's chart istiod, cni or ztunnel, or an IstioOperator (operator); what has no effect here
+    /// is named. Values of --values and --set go before them
+    #[arg(long, value_name = "CHART=FILE", value_parser = parse_istio_values)]
+    istio_values: Vec<(IstioChart, PathBuf)>,
     /// A value, as path.to.value=value; several are separated by commas
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
@@ -43,7 +43,7 @@ pub(crate) struct Values {
     #[arg(long, value_name = "PATH=VALUE")]
     set_string: Vec<String>,
     /// gke, eks, aks, openshift, k3s, k3d, minikube, kind, talos, microk8s, none, or auto: detected from the nodes
-    #[arg(long, default_value = "auto", value_parser = platform_name)]
+    #[arg(long, default_value = "auto", value_parser = parse_platform)]
     platform: String,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct InstallArgs {
     #[command(flatten)]
     target: Target,
     #[command(flatten)]
-    values: Values,
+    values: ChartValues,
     /// Print the manifests instead of applying them; needs no cluster if --platform is given
     #[arg(long)]
     dry_run: bool,
@@ -61,7 +61,7 @@ pub(crate) struct InstallArgs {
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     wait: bool,
     /// How long to wait, such as 90s or 5m
-    #[arg(long, default_value = "5m", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
     timeout: Duration,
     /// Take over fields that other managers own, for example Helm or kubectl
     #[arg(long)]
@@ -74,7 +74,7 @@ pub(crate) struct UpgradeArgs {
     #[command(flatten)]
     install: InstallArgs,
     /// Revision of the control plane to upgrade
-    #[arg(long, default_value = revisions::DEFAULT)]
+    #[arg(long, default_value = revisions::DEFAULT_REVISION)]
     revision: String,
     /// Discard the values of the installation instead of merging the given ones into them
     #[arg(long)]
@@ -87,7 +87,7 @@ pub(crate) struct UninstallArgs {
     #[command(flatten)]
     target: Target,
     /// Revision to remove; one that was installed without the parts on nodes leaves all pods in the mesh
-    #[arg(long, default_value = revisions::DEFAULT)]
+    #[arg(long, default_value = revisions::DEFAULT_REVISION)]
     revision: String,
     /// Remove the label from the namespaces of the mesh
     #[arg(long)]
@@ -111,44 +111,45 @@ pub(crate) struct UninstallArgs {
     #[arg(long)]
     delete_namespace: bool,
     /// How long to wait until all pods are unenrolled, such as 90s or 5m
-    #[arg(long, default_value = "5m", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
     timeout: Duration,
 }
 
 /// Installs the mesh, or changes an installation to the given values.
 pub(crate) fn install(args: &InstallArgs) -> Result<(), CliError> {
-    wait(run(args, Overrides::default()))
+    block_on(run(args, ValueOverrides::default()))
 }
 
 /// Upgrades an installation to this version, and keeps its values.
 pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<(), CliError> {
-    wait(async {
-        let cluster = args.install.target.cluster().await?;
+    block_on(async {
+        let cluster = args.install.target.connect().await?;
         let namespace = &args.install.target.mesh_namespace;
-        let before = apply::installed(&cluster, namespace, &args.revision)
+        let before = apply::installed_inventory(&cluster, namespace, &args.revision)
             .await
-            .map_err(failed)?;
+            .map_err(install_error)?;
         let before = before.ok_or_else(|| {
-            absent(namespace, &args.revision)
-                .hint("`ambit install` installs; --mesh-namespace and --revision name another one")
+            not_installed_error(namespace, &args.revision).with_hint(
+                "`ambit install` installs; --mesh-namespace and --revision name another one",
+            )
         })?;
-        let mut values = Overrides::default();
+        let mut values = ValueOverrides::default();
         if !args.reset_values {
             let text = before.values.to_string();
             values
-                .file("the values of the installation", &text)
-                .map_err(|error| failed(error.into()))?;
-        } else if args.revision != revisions::DEFAULT {
+                .add_file("the values of the installation", &text)
+                .map_err(|error| install_error(error.into()))?;
+        } else if args.revision != revisions::DEFAULT_REVISION {
             let setting = format!("global.revision={}", args.revision);
             let set = values.set(&setting, true);
-            set.map_err(|error| failed(error.into()))?;
+            set.map_err(|error| install_error(error.into()))?;
         }
         run(&args.install, values).await
     })
 }
 
-async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliError> {
-    overrides.extend(args.values.read()?);
+async fn run(args: &InstallArgs, mut overrides: ValueOverrides) -> Result<(), CliError> {
+    overrides.extend(args.values.load_overrides()?);
     let mut release = Release {
         namespace: args.target.mesh_namespace.clone(),
         ..Release::default()
@@ -157,58 +158,64 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
     if args.dry_run && args.values.platform != "auto" {
         args.values
             .choose_platform(&mut overrides, &args.values.platform)?;
-        return print(&Plan::new(release, overrides).map_err(failed)?);
+        return print_plan(&Plan::new(release, overrides).map_err(install_error)?);
     }
-    let cluster = args.target.cluster().await?;
+    let cluster = args.target.connect().await?;
     let (version, minor) = cluster
         .version()
         .await
-        .map_err(|error| failed(error.into()))?;
+        .map_err(|error| install_error(error.into()))?;
     release.minor = minor;
-    let platform = args.values.platform_of(&cluster).await?;
+    let platform = args.values.detect_platform(&cluster).await?;
     args.values.choose_platform(&mut overrides, &platform)?;
     let platform = overrides
         .text(&["global", "platform"])
         .unwrap_or_default()
         .to_owned();
-    attachment::choose(&cluster, &release.namespace, &mut overrides, &progress)
-        .await
-        .map_err(failed)?;
-    let plan = Plan::new(release, overrides).map_err(failed)?;
+    attachment::choose_waypoint_attachment(
+        &cluster,
+        &release.namespace,
+        &mut overrides,
+        &print_progress,
+    )
+    .await
+    .map_err(install_error)?;
+    let plan = Plan::new(release, overrides).map_err(install_error)?;
     if args.dry_run {
-        return print(&plan);
+        return print_plan(&plan);
     }
     let named = if platform.is_empty() {
         String::new()
     } else {
         format!(" on {platform}")
     };
-    progress(&format!("Kubernetes {version}{named}"));
+    print_progress(&format!("Kubernetes {version}{named}"));
     let gateway_api = gateway_api::describe(&cluster).await;
-    progress(&gateway_api.map_err(|error| failed(error.into()))?);
-    let options = Options {
+    print_progress(&gateway_api.map_err(|error| install_error(error.into()))?);
+    let options = InstallOptions {
         wait: args.wait.then_some(args.timeout),
         force: args.force_conflicts,
     };
-    apply::install(&cluster, &plan, options, &progress)
+    apply::install(&cluster, &plan, options, &print_progress)
         .await
         .map_err(|error| {
             let hints: &[&str] = match &error {
                 InstallError::NotReady(..) => {
                     &["the same command goes on from here; `ambit check` diagnoses the cluster"]
                 }
-                InstallError::Images(_) => IMAGE_HINTS,
+                InstallError::MissingImages(_) => IMAGE_HINTS,
                 _ => &[],
             };
             hints
                 .iter()
-                .fold(failed(error), |error, hint| error.hint(*hint))
+                .fold(install_error(error), |error, hint| error.with_hint(*hint))
         })?;
     let complete = plan
         .overrides
-        .complete()
-        .map_err(|error| failed(error.into()))?;
-    let notes = render::notes(&plan.release, &complete).map_err(|error| failed(error.into()))?;
+        .with_defaults()
+        .map_err(|error| install_error(error.into()))?;
+    let notes = render::render_notes(&plan.release, &complete)
+        .map_err(|error| install_error(error.into()))?;
     print_line(&format!(
         "Ambit {} is installed in {}.",
         env!("CARGO_PKG_VERSION"),
@@ -221,42 +228,43 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
 
 /// Uninstalls the mesh, after all pods are unenrolled.
 pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
-    wait(async {
-        let cluster = args.target.cluster().await?;
+    block_on(async {
+        let cluster = args.target.connect().await?;
         let namespace = &args.target.mesh_namespace;
-        let removal = Removal {
+        let removal = UninstallOptions {
             crds: args.crds,
             root: args.root,
             namespace: args.delete_namespace,
         };
         let remove = async || {
             let revision = (namespace.as_str(), args.revision.as_str());
-            let removed = remove::uninstall(&cluster, revision, removal, &progress).await;
-            removed.map_err(failed)
+            let removed = remove::uninstall(&cluster, revision, removal, &print_progress).await;
+            removed.map_err(install_error)
         };
         // Unenrolment alone reads nothing else: the chart's Job has rights for no more.
         if !args.release_only {
-            let known = apply::installed(&cluster, namespace, &args.revision).await;
-            let known = known.map_err(failed)?.ok_or_else(|| {
-                absent(namespace, &args.revision)
-                    .hint("what Helm installed, `helm uninstall` removes")
+            let known = apply::installed_inventory(&cluster, namespace, &args.revision).await;
+            let known = known.map_err(install_error)?.ok_or_else(|| {
+                not_installed_error(namespace, &args.revision)
+                    .with_hint("what Helm installed, `helm uninstall` removes")
             })?;
-            if !known.has_node_parts() {
+            if !known.has_node_components() {
                 remove().await?;
                 return print_line(&format!("The revision {} is uninstalled.", args.revision));
             }
         }
         if args.unlabel || !args.release_only {
-            leave(&cluster, args).await?;
+            remove_mesh_labels(&cluster, args).await?;
         }
-        match remove::unenrol_all(&cluster, namespace, args.timeout, &progress).await {
+        match remove::unenrol_all(&cluster, namespace, args.timeout, &print_progress).await {
             // They would be left with a redirection to a proxy that is gone.
             Err(error @ InstallError::NotReady(..)) if !args.force_captured => {
-                return Err(failed(error)
-                    .hint("--force-captured removes the mesh regardless: delete these pods then"));
+                return Err(install_error(error).with_hint(
+                    "--force-captured removes the mesh regardless: delete these pods then",
+                ));
             }
-            Err(InstallError::NotReady(_, pods)) => pods.iter().for_each(|pod| progress(pod)),
-            other => other.map_err(failed)?,
+            Err(InstallError::NotReady(_, pods)) => pods.iter().for_each(|pod| print_progress(pod)),
+            other => other.map_err(install_error)?,
         }
         if args.release_only {
             return print_line("No pod is captured any longer.");
@@ -266,71 +274,77 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     })
 }
 
-fn absent(namespace: &str, revision: &str) -> CliError {
-    failed(InstallError::Absent {
+fn not_installed_error(namespace: &str, revision: &str) -> CliError {
+    install_error(InstallError::NotInstalled {
         namespace: namespace.to_owned(),
         revision: revision.to_owned(),
     })
 }
 
 /// Removes the mesh labels of namespaces with `--unlabel`; otherwise fails if namespaces are labelled, unless forced.
-async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> {
+async fn remove_mesh_labels(cluster: &ClusterApi, args: &UninstallArgs) -> Result<(), CliError> {
     let enrolled = remove::enrolled_namespaces(cluster).await;
-    let enrolled = enrolled.map_err(failed)?;
+    let enrolled = enrolled.map_err(install_error)?;
     if args.unlabel {
         for name in &enrolled {
-            remove::label(cluster, name, false).await.map_err(failed)?;
-            progress(&format!("namespace {name}: label removed"));
+            remove::label_namespace(cluster, name, false)
+                .await
+                .map_err(install_error)?;
+            print_progress(&format!("namespace {name}: label removed"));
         }
     } else if !enrolled.is_empty() && !args.force {
         let what = format!("namespaces are still in the mesh: {}", enrolled.join(", "));
         return Err(CliError::new(ErrorKind::Failed, what)
-            .hint("--unlabel removes their labels; --force leaves them: another installation enrols these namespaces again"));
+            .with_hint("--unlabel removes their labels; --force leaves them: another installation enrols these namespaces again"));
     }
     Ok(())
 }
 
-impl Values {
-    fn read(&self) -> Result<Overrides, CliError> {
-        let mut overrides = Overrides::default();
+impl ChartValues {
+    fn load_overrides(&self) -> Result<ValueOverrides, CliError> {
+        let mut overrides = ValueOverrides::default();
         for (chart, path) in &self.istio_values {
             let name = path.display().to_string();
-            let translation = istio_values::translate(*chart, &name, &text_of(path)?)
-                .map_err(|error| failed(error.into()))?;
+            let translation = istio_values::translate(*chart, &name, &read_text(path)?)
+                .map_err(|error| install_error(error.into()))?;
             for ignored in &translation.ignored {
-                progress(&format!("warning: {name}: left out {ignored}"));
+                print_progress(&format!("warning: {name}: left out {ignored}"));
             }
-            overrides.layer(translation.values);
+            overrides.add_layer(translation.values);
         }
         for path in &self.files {
             overrides
-                .file(&path.display().to_string(), &text_of(path)?)
-                .map_err(|error| failed(error.into()))?;
+                .add_file(&path.display().to_string(), &read_text(path)?)
+                .map_err(|error| install_error(error.into()))?;
         }
         for (settings, strings) in [(&self.set, false), (&self.set_string, true)] {
             for setting in settings {
                 overrides
                     .set(setting, strings)
-                    .map_err(|error| failed(error.into()))?;
+                    .map_err(|error| install_error(error.into()))?;
             }
         }
         Ok(overrides)
     }
 
-    async fn platform_of(&self, cluster: &Cluster) -> Result<String, CliError> {
+    async fn detect_platform(&self, cluster: &ClusterApi) -> Result<String, CliError> {
         if self.platform != "auto" {
             return Ok(self.platform.clone());
         }
         let nodes: Vec<Node> = cluster
-            .all(None, None)
+            .list_typed(None, None)
             .await
-            .map_err(|error| failed(error.into()))?;
+            .map_err(|error| install_error(error.into()))?;
         Ok(platform::detect(&nodes).to_owned())
     }
 
     /// Sets the platform's value: an explicit `--platform` wins over `global.platform` of the values, and these over
     /// detection.
-    fn choose_platform(&self, overrides: &mut Overrides, platform: &str) -> Result<(), CliError> {
+    fn choose_platform(
+        &self,
+        overrides: &mut ValueOverrides,
+        platform: &str,
+    ) -> Result<(), CliError> {
         let set = overrides.text(&["global", "platform"]).is_some();
         if set && self.platform == "auto" {
             return Ok(());
@@ -338,11 +352,11 @@ impl Values {
         let name = if platform == "none" { "" } else { platform };
         overrides
             .set(&format!("global.platform={name}"), true)
-            .map_err(|error| failed(error.into()))
+            .map_err(|error| install_error(error.into()))
     }
 }
 
-fn print(plan: &Plan) -> Result<(), CliError> {
+fn print_plan(plan: &Plan) -> Result<(), CliError> {
     let namespace = plan.namespace();
     let all = [&namespace]
         .into_iter()
@@ -351,14 +365,14 @@ fn print(plan: &Plan) -> Result<(), CliError> {
     let mut text = String::new();
     for object in all {
         text.push_str("---\n");
-        text.push_str(&yaml(object)?);
+        text.push_str(&to_yaml(object)?);
     }
     print_line(text.trim_end())
 }
 
-fn yaml(object: &Value) -> Result<String, CliError> {
+fn to_yaml(object: &Value) -> Result<String, CliError> {
     serde_saphyr::to_string(object).map_err(|error| {
-        CliError::new(ErrorKind::Failed, "cannot print a manifest").because(error.to_string())
+        CliError::new(ErrorKind::Failed, "cannot print a manifest").with_source(error.to_string())
     })
 }
 
@@ -372,14 +386,14 @@ const IMAGE_HINTS: &[&str] = &[
 
 /// Prints progress to standard error, apart from the output.
 #[expect(clippy::print_stderr, reason = "the command line speaks there")]
-pub(crate) fn progress(text: &str) {
+pub(crate) fn print_progress(text: &str) {
     eprintln!("{text}");
 }
 
-pub(crate) fn failed(error: InstallError) -> CliError {
+pub(crate) fn install_error(error: InstallError) -> CliError {
     let kind = match &error {
         InstallError::Values(_) => ErrorKind::Usage,
-        InstallError::Absent { .. } => ErrorKind::NotFound,
+        InstallError::NotInstalled { .. } => ErrorKind::NotFound,
         InstallError::Cluster(ClusterError::Api { source, .. })
             if !matches!(**source, kube::Error::Api(_)) =>
         {
@@ -387,18 +401,18 @@ pub(crate) fn failed(error: InstallError) -> CliError {
         }
         _ => ErrorKind::Failed,
     };
-    CliError::new(kind, error.to_string()).because(error)
+    CliError::new(kind, error.to_string()).with_source(error)
 }
 
 /// Parses the value of `--istio-values`, `CHART=FILE`.
-fn istio_values(text: &str) -> Result<(Chart, PathBuf), String> {
+fn parse_istio_values(text: &str) -> Result<(IstioChart, PathBuf), String> {
     let (chart, file) = text
         .split_once('=')
         .ok_or("write it as istiod=FILE, cni=FILE, ztunnel=FILE or operator=FILE")?;
     Ok((chart.parse()?, file.into()))
 }
 
-fn platform_name(text: &str) -> Result<String, String> {
+fn parse_platform(text: &str) -> Result<String, String> {
     if text == "auto" || text == "none" || platform::PLATFORMS.contains(&text) {
         Ok(text.to_owned())
     } else {
@@ -410,7 +424,7 @@ fn platform_name(text: &str) -> Result<String, String> {
 }
 
 /// Parses a duration: `90s`, `5m`, `1h`, or a number of seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, factor) = match text.char_indices().next_back() {
         Some((at, 's')) => (text.get(..at), 1),
         Some((at, 'm')) => (text.get(..at), 60),
@@ -430,12 +444,12 @@ mod tests {
 
     #[test]
     fn times_have_units() {
-        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("5m"), Ok(Duration::from_secs(300)));
-        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
-        assert_eq!(duration("7"), Ok(Duration::from_secs(7)));
+        assert_eq!(parse_duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("5m"), Ok(Duration::from_secs(300)));
+        assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));
+        assert_eq!(parse_duration("7"), Ok(Duration::from_secs(7)));
         for wrong in ["", "m", "x", "5 m", "99999999999999999999h"] {
-            assert!(duration(wrong).is_err(), "{wrong}");
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -449,14 +463,14 @@ mod tests {
         };
         let istio = file("istio.yaml", "logLevel: debug\nnetwork: east\nhub: x\n");
         let own = file("own.yaml", "global: {network: west}\n");
-        let values = Values {
+        let values = ChartValues {
             files: vec![own],
-            istio_values: vec![(Chart::Ztunnel, istio)],
+            istio_values: vec![(IstioChart::Ztunnel, istio)],
             set: vec![],
             set_string: vec![],
             platform: "none".to_owned(),
         };
-        let overrides = values.read().unwrap();
+        let overrides = values.load_overrides().unwrap();
         assert_eq!(overrides.text(&["global", "network"]), Some("west"));
         assert_eq!(
             overrides.text(&["global", "logging", "level"]),
@@ -464,13 +478,13 @@ mod tests {
         );
         assert_eq!(overrides.text(&["ztunnel", "hub"]), None);
         for wrong in ["istiod", "pilot=a.yaml", "=a.yaml"] {
-            assert!(istio_values(wrong).is_err(), "{wrong}");
+            assert!(parse_istio_values(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn a_platform_that_is_named_wins_over_one_that_is_set() {
-        let values = |platform: &str| Values {
+        let values = |platform: &str| ChartValues {
             files: vec![],
             istio_values: vec![],
             set: vec![],
@@ -483,7 +497,7 @@ mod tests {
             ("k3s", Some("eks"), "k3s", "k3s"),
             ("none", None, "none", ""),
         ] {
-            let mut overrides = Overrides::default();
+            let mut overrides = ValueOverrides::default();
             if let Some(set) = set {
                 overrides
                     .set(&format!("global.platform={set}"), false)

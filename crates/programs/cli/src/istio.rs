@@ -12,25 +12,25 @@ use std::collections::BTreeSet;
 
 use ambit_derive::{Index, MeshConfig, Problem, Severity};
 use ambit_k8s_api::{
-    ConfigMap, Definition, Kind, ObjectKey, Origin, ReadKeyError,
-    unread::{instead_of, is_mesh_group},
+    ConfigMap, Definition, Kind, ManifestPosition, ObjectKey, ObjectKeyError,
+    unread::{is_mesh_group, replacement_for},
 };
 use kube::core::TypeMeta;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::rehearsal::{event_at, index_of, object_key};
-use differences::Surroundings;
-use specs::{Settings, group_and_kind, group_of};
+use crate::policy_test::{build_index, object_key, to_event_with_origin};
+use differences::MeshContext;
+use specs::{Settings, api_group, group_and_kind};
 
-pub(crate) use collect::{of_cluster, of_files};
+pub(crate) use collect::{read_cluster, read_files};
 use effect::object_name;
 pub(crate) use effect::{Effect, Outcome};
 
 /// Objects of an Istio mesh, from files or a cluster, with Ambit's settings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mesh {
-    pub(crate) objects: Vec<(Value, Option<Origin>)>,
+    pub(crate) objects: Vec<(Value, Option<ManifestPosition>)>,
     /// Settings of Ambit's control plane; its defaults if none runs.
     pub(crate) config: MeshConfig,
     /// Whether a control plane of Ambit runs, from which `config` was read.
@@ -49,16 +49,16 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     let settings = mesh_settings(values(), &config.root_namespace);
     let mut all = Vec::new();
     if !mesh.is_installed {
-        all.extend(trust_domain(&mut config, &settings));
+        all.extend(apply_trust_domain(&mut config, &settings));
     }
-    let surroundings = Surroundings::new(&config, &settings, values());
-    all.extend(derived(mesh, config, &surroundings));
+    let surroundings = MeshContext::new(&config, &settings, values());
+    all.extend(derivation_effects(mesh, config, &surroundings));
     for value in values() {
-        all.extend(without_effect(value));
-        all.extend(surroundings.of_value(value));
-        let marks = labels::of_value(value).into_iter();
+        all.extend(unread_kind_effect(value));
+        all.extend(surroundings.effects_of(value));
+        let marks = labels::effects_of_value(value).into_iter();
         all.extend(marks.map(|mark| {
-            let labels::Mark {
+            let labels::LabelEffect {
                 outcome,
                 object,
                 field,
@@ -68,7 +68,7 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
             Effect::new(outcome, &object, field, effect, advice)
         }));
     }
-    add_working(&mut all, values());
+    add_working_objects(&mut all, values());
     let order = |one: &Effect| {
         let texts = [&one.object, &one.field, &one.effect].map(String::clone);
         (one.outcome, texts)
@@ -89,12 +89,15 @@ fn mesh_settings<'a>(
     let text = map.and_then(|map| map.data?.remove("mesh"));
     // An error of it is the control plane's to report.
     let settings: Option<Value> = text.and_then(|text| serde_saphyr::from_str(&text).ok());
-    settings.as_ref().map(differences::read).unwrap_or_default()
+    settings
+        .as_ref()
+        .map(differences::parse_or_default)
+        .unwrap_or_default()
 }
 
 /// Takes Istio's trust domain over into the settings of a mesh that is not installed yet, and reports that it must be a
 /// value of the installation.
-fn trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> {
+fn apply_trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> {
     let found = settings.trust_domain.as_str();
     if found.is_empty() || found == config.trust_domain.as_str() {
         return None;
@@ -111,13 +114,13 @@ fn trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> 
 }
 
 /// Runs the control plane's derivation on the objects, and returns the problems that it reports as effects.
-fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<Effect> {
+fn derivation_effects(mesh: &Mesh, config: MeshConfig, context: &MeshContext) -> Vec<Effect> {
     let mut all = Vec::new();
     let mut events = Vec::new();
     for (value, origin) in &mesh.objects {
-        match event_at(value, origin.as_ref()) {
+        match to_event_with_origin(value, origin.as_ref()) {
             Ok(event) => events.push(event),
-            Err(ReadKeyError::OtherKind(_)) => {}
+            Err(ObjectKeyError::OtherKind(_)) => {}
             Err(error) => {
                 let object = object_name(value);
                 all.push(Effect::new(
@@ -133,41 +136,41 @@ fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<
     let mut kinds = events.iter().map(|event| object_key(event).kind);
     let has_classes = kinds.any(|kind| kind == Kind::GatewayClass);
     let is_of_files = mesh.objects.iter().any(|(_, origin)| origin.is_some());
-    let mut index = index_of(config, &events);
+    let mut index = build_index(config, &events);
     index.flush();
-    let problems = index.survey().into_iter().filter(|problem| {
+    let problems = index.all_problems().into_iter().filter(|problem| {
         let ObjectKey {
             kind,
             namespace,
             name,
         } = &problem.object;
-        let is_of_unread = kind.definition() == Definition::Unread
+        let is_of_unread = kind.definition() == Definition::PresenceOnly
             || problem
                 .message
                 .contains("such objects have no effect on waypoints");
         let is_of_no_class = *kind == Kind::Gateway
             && problem.field == "spec.gatewayClassName"
-            && (!has_classes || surroundings.explains(namespace, name));
+            && (!has_classes || context.reports_gateway_class(namespace, name));
         let lacks_namespace = *kind == Kind::Pod && problem.field == "metadata.namespace";
         let is_passing = is_of_files && is_about_readiness(&index, problem);
         let is_explained = is_of_unread || is_of_no_class || lacks_namespace || is_passing;
         !is_explained
     });
-    all.extend(problems.map(|problem| of_problem(&problem)));
+    all.extend(problems.map(|problem| problem_effect(&problem)));
     all
 }
 
 /// Whether a problem is only that no pod of a waypoint is ready yet: manifests in files do not have pod status.
 fn is_about_readiness(index: &Index, problem: &Problem) -> bool {
-    let verdict = index.standing(&problem.object);
-    let verdict = verdict.and_then(|standing| standing.verdict.as_ref());
-    verdict.is_some_and(|verdict| {
-        verdict.message == problem.message
-            && matches!(verdict.reason, "NoReadyWaypoint" | "Waiting")
+    let condition = index.derived_status(&problem.object);
+    let condition = condition.and_then(|derived_status| derived_status.condition.as_ref());
+    condition.is_some_and(|condition| {
+        condition.message == problem.message
+            && matches!(condition.reason, "NoReadyWaypoint" | "Waiting")
     })
 }
 
-fn of_problem(problem: &Problem) -> Effect {
+fn problem_effect(problem: &Problem) -> Effect {
     let message = &problem.message;
     let is_without_effect = problem.severity == Severity::Error
         || ["no effect", "not supported", "not known", "do not follow"]
@@ -206,7 +209,7 @@ fn remedy(problem: &Problem) -> String {
         );
     }
     if *kind == Kind::VirtualService {
-        return of_virtual_service(message).to_owned();
+        return virtual_service_remedy(message).to_owned();
     }
     let is_of_sidecars = has("targetRefs") || problem.field == "spec.selector";
     if is_of_sidecars && *kind != Kind::PeerAuthentication {
@@ -219,7 +222,7 @@ fn remedy(problem: &Problem) -> String {
 }
 
 /// Returns advice on a problem of a VirtualService.
-fn of_virtual_service(message: &str) -> &'static str {
+fn virtual_service_remedy(message: &str) -> &'static str {
     let has = |words: &str| message.contains(words);
     if has("does not contain mesh") {
         "attach an HTTPRoute to a Gateway of a controller of ingress gateways, or keep Istio's control plane for it"
@@ -233,25 +236,25 @@ fn of_virtual_service(message: &str) -> &'static str {
 }
 
 /// Returns the effect of an object whose kind Ambit does not read; `None` for other objects.
-fn without_effect(value: &Value) -> Option<Effect> {
+fn unread_kind_effect(value: &Value) -> Option<Effect> {
     let TypeMeta { api_version, kind } = TypeMeta::deserialize(value).ok()?;
-    let group = group_of(&api_version);
-    let known = Kind::find(Some(&api_version), &kind);
-    let is_followed = known.is_some_and(|known| known.definition() != Definition::Unread);
+    let group = api_group(&api_version);
+    let known = Kind::from_api_version(Some(&api_version), &kind);
+    let is_followed = known.is_some_and(|known| known.definition() != Definition::PresenceOnly);
     if is_followed || !is_mesh_group(group) {
         return None;
     }
-    let advice = instead_of(group, &kind).unwrap_or("nothing in Ambit is in its place");
+    let advice = replacement_for(group, &kind).unwrap_or("nothing in Ambit is in its place");
     let effect = "objects of this kind have no effect";
     let object = object_name(value);
     Some(Effect::new(Outcome::Lapses, &object, ".", effect, advice))
 }
 
 /// Adds an effect `Works` for each object without differences, and removes such effects of fields of the other objects.
-fn add_working<'a>(all: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value>) {
-    let differing = all.iter().filter(|one| one.outcome != Outcome::Works);
+fn add_working_objects<'a>(effects: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value>) {
+    let differing = effects.iter().filter(|one| one.outcome != Outcome::Works);
     let differing: BTreeSet<String> = differing.map(|one| one.object.clone()).collect();
-    all.retain(|one| one.outcome != Outcome::Works || !differing.contains(&one.object));
+    effects.retain(|one| one.outcome != Outcome::Works || !differing.contains(&one.object));
     for value in values {
         let Some((group, kind)) = group_and_kind(value) else {
             continue;
@@ -259,7 +262,7 @@ fn add_working<'a>(all: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value
         let object = object_name(value);
         let is_settings = kind == "ConfigMap" && object.ends_with("/istio");
         if (is_mesh_group(&group) || is_settings) && !differing.contains(&object) {
-            all.push(Effect::new(Outcome::Works, &object, ".", "", ""));
+            effects.push(Effect::new(Outcome::Works, &object, ".", "", ""));
         }
     }
 }

@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
-    labs::{client_error, find},
-    output::{self, Format, print_line, table},
+    labs::{client_error, find_lab},
+    output::{self, OutputFormat, format_table, print_line},
     problems::{self, Problem},
-    readiness::{all_ready, launch, wait_for_proxies},
+    readiness::{all_ready, launch_lab, wait_for_proxies},
     source::Source,
 };
 
@@ -23,8 +23,8 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         LabCommand::Run { stage, state } => return Ok(ambit_lab::run_stage(stage, state)),
         #[cfg(target_os = "linux")]
         LabCommand::Shim { shim } => return Ok(ambit_lab::run_shim(&shim)),
-        LabCommand::Up(args) => up(name, args)?,
-        LabCommand::Down => match find(name) {
+        LabCommand::Up(args) => start(name, args)?,
+        LabCommand::Down => match find_lab(name) {
             Ok(client) => client.down().map_err(client_error)?,
             Err(error) => {
                 // One that has died has left its log.
@@ -34,8 +34,8 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
             }
         },
         LabCommand::Status { output } => {
-            let status = find(name)?.status().map_err(client_error)?;
-            show_with_problems(name, &status, output)?;
+            let status = find_lab(name)?.status().map_err(client_error)?;
+            print_status_with_problems(name, &status, output)?;
         }
         LabCommand::Exec {
             pod,
@@ -44,7 +44,7 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         } => {
             let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
             let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
-            let code = find(name)?.exec(&pod, container.as_deref(), &command, streams);
+            let code = find_lab(name)?.exec(&pod, container.as_deref(), &command, streams);
             let code = code.map_err(client_error)?;
             return Ok(ExitCode::from(u8::try_from(code).unwrap_or(255)));
         }
@@ -62,7 +62,7 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
                     container,
                 },
             };
-            find(name)?
+            find_lab(name)?
                 .logs(source, follow, io::stdout().as_fd())
                 .map_err(client_error)?;
         }
@@ -82,10 +82,10 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
     Ok(ExitCode::SUCCESS)
 }
 
-fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
+fn start(name: &str, args: UpArgs) -> Result<(), CliError> {
     let wait = Duration::from_secs(args.wait);
-    let options = options(name, args)?;
-    let client = launch(&options)?;
+    let options = lab_options(name, args)?;
+    let client = launch_lab(&options)?;
     print_line(&format!("lab {name} is up: {} nodes", options.nodes))?;
     if wait.is_zero() {
         return Ok(());
@@ -93,25 +93,26 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
     let ready = client.wait_until(wait, all_ready).map_err(client_error)?;
     if let Ok(status) = &ready {
         // Ready is what the kubelet saw; node proxies hear of it a moment later.
-        let _slow_but_up = wait_for_proxies(&client, name, status, PROXIES)?;
+        let _slow_but_up = wait_for_proxies(&client, name, status, PROXY_READY_TIMEOUT)?;
     }
     let status = ready.as_ref().unwrap_or_else(|status| status);
-    show(status, Format::Table)?;
+    print_status(status, OutputFormat::Table)?;
     match ready {
         Ok(_) => Ok(()),
         Err(_) => Err(
-            CliError::new(ErrorKind::Failed, "not all pods became ready")
-                .hint("the lab stays up; `ambit lab logs POD` and `ambit lab status` say more"),
+            CliError::new(ErrorKind::Failed, "not all pods became ready").with_hint(
+                "the lab stays up; `ambit lab logs POD` and `ambit lab status` say more",
+            ),
         ),
     }
 }
 
 /// Timeout for node proxies to receive the records of the lab's pods.
-const PROXIES: Duration = Duration::from_secs(10);
+const PROXY_READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
+fn lab_options(name: &str, args: UpArgs) -> Result<Options, CliError> {
     let ambit = std::env::current_exe().map_err(|error| {
-        CliError::new(ErrorKind::Failed, "cannot find this binary").because(error)
+        CliError::new(ErrorKind::Failed, "cannot find this binary").with_source(error)
     })?;
     let beside = || {
         ambit
@@ -124,7 +125,7 @@ fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
                 ErrorKind::NotFound,
                 format!("cannot use {}", path.display()),
             )
-            .because(error)
+            .with_source(error)
         })
     };
     let mut node_proxies = std::collections::BTreeMap::new();
@@ -147,24 +148,28 @@ fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
     })
 }
 
-fn show(status: &Status, format: Format) -> Result<(), CliError> {
-    output::print(format, status, || words(status))
+fn print_status(status: &Status, format: OutputFormat) -> Result<(), CliError> {
+    output::print_formatted(format, status, || format_status(status))
 }
 
 /// Prints the lab's status, with the problems of objects that its control plane reports.
-fn show_with_problems(name: &str, status: &Status, format: Format) -> Result<(), CliError> {
+fn print_status_with_problems(
+    name: &str,
+    status: &Status,
+    format: OutputFormat,
+) -> Result<(), CliError> {
     let problems = match status.mesh {
         // A control plane that does not answer is shown among the processes.
-        true => problems::ask(&Source::control(name)).unwrap_or_default(),
+        true => problems::fetch_problems(&Source::lab_control_plane(name)).unwrap_or_default(),
         false => Vec::new(),
     };
     let all = StatusWithProblems {
         status,
         mesh_problems: &problems,
     };
-    output::print(format, &all, || {
-        let mut text = words(status);
-        let lines: BTreeSet<_> = problems.iter().map(Problem::line).collect();
+    output::print_formatted(format, &all, || {
+        let mut text = format_status(status);
+        let lines: BTreeSet<_> = problems.iter().map(Problem::format_line).collect();
         let known = |line: &&String| !status.problems.contains(*line);
         for line in lines.iter().filter(known) {
             text.push_str(&format!("\nproblem: {line}"));
@@ -182,7 +187,7 @@ struct StatusWithProblems<'a> {
     mesh_problems: &'a [Problem],
 }
 
-fn words(status: &Status) -> String {
+fn format_status(status: &Status) -> String {
     let list = |ips: &[std::net::IpAddr]| {
         ips.iter()
             .map(ToString::to_string)
@@ -233,7 +238,7 @@ fn words(status: &Status) -> String {
         "NODE",
         "MESH",
     ];
-    let mut text = table(&header, rows);
+    let mut text = format_table(&header, rows);
     if status.mesh {
         let rows = status.daemons.iter().map(|daemon| {
             vec![
@@ -248,7 +253,7 @@ fn words(status: &Status) -> String {
             ]
         });
         text.push_str("\n\n");
-        text.push_str(&table(
+        text.push_str(&format_table(
             &["PROCESS", "NODE", "PID", "RESTARTS", "STATUS"],
             rows,
         ));

@@ -14,6 +14,8 @@ pub(crate) fn run(arguments: &[OsString]) -> CliError {
     let mut command = Command::new(program.unwrap_or_else(|| LAB_TOOL.into()));
     let error = command.args(arguments).exec();
     CliError::new(ErrorKind::NotFound, format!("cannot run {LAB_TOOL}"))
-        .because(error)
-        .hint("it is a program of its own: put it beside ambit; `cargo build --bins` builds it")
+        .with_source(error)
+        .with_hint(
+            "it is a program of its own: put it beside ambit; `cargo build --bins` builds it",
+        )
 }

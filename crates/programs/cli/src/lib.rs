@@ -6,14 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod access_log;
-mod answers;
 mod args;
 mod bug_report;
 mod check;
+mod clap_command;
 mod cluster;
 mod convert;
 mod dashboard;
-mod definition;
+mod debug_pages;
 mod demo;
 mod dump;
 mod enrol;
@@ -35,16 +35,16 @@ mod manual;
 mod membership;
 mod output;
 mod pod;
+mod pod_access;
+mod policy_test;
 mod problems;
-mod reach;
 mod readiness;
-mod rehearsal;
+mod request_explain;
 mod rollout;
 mod source;
 mod status;
 mod suggest;
 mod version;
-mod walk;
 mod waypoint;
 
 use std::{path::Path, process::ExitCode};
@@ -53,7 +53,7 @@ use clap::FromArgMatches as _;
 
 use crate::{
     args::{Args, Command, PolicyCommand},
-    definition::definition,
+    clap_command::command_definition,
 };
 pub use error::{CliError, ErrorKind};
 
@@ -66,47 +66,47 @@ pub fn main() -> ExitCode {
     {
         return ambit_lab::run_plugin();
     }
-    let matches = definition(name.as_deref()).get_matches();
+    let matches = command_definition(name.as_deref()).get_matches();
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let result = match args.command {
         Command::Lab { name, command } => lab::run(&name, command),
-        Command::Workloads(args) => inspect::workloads(&args).map(done),
-        Command::Services(args) => inspect::services(&args).map(done),
-        Command::Policies(args) => inspect::policies(&args).map(done),
-        Command::Certificates(args) => inspect::certificates(&args).map(done),
-        Command::Connections(args) => inspect::connections(&args).map(done),
-        Command::LogLevel(args) => inspect::log_level(&args).map(done),
-        Command::Explain(args) => walk::run(&args),
+        Command::Workloads(args) => inspect::print_workloads(&args).map(success),
+        Command::Services(args) => inspect::print_services(&args).map(success),
+        Command::Policies(args) => inspect::print_policies(&args).map(success),
+        Command::Certificates(args) => inspect::print_certificates(&args).map(success),
+        Command::Connections(args) => inspect::print_connections(&args).map(success),
+        Command::LogLevel(args) => inspect::show_or_set_log_level(&args).map(success),
+        Command::Explain(args) => request_explain::run(&args),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args),
-        Command::Policy(PolicyCommand::Suggest(args)) => suggest::run(&args).map(done),
-        Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
-        Command::Flows(args) => flows::run(&args).map(done),
-        Command::Waypoint(command) => waypoint::run(&command).map(done),
-        Command::Install(args) => install::install(&args).map(done),
-        Command::Upgrade(args) => install::upgrade(&args).map(done),
-        Command::Uninstall(args) => install::uninstall(&args).map(done),
-        Command::Enroll(args) => enrol::run(&args, true).map(done),
-        Command::Unenroll(args) => enrol::run(&args, false).map(done),
-        Command::Rollout(args) => rollout::run(&args).map(done),
-        Command::Status(args) => status::run(&args).map(done),
-        Command::Problems(args) => problems::run(&args).map(done),
+        Command::Policy(PolicyCommand::Suggest(args)) => suggest::run(&args).map(success),
+        Command::Policy(PolicyCommand::Test(args)) => policy_test::run(&args),
+        Command::Flows(args) => flows::run(&args).map(success),
+        Command::Waypoint(command) => waypoint::run(&command).map(success),
+        Command::Install(args) => install::install(&args).map(success),
+        Command::Upgrade(args) => install::upgrade(&args).map(success),
+        Command::Uninstall(args) => install::uninstall(&args).map(success),
+        Command::Enroll(args) => enrol::run(&args, true).map(success),
+        Command::Unenroll(args) => enrol::run(&args, false).map(success),
+        Command::Rollout(args) => rollout::run(&args).map(success),
+        Command::Status(args) => status::run(&args).map(success),
+        Command::Problems(args) => problems::run(&args).map(success),
         Command::Lint(args) => lint::run(&args),
         Command::Convert(args) => convert::run(&args),
-        Command::Dashboard(args) => dashboard::run(&args).map(done),
-        Command::Pod(args) => pod::run(&args).map(done),
+        Command::Dashboard(args) => dashboard::run(&args).map(success),
+        Command::Pod(args) => pod::run(&args).map(success),
         Command::Check(args) => check::run(&args),
-        Command::Completion { shell } => manual::completion(shell).map(done),
-        Command::Man { directory } => manual::pages(&directory).map(done),
-        Command::BugReport(args) => bug_report::run(&args).map(done),
-        Command::Version(args) => version::run(&args).map(done),
+        Command::Completion { shell } => manual::print_completion(shell).map(success),
+        Command::Man { directory } => manual::write_man_pages(&directory).map(success),
+        Command::BugReport(args) => bug_report::run(&args).map(success),
+        Command::Version(args) => version::run(&args).map(success),
         Command::LabTool { arguments } => Err(lab_tool::run(&arguments)),
     };
     match result {
         Ok(code) => code,
-        Err(error) => error.report(),
+        Err(error) => error.print_and_exit(),
     }
 }
 
-fn done((): ()) -> ExitCode {
+fn success((): ()) -> ExitCode {
     ExitCode::SUCCESS
 }

@@ -16,13 +16,13 @@ use ambit_manifests::Snapshot;
 
 use crate::{
     CliError,
-    cluster::{Target, wait},
-    files::{text_of, unreadable},
+    cluster::{Target, block_on},
+    files::{read_text, unreadable_file_error},
     istio::{Outcome, labels},
     labs,
-    output::{self, Format},
-    problems::{Problem, rows},
-    rehearsal::{event, index_of, list, object_key, settings},
+    output::{self, OutputFormat},
+    policy_test::{build_index, list, load_settings, object_key, to_event},
+    problems::{Problem, problems_table},
 };
 
 /// Flags of `ambit lint`.
@@ -44,20 +44,20 @@ pub(crate) struct LintArgs {
     strict: bool,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// Prints the problems; fails if one is an error.
 pub(crate) fn run(args: &LintArgs) -> Result<ExitCode, CliError> {
-    let manifests = read(&args.files)?;
+    let manifests = read_manifests(&args.files)?;
     let (mut config, present) = if args.alone {
         (MeshConfig::default(), Vec::new())
     } else {
-        present(args)?
+        load_existing_objects(args)?
     };
     config.root_namespace = args.target.mesh_namespace.as_str().into();
     let problems = lint(config, present, manifests);
-    output::print(args.output, &problems, || rows(&problems))?;
+    output::print_formatted(args.output, &problems, || problems_table(&problems))?;
     let fails = problems
         .iter()
         .any(|problem| args.strict || problem.is_error());
@@ -65,37 +65,40 @@ pub(crate) fn run(args: &LintArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Reads the objects of the manifests, and the documents that cannot be read.
-fn read(files: &[PathBuf]) -> Result<Snapshot, CliError> {
+fn read_manifests(files: &[PathBuf]) -> Result<Snapshot, CliError> {
     let mut all = Snapshot::default();
     for path in files {
         let snapshot = if path.is_dir() {
-            ambit_manifests::read(&[path]).map_err(|error| unreadable(path, error))?
+            ambit_manifests::read_snapshot(&[path])
+                .map_err(|error| unreadable_file_error(path, error))?
         } else {
-            ambit_manifests::parse(path, &text_of(path)?)
+            ambit_manifests::parse(path, &read_text(path)?)
         };
         all.objects.extend(snapshot.objects);
         all.problems.extend(snapshot.problems);
-        all.unread.extend(snapshot.unread);
+        all.ignored.extend(snapshot.ignored);
     }
     Ok(all)
 }
 
 /// Reads the mesh settings and the current objects of the lab or cluster.
-fn present(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> {
-    if let Some(lab) = args.target.lab(args.lab.as_deref()) {
-        let objects = labs::find(&lab)?.objects().map_err(labs::client_error)?;
-        let events = objects.iter().map(event).collect::<Result<_, _>>()?;
+fn load_existing_objects(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> {
+    if let Some(lab) = args.target.lab_name(args.lab.as_deref()) {
+        let objects = labs::find_lab(&lab)?
+            .objects()
+            .map_err(labs::client_error)?;
+        let events = objects.iter().map(to_event).collect::<Result<_, _>>()?;
         return Ok((MeshConfig::default(), events));
     }
-    wait(async {
-        let cluster = args.target.cluster().await?;
-        let config = settings(&cluster, &args.target.mesh_namespace).await?;
+    block_on(async {
+        let cluster = args.target.connect().await?;
+        let config = load_settings(&cluster, &args.target.mesh_namespace).await?;
         let mut events = Vec::new();
         // Secrets and other people's ConfigMaps have no part in what is found.
         let kinds = Kind::ALL.iter();
         for kind in kinds.filter(|kind| !matches!(kind, Kind::Secret | Kind::ConfigMap)) {
             for value in list(&cluster, *kind).await? {
-                events.push(event(&value)?);
+                events.push(to_event(&value)?);
             }
         }
         Ok((config, events))
@@ -104,7 +107,9 @@ fn present(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> 
 
 /// Returns the problems that the manifests have or cause, evaluated together with the `present` objects.
 fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> Vec<Problem> {
-    let known: BTreeSet<Found> = survey(config.clone(), &present).into_iter().collect();
+    let known: BTreeSet<DerivedProblem> = derive_problems(config.clone(), &present)
+        .into_iter()
+        .collect();
     let mut after: BTreeMap<ObjectKey, ObjectEvent> = present
         .into_iter()
         .map(|event| (object_key(&event), event))
@@ -115,7 +120,7 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         after.insert(key, ObjectEvent::Applied { object, origin });
     }
     let after: Vec<ObjectEvent> = after.into_values().collect();
-    let documents = manifests.problems.into_iter().chain(manifests.unread);
+    let documents = manifests.problems.into_iter().chain(manifests.ignored);
     let unreadable = documents.map(|problem| Problem {
         severity: "error".to_owned(),
         object: problem
@@ -126,12 +131,14 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         message: problem.message,
         origin: Some(problem.origin.to_string()),
     });
-    let surveyed = survey(config, &after)
+    let surveyed = derive_problems(config, &after)
         .into_iter()
         .filter(|found| linted.contains(&found.object) || !known.contains(found))
         .map(Problem::from);
-    let checked = checks::all(&after, &linted).into_iter().map(Problem::from);
-    let marked = marks(&after, &linted);
+    let checked = checks::run_checks(&after, &linted)
+        .into_iter()
+        .map(Problem::from);
+    let marked = label_problems(&after, &linted);
     unreadable
         .chain(surveyed)
         .chain(checked)
@@ -140,16 +147,16 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
 }
 
 /// Returns warnings for Istio's labels and annotations on linted objects that Ambit ignores, or treats differently.
-fn marks(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
+fn label_problems(objects: &[ObjectEvent], linted_keys: &BTreeSet<ObjectKey>) -> Vec<Problem> {
     let mut problems = Vec::new();
     for event in objects {
         let ObjectEvent::Applied { object, origin } = event else {
             continue;
         };
-        if !linted.contains(&object.key()) {
+        if !linted_keys.contains(&object.key()) {
             continue;
         }
-        let marks = labels::of_object(object).into_iter();
+        let marks = labels::effects_of_object(object).into_iter();
         let marks = marks.filter(|mark| mark.outcome != Outcome::Works);
         problems.extend(marks.map(|mark| Problem {
             severity: "warning".to_owned(),
@@ -162,12 +169,12 @@ fn marks(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> 
     problems
 }
 
-type Found = ambit_derive::Problem;
+type DerivedProblem = ambit_derive::Problem;
 
-fn survey(config: MeshConfig, objects: &[ObjectEvent]) -> Vec<Found> {
-    let mut index = index_of(config, objects);
+fn derive_problems(config: MeshConfig, objects: &[ObjectEvent]) -> Vec<DerivedProblem> {
+    let mut index = build_index(config, objects);
     index.flush();
-    index.survey()
+    index.all_problems()
 }
 
 #[cfg(test)]

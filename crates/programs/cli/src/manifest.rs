@@ -4,13 +4,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Returns the JSON form of an object, or of a part of one, for manifests and patches.
-pub(crate) fn of(object: &impl Serialize) -> Value {
+pub(crate) fn to_manifest(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
-    leave_out_empty(&mut value);
+    remove_empty_fields(&mut value);
     value
 }
 
-fn leave_out_empty(value: &mut Value) {
+fn remove_empty_fields(value: &mut Value) {
     match value {
         Value::Object(members) => {
             let is_empty = |member: &Value| match member {
@@ -18,9 +18,9 @@ fn leave_out_empty(value: &mut Value) {
                 other => other.is_null(),
             };
             members.retain(|_, member| !is_empty(member));
-            members.values_mut().for_each(leave_out_empty);
+            members.values_mut().for_each(remove_empty_fields);
         }
-        Value::Array(all) => all.iter_mut().for_each(leave_out_empty),
+        Value::Array(all) => all.iter_mut().for_each(remove_empty_fields),
         _ => {}
     }
 }
@@ -53,6 +53,6 @@ mod tests {
             "action": "ALLOW",
             "rules": [{"from": [{"source": {"namespaces": ["shop"]}}]}, {}],
         });
-        assert_eq!(of(&spec), expected);
+        assert_eq!(to_manifest(&spec), expected);
     }
 }

@@ -5,26 +5,26 @@ use std::{fs, io, path::Path};
 
 use clap_complete::Shell;
 
-use crate::{CliError, ErrorKind, definition::definition};
+use crate::{CliError, ErrorKind, clap_command::command_definition};
 
 /// Prints the completion script of a shell.
-pub(crate) fn completion(shell: Shell) -> Result<(), CliError> {
+pub(crate) fn print_completion(shell: Shell) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut definition(None), "ambit", &mut script);
+    clap_complete::generate(shell, &mut command_definition(None), "ambit", &mut script);
     match io::Write::write_all(&mut io::stdout(), &script) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::new(ErrorKind::Failed, "cannot write").because(error))
+            Err(CliError::new(ErrorKind::Failed, "cannot write").with_source(error))
         }
         _ => Ok(()),
     }
 }
 
 /// Writes a page of the manual for each command.
-pub(crate) fn pages(directory: &Path) -> Result<(), CliError> {
+pub(crate) fn write_man_pages(directory: &Path) -> Result<(), CliError> {
     let written = fs::create_dir_all(directory)
-        .and_then(|()| clap_mangen::generate_to(definition(None), directory));
+        .and_then(|()| clap_mangen::generate_to(command_definition(None), directory));
     written.map_err(|error| {
         let what = format!("cannot write manual pages to {}", directory.display());
-        CliError::new(ErrorKind::Failed, what).because(error)
+        CliError::new(ErrorKind::Failed, what).with_source(error)
     })
 }

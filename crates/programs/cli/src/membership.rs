@@ -2,7 +2,7 @@
 
 use ambit_k8s_api::{
     Namespace, Pod,
-    enablement::{Enablement, EnablementSelector, Labels, SelectorError, Verdict},
+    enablement::{Enablement, EnablementSelector, Labels, MembershipDecision, SelectorError},
     labels::{REDIRECTION, REDIRECTION_ENABLED},
 };
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -10,11 +10,11 @@ use serde::Serialize;
 
 /// Settings of the agents that decide which pods belong to the mesh.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct MembershipRules {
     enablement: Enablement,
     /// Whether the settings' label selectors cannot be parsed, so that only the agents know which pods belong to the
     /// mesh.
-    unreadable: bool,
+    is_config_unreadable: bool,
 }
 
 /// Desired membership: whether a pod should be in the mesh.
@@ -32,16 +32,16 @@ pub(crate) enum Membership {
 /// Actual membership: whether the agent has captured a pod's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Captured {
+pub(crate) enum CaptureState {
     Yes,
     /// The agent has not finished, or does not know the pod's state.
     Pending,
     No,
 }
 
-impl Rules {
+impl MembershipRules {
     /// Reads the rules from the agents' ConfigMap; `mesh` is the namespace of the agents.
-    pub(crate) fn of(agent_config: Option<&ConfigMap>, mesh: &str) -> Self {
+    pub(crate) fn from_agent_config(agent_config: Option<&ConfigMap>, mesh: &str) -> Self {
         let data = agent_config.and_then(|map| map.data.as_ref());
         let setting = |key: &str| {
             data.and_then(|data| data.get(key))
@@ -49,20 +49,20 @@ impl Rules {
         };
         let excluded = || setting("EXCLUDE_NAMESPACES").split(',').map(str::to_owned);
         let of = |selectors| Enablement::new(selectors, excluded(), mesh);
-        match EnablementSelector::list(setting("AMBIENT_ENABLEMENT_SELECTOR")).and_then(of) {
+        match EnablementSelector::parse_list(setting("AMBIENT_ENABLEMENT_SELECTOR")).and_then(of) {
             Ok(enablement) => Self {
                 enablement,
-                unreadable: false,
+                is_config_unreadable: false,
             },
             Err(SelectorError::Syntax(_) | SelectorError::Operator { .. }) => Self {
-                enablement: Enablement::usual(excluded(), mesh),
-                unreadable: true,
+                enablement: Enablement::with_default_selectors(excluded(), mesh),
+                is_config_unreadable: true,
             },
         }
     }
 
     /// Whether the settings exclude the namespace regardless of its labels.
-    pub(crate) fn excludes(&self, namespace: &str) -> bool {
+    pub(crate) fn excludes_namespace(&self, namespace: &str) -> bool {
         self.enablement.excludes(namespace)
     }
 
@@ -73,36 +73,36 @@ impl Rules {
         }
         let none = Labels::new();
         let labels = namespace.metadata.labels.as_ref().unwrap_or(&none);
-        let verdict = self.enablement.verdict(pod, labels);
-        let by_selector = match verdict {
-            Verdict::OwnLabel
-            | Verdict::NamespaceLabel
-            | Verdict::Selected
-            | Verdict::OptedOut
-            | Verdict::NotLabelled
-            | Verdict::NotSelected => true,
-            Verdict::HostNetwork
-            | Verdict::Sidecar
-            | Verdict::ExcludedNamespace
-            | Verdict::NodeProxy => false,
+        let decision = self.enablement.decide_membership(pod, labels);
+        let by_selector = match decision {
+            MembershipDecision::IncludedByPodLabel
+            | MembershipDecision::IncludedByNamespaceLabel
+            | MembershipDecision::IncludedBySelector
+            | MembershipDecision::ExcludedByPodLabel
+            | MembershipDecision::NotLabelled
+            | MembershipDecision::NotSelected => true,
+            MembershipDecision::HostNetwork
+            | MembershipDecision::Sidecar
+            | MembershipDecision::ExcludedNamespace
+            | MembershipDecision::NodeProxy => false,
         };
-        if self.unreadable && by_selector {
+        if self.is_config_unreadable && by_selector {
             Membership::Unknown
-        } else if verdict.is_included() {
-            Membership::In(verdict.to_string())
+        } else if decision.is_included() {
+            Membership::In(decision.to_string())
         } else {
-            Membership::Out(verdict.to_string())
+            Membership::Out(decision.to_string())
         }
     }
 }
 
 /// Reads from the agent's status annotation whether a pod is captured.
-pub(crate) fn captured(pod: &Pod) -> Captured {
+pub(crate) fn capture_state(pod: &Pod) -> CaptureState {
     let annotations = pod.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(REDIRECTION)) {
-        Some(value) if value == REDIRECTION_ENABLED => Captured::Yes,
-        Some(_) => Captured::Pending,
-        None => Captured::No,
+        Some(value) if value == REDIRECTION_ENABLED => CaptureState::Yes,
+        Some(_) => CaptureState::Pending,
+        None => CaptureState::No,
     }
 }
 
@@ -140,14 +140,14 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": "shop", "labels": labels}})).unwrap()
     }
 
-    fn rules(data: Value) -> Rules {
+    fn rules(data: Value) -> MembershipRules {
         let config = serde_json::from_value(json!({"data": data})).unwrap();
-        Rules::of(Some(&config), "istio-system")
+        MembershipRules::from_agent_config(Some(&config), "istio-system")
     }
 
     #[test]
     fn labels_decide_and_some_pods_never_belong() {
-        let rules = Rules::of(None, "istio-system");
+        let rules = MembershipRules::from_agent_config(None, "istio-system");
         let none = json!({});
         for (own, of_namespace, expected) in [
             (None, None, false),
@@ -204,7 +204,7 @@ mod tests {
                 newer.membership(&pod(None, &json!({})), &ambient),
                 Membership::Unknown
             );
-            assert!(newer.excludes("kept"));
+            assert!(newer.excludes_namespace("kept"));
             let host = pod(None, &json!({"/spec/hostNetwork": true}));
             assert!(matches!(
                 newer.membership(&host, &ambient),
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn capture_is_read_from_the_agents_annotation() {
         let of = |value: &str| {
-            captured(&pod(
+            capture_state(&pod(
                 None,
                 &json!({"/metadata/annotations": {REDIRECTION: value}}),
             ))
         };
-        assert_eq!(of("enabled"), Captured::Yes);
-        assert_eq!(of("pending"), Captured::Pending);
-        assert_eq!(captured(&pod(None, &json!({}))), Captured::No);
+        assert_eq!(of("enabled"), CaptureState::Yes);
+        assert_eq!(of("pending"), CaptureState::Pending);
+        assert_eq!(capture_state(&pod(None, &json!({}))), CaptureState::No);
     }
 }

@@ -10,7 +10,7 @@ use crate::{CliError, ErrorKind};
 
 /// The form of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     /// Columns of text
     #[default]
     Table,
@@ -21,20 +21,20 @@ pub(crate) enum Format {
 }
 
 /// Prints `value` as JSON or YAML, or its `table`.
-pub(crate) fn print<T: Serialize>(
-    format: Format,
+pub(crate) fn print_formatted<T: Serialize>(
+    format: OutputFormat,
     value: &T,
     table: impl FnOnce() -> String,
 ) -> Result<(), CliError> {
     let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
-        CliError::new(ErrorKind::Failed, "cannot print the result").because(error)
+        CliError::new(ErrorKind::Failed, "cannot print the result").with_source(error)
     };
     match format {
-        Format::Table => print_line(&table()),
-        Format::Json => {
+        OutputFormat::Table => print_line(&table()),
+        OutputFormat::Json => {
             print_line(&serde_json::to_string_pretty(value).map_err(|e| failed(e.into()))?)
         }
-        Format::Yaml => {
+        OutputFormat::Yaml => {
             let text = serde_saphyr::to_string(value).map_err(|e| failed(e.to_string().into()))?;
             print_line(text.trim_end())
         }
@@ -45,21 +45,21 @@ pub(crate) fn print<T: Serialize>(
 pub(crate) fn print_line(text: &str) -> Result<(), CliError> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::new(ErrorKind::Failed, "cannot write").because(error))
+            Err(CliError::new(ErrorKind::Failed, "cannot write").with_source(error))
         }
         _ => Ok(()),
     }
 }
 
-/// Maximum number of characters that [`printable`] keeps of a foreign text.
-const MAX_SHOWN: usize = 512;
+/// Maximum number of characters that [`escape_unprintable`] keeps of a foreign text.
+const MAX_PRINTABLE_CHARS: usize = 512;
 
 /// Makes foreign text safe for a terminal: control characters, bidirectional controls and invisible characters become
 /// escapes, and long texts are truncated.
-pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len().min(MAX_SHOWN));
+pub(crate) fn escape_unprintable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len().min(MAX_PRINTABLE_CHARS));
     for (at, character) in text.chars().enumerate() {
-        if at == MAX_SHOWN {
+        if at == MAX_PRINTABLE_CHARS {
             shown.push('…');
             break;
         }
@@ -76,7 +76,7 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Formats rows as aligned columns without borders, like kubectl.
-pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+pub(crate) fn format_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table
         .load_style(presets::NOTHING)

@@ -13,16 +13,16 @@ use clap::Args;
 
 use crate::{
     CliError,
-    cluster::{Target, wait},
+    cluster::{Target, block_on},
     dump::Dump,
     enrol,
-    install::failed,
-    membership::captured,
-    output::{self, Format},
-    reach::{self, AGENT, PROXY, best},
+    install::install_error,
+    membership::capture_state,
+    output::{self, OutputFormat},
+    pod_access::{self, AGENT_DEBUG, NODE_PROXY_ADMIN, choose_pod},
     status,
 };
-use report::{Answers, Report, proxy_of, words};
+use report::{PodResponses, Report, format_report, proxy_state};
 
 /// Flags of `ambit pod`.
 #[derive(Clone, Debug, Args)]
@@ -39,7 +39,7 @@ pub(crate) struct PodArgs {
     target: Target,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// Shows whether a pod is in the mesh, and why.
@@ -48,49 +48,51 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
         Some((namespace, name)) => (namespace, name),
         None => (args.namespace.as_str(), args.name.as_str()),
     };
-    let report = match args.target.lab(args.lab.as_deref()) {
+    let report = match args.target.lab_name(args.lab.as_deref()) {
         Some(lab) => in_lab::report(&lab, &args.target.mesh_namespace, namespace, name)?,
-        None => of_cluster(&args.target, namespace, name)?,
+        None => cluster_report(&args.target, namespace, name)?,
     };
-    output::print(args.output, &report, || words(&report))
+    output::print_formatted(args.output, &report, || format_report(&report))
 }
 
-fn of_cluster(target: &Target, namespace: &str, pod_name: &str) -> Result<Report, CliError> {
-    wait(async {
-        let cluster = target.cluster().await?;
+fn cluster_report(target: &Target, namespace: &str, pod_name: &str) -> Result<Report, CliError> {
+    block_on(async {
+        let cluster = target.connect().await?;
         let mesh = &target.mesh_namespace;
-        let rules = enrol::rules(&cluster, mesh).await?;
-        let namespace = enrol::namespace(&cluster, namespace).await?;
-        let pod = reach::pod(&cluster, name(&namespace), pod_name).await?;
+        let rules = enrol::load_membership_rules(&cluster, mesh).await?;
+        let namespace = enrol::get_namespace(&cluster, namespace).await?;
+        let pod = pod_access::get_pod(&cluster, name(&namespace), pod_name).await?;
         let node = node_of(&pod).unwrap_or_default().to_owned();
         let full = format!("{}/{}", namespace_of(&pod), name(&pod));
-        let agents = reach::pods(&cluster, mesh, AGENT.0).await?;
-        let agent = match best(&agents, Some(&node)) {
+        let agents = pod_access::list_pods(&cluster, mesh, AGENT_DEBUG.0).await?;
+        let agent = match choose_pod(&agents, Some(&node)) {
             Some(agent) => {
                 let path = format!("/v1/pods/{full}");
-                status::ask(&cluster, agent.clone(), AGENT.1, &path)
+                status::query_pod(&cluster, agent.clone(), AGENT_DEBUG.1, &path)
                     .await
                     .answer
             }
             None => Err("no agent runs on its node".to_owned()),
         };
-        let proxies = reach::pods(&cluster, mesh, PROXY.0).await?;
-        let proxy = match best(&proxies, Some(&node)) {
+        let proxies = pod_access::list_pods(&cluster, mesh, NODE_PROXY_ADMIN.0).await?;
+        let proxy = match choose_pod(&proxies, Some(&node)) {
             Some(proxy) => {
-                let dump = status::ask(&cluster, proxy.clone(), PROXY.1, "/config_dump").await;
-                dump.answer.map(|dump: Dump| proxy_of(&dump, &pod))
+                let dump =
+                    status::query_pod(&cluster, proxy.clone(), NODE_PROXY_ADMIN.1, "/config_dump")
+                        .await;
+                dump.answer.map(|dump: Dump| proxy_state(&dump, &pod))
             }
             None => Err("no node proxy runs on its node".to_owned()),
         };
-        let gateways = cluster.all::<Gateway>(None, None).await;
-        let gateways = gateways.map_err(|error| failed(error.into()))?;
+        let gateways = cluster.list_typed::<Gateway>(None, None).await;
+        let gateways = gateways.map_err(|error| install_error(error.into()))?;
         Ok(Report::new(
             &pod,
             &namespace,
             &rules,
-            Answers {
+            PodResponses {
                 node,
-                annotation: captured(&pod),
+                annotation: capture_state(&pod),
                 agent,
                 proxy,
                 gateways,

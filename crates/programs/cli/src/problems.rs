@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CliError, ErrorKind,
-    output::{self, Format, table},
+    output::{self, OutputFormat, format_table},
     source::Source,
 };
 
 /// Path on the control plane's debug port that lists problems of objects.
-pub(crate) const PAGE: &str = "/debug/problems";
+pub(crate) const PROBLEMS_PATH: &str = "/debug/problems";
 
 /// Flags of `ambit problems`.
 #[derive(Clone, Debug, Args)]
@@ -24,13 +24,13 @@ pub(crate) struct ProblemsArgs {
     namespace: Option<String>,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
-/// Response of the control plane to [`PAGE`].
+/// Response of the control plane to [`PROBLEMS_PATH`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Page {
+pub(crate) struct ProblemsPage {
     /// Documents of the control plane's manifests that cannot be parsed, with file and line.
     manifests: Vec<String>,
     /// Kinds that the control plane cannot watch, or not completely, because of their CRDs.
@@ -57,25 +57,25 @@ pub(crate) struct Problem {
 /// Prints the problems that the control plane reports.
 pub(crate) fn run(args: &ProblemsArgs) -> Result<(), CliError> {
     let mut source = args.source.clone();
-    source.control |= source.is_open();
-    let mut problems = ask(&source)?;
+    source.control |= source.is_unspecified();
+    let mut problems = fetch_problems(&source)?;
     if let Some(namespace) = &args.namespace {
         problems.retain(|problem| problem.namespace() == Some(namespace));
     }
-    output::print(args.output, &problems, || rows(&problems))
+    output::print_formatted(args.output, &problems, || problems_table(&problems))
 }
 
 /// Fetches the problems that a control plane reports.
-pub(crate) fn ask(source: &Source) -> Result<Vec<Problem>, CliError> {
-    let page = source.succeed(Method::GET, PAGE)?;
-    let page = serde_json::from_slice::<Page>(&page);
-    page.map(Page::into_problems).map_err(|error| {
-        let what = format!("the control plane's answer to {PAGE} cannot be read");
-        CliError::new(ErrorKind::Unreachable, what).because(error)
+pub(crate) fn fetch_problems(source: &Source) -> Result<Vec<Problem>, CliError> {
+    let page = source.request_ok(Method::GET, PROBLEMS_PATH)?;
+    let page = serde_json::from_slice::<ProblemsPage>(&page);
+    page.map(ProblemsPage::into_problems).map_err(|error| {
+        let what = format!("the control plane's answer to {PROBLEMS_PATH} cannot be read");
+        CliError::new(ErrorKind::Unreachable, what).with_source(error)
     })
 }
 
-impl Page {
+impl ProblemsPage {
     /// Returns all problems of the response; those of documents and kinds become errors without an object.
     pub(crate) fn into_problems(self) -> Vec<Problem> {
         let whole = self.manifests.into_iter().chain(self.definitions);
@@ -117,7 +117,7 @@ impl Problem {
     }
 
     /// Formats the problem on one line.
-    pub(crate) fn line(&self) -> String {
+    pub(crate) fn format_line(&self) -> String {
         let parts = [
             self.origin.as_deref().unwrap_or_default(),
             &self.object,
@@ -132,7 +132,7 @@ impl Problem {
     }
 }
 
-pub(crate) fn rows(problems: &[Problem]) -> String {
+pub(crate) fn problems_table(problems: &[Problem]) -> String {
     if problems.is_empty() {
         return "no problems".to_owned();
     }
@@ -148,14 +148,14 @@ pub(crate) fn rows(problems: &[Problem]) -> String {
         ]
     };
     let header = ["SEVERITY", "OBJECT", "FIELD", "MESSAGE"];
-    table(&header, problems.iter().map(row))
+    format_table(&header, problems.iter().map(row))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ANSWER: &str = r#"{
+    const RESPONSE: &str = r#"{
       "manifests": ["/m/a.yaml:3: is a networking.istio.io/v1 Sidecar, which nothing reads: it has no effect"],
       "objects": [
         {"severity": "warning", "object": "Gateway shop/wp", "field": "spec.gatewayClassName", "message": "there is no GatewayClass x"},
@@ -165,17 +165,17 @@ mod tests {
 
     #[test]
     fn problems_are_listed_with_their_objects() {
-        let page: Page = serde_json::from_str(ANSWER).unwrap();
+        let page: ProblemsPage = serde_json::from_str(RESPONSE).unwrap();
         let problems = page.into_problems();
-        insta::assert_snapshot!(rows(&problems), @r"
+        insta::assert_snapshot!(problems_table(&problems), @r"
         SEVERITY  OBJECT           FIELD                  MESSAGE
         ERROR     -                                       /m/a.yaml:3: is a networking.istio.io/v1 Sidecar, which nothing reads: it has no effect
         WARNING   Gateway shop/wp  spec.gatewayClassName  there is no GatewayClass x
         ERROR     Namespace other  .                      m
         ");
-        assert_eq!(problems[2].line(), "/m/b.yaml:1: Namespace other: m");
+        assert_eq!(problems[2].format_line(), "/m/b.yaml:1: Namespace other: m");
         let namespaces: Vec<_> = problems.iter().map(Problem::namespace).collect();
         assert_eq!(namespaces, [None, Some("shop"), None]);
-        assert_eq!(rows(&[]), "no problems");
+        assert_eq!(problems_table(&[]), "no problems");
     }
 }

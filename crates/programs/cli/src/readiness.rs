@@ -11,7 +11,7 @@ use ambit_lab::{Client, Options, PodStatus, Status};
 
 use crate::{
     CliError, ErrorKind,
-    dump::{Dump, WorkloadEntry, or},
+    dump::{Dump, WorkloadEntry, non_empty_or},
     source::Source,
 };
 
@@ -20,11 +20,11 @@ use crate::{
 /// # Errors
 /// Fails if a lab of that name is running, or it does not come up.
 #[cfg(target_os = "linux")]
-pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
+pub(crate) fn launch_lab(options: &Options) -> Result<Client, CliError> {
     let state = ambit_lab::launch(&base_directory(), options).map_err(|error| {
         let failed = CliError::new(ErrorKind::Failed, error.to_string());
         match std::error::Error::source(&error) {
-            Some(source) => failed.because(source.to_string()),
+            Some(source) => failed.with_source(source.to_string()),
             None => failed,
         }
     })?;
@@ -67,8 +67,8 @@ pub(crate) fn wait_for_proxies(
         let mut known = true;
         for node in &status.nodes {
             // A proxy that is just starting does not answer yet.
-            let dump = Source::node(lab, &node.name).dump();
-            known &= dump.is_ok_and(|dump| status.pods.iter().all(|pod| is_known(&dump, pod)));
+            let dump = Source::lab_node_proxy(lab, &node.name).load_dump();
+            known &= dump.is_ok_and(|dump| status.pods.iter().all(|pod| has_workload(&dump, pod)));
         }
         if known {
             return Ok(true);
@@ -80,12 +80,12 @@ pub(crate) fn wait_for_proxies(
     }
 }
 
-fn is_known(dump: &Dump, pod: &PodStatus) -> bool {
+fn has_workload(dump: &Dump, pod: &PodStatus) -> bool {
     let same = |workload: &&WorkloadEntry| {
         workload.namespace == pod.namespace && workload.name == pod.name
     };
-    dump.workloads.known().find(same).is_some_and(|workload| {
-        let healthy = or(&workload.status, "Healthy") == "Healthy";
+    dump.workloads.parsed().find(same).is_some_and(|workload| {
+        let healthy = non_empty_or(&workload.status, "Healthy") == "Healthy";
         let hbone = workload.protocol == "HBONE";
         healthy == pod.ready && hbone == pod.captured
     }) || !pod.ready

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use ambit_install::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     object::{name, namespace_of},
-    rollout::{Rollout, Workload, draining, node_of},
+    rollout::{Rollout, Workload, node_of, terminating_old_pods},
 };
 use ambit_k8s_api::Pod;
 use clap::Args;
@@ -16,15 +16,15 @@ use serde::Serialize;
 
 use crate::{
     CliError, ErrorKind,
-    cluster::{Target, wait},
+    cluster::{Target, block_on},
     dump::{Dump, PodEntry},
-    install::{duration, failed},
-    output::{self, Format, print_line, table},
-    reach::{self, PROXY},
+    install::{install_error, parse_duration},
+    output::{self, OutputFormat, format_table, print_line},
+    pod_access::{self, NODE_PROXY_ADMIN},
 };
 
 /// Interval at which the rollout is polled.
-const PAUSE: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Flags of `ambit rollout`.
 #[derive(Clone, Debug, Args)]
@@ -32,17 +32,17 @@ pub(crate) struct RolloutArgs {
     #[command(flatten)]
     target: Target,
     /// How long to wait until the proxy that serves each node is a new one, such as 90s or 5m
-    #[arg(long, default_value = "5m", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
     timeout: Duration,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// Replaced node proxy that still serves its connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Draining {
+struct DrainingProxy {
     node: String,
     pod: String,
     /// Time at which Kubernetes ends the pod, from its `deletionTimestamp`.
@@ -53,67 +53,76 @@ struct Draining {
 
 /// Waits until new proxies serve every node, and shows the old proxies that still drain.
 pub(crate) fn run(args: &RolloutArgs) -> Result<(), CliError> {
-    let left = wait(watch(args))?;
-    output::print(args.output, &left, || words(&left))
+    let left = block_on(watch(args))?;
+    output::print_formatted(args.output, &left, || format_draining(&left))
 }
 
-async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
-    let cluster = args.target.cluster().await?;
+async fn watch(args: &RolloutArgs) -> Result<Vec<DrainingProxy>, CliError> {
+    let cluster = args.target.connect().await?;
     let mesh = args.target.mesh_namespace.as_str();
     let deadline = Instant::now() + args.timeout;
     let mut last = String::new();
     loop {
-        let (set, pods, rollout) = state(&cluster, mesh).await?;
+        let (set, pods, rollout) = read_rollout(&cluster, mesh).await?;
         match rollout {
-            Rollout::Done => return left(&cluster, &draining(&set, &pods)).await,
-            Rollout::Waiting(what) if Instant::now() >= deadline => {
+            Rollout::Done => {
+                return find_draining(&cluster, &terminating_old_pods(&set, &pods)).await;
+            }
+            Rollout::InProgress(what) if Instant::now() >= deadline => {
                 let what = format!(
                     "the node proxies are not replaced after {} s: {what}",
                     args.timeout.as_secs()
                 );
                 return Err(CliError::new(ErrorKind::Failed, what)
-                    .hint("`ambit status` and `ambit check` say more"));
+                    .with_hint("`ambit status` and `ambit check` say more"));
             }
-            Rollout::Waiting(what) if what != last => {
-                if args.output == Format::default() {
+            Rollout::InProgress(what) if what != last => {
+                if args.output == OutputFormat::default() {
                     print_line(&format!("waiting: {what}"))?;
                 }
                 last = what;
             }
-            Rollout::Waiting(_) => {}
+            Rollout::InProgress(_) => {}
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// State of the rollout of node proxies at one moment, for the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct View {
+pub(crate) struct RolloutView {
     /// Next step that the rollout waits for; `None` if new proxies serve every node.
     waits_for: Option<String>,
-    draining: Vec<Draining>,
+    draining: Vec<DrainingProxy>,
 }
 
 /// Reads the current state of the rollout.
-pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError> {
-    let (set, pods, rollout) = state(cluster, mesh).await?;
-    Ok(View {
+pub(crate) async fn read_view(cluster: &ClusterApi, mesh: &str) -> Result<RolloutView, CliError> {
+    let (set, pods, rollout) = read_rollout(cluster, mesh).await?;
+    Ok(RolloutView {
         waits_for: match rollout {
             Rollout::Done => None,
-            Rollout::Waiting(what) => Some(what),
+            Rollout::InProgress(what) => Some(what),
         },
-        draining: left(cluster, &draining(&set, &pods)).await?,
+        draining: find_draining(cluster, &terminating_old_pods(&set, &pods)).await?,
     })
 }
 
 /// Reads the DaemonSet of node proxies, its pods, and the progress of its rollout.
-async fn state(cluster: &Cluster, mesh: &str) -> Result<(DaemonSet, Vec<Pod>, Rollout), CliError> {
-    let api = |error: ClusterError| failed(error.into());
-    let set: Option<DaemonSet> = cluster.read(Some(mesh), "ztunnel").await.map_err(api)?;
+async fn read_rollout(
+    cluster: &ClusterApi,
+    mesh: &str,
+) -> Result<(DaemonSet, Vec<Pod>, Rollout), CliError> {
+    let api = |error: ClusterError| install_error(error.into());
+    let set: Option<DaemonSet> = cluster
+        .get_typed(Some(mesh), "ztunnel")
+        .await
+        .map_err(api)?;
     let set = set.ok_or_else(|| {
         let what = format!("there is no DaemonSet {mesh}/ztunnel");
-        CliError::new(ErrorKind::NotFound, what).hint("--mesh-namespace names another namespace")
+        CliError::new(ErrorKind::NotFound, what)
+            .with_hint("--mesh-namespace names another namespace")
     })?;
     let workload = Workload::DaemonSet(Box::new(set.clone()));
     let pods = workload.pods(cluster).await.map_err(api)?;
@@ -121,15 +130,18 @@ async fn state(cluster: &Cluster, mesh: &str) -> Result<(DaemonSet, Vec<Pod>, Ro
     Ok((set, pods, rollout))
 }
 
-async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliError> {
+async fn find_draining(
+    cluster: &ClusterApi,
+    pods: &[&Pod],
+) -> Result<Vec<DrainingProxy>, CliError> {
     let mut left = Vec::new();
     for pod in pods {
         let (namespace, name) = (namespace_of(*pod), name(*pod));
-        let response = reach::ask_pod(
+        let response = pod_access::query_pod(
             cluster,
             namespace,
             name,
-            PROXY.1,
+            NODE_PROXY_ADMIN.1,
             Method::GET,
             "/config_dump",
         )
@@ -138,11 +150,11 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
             .ok()
             .and_then(|answer| Dump::parse(&answer.body).ok());
         let until = pod.metadata.deletion_timestamp.as_ref();
-        left.push(Draining {
+        left.push(DrainingProxy {
             node: node_of(pod).unwrap_or_default().to_owned(),
             pod: name.to_owned(),
             until: until.map(|time| time.0.to_string()).unwrap_or_default(),
-            connections: dump.as_ref().map(connections),
+            connections: dump.as_ref().map(count_connections),
         });
     }
     left.sort_by(|a, b| (&a.node, &a.until).cmp(&(&b.node, &b.until)));
@@ -150,14 +162,17 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
 }
 
 /// Counts the open connections of all pods in both directions.
-fn connections(dump: &Dump) -> usize {
-    dump.workload_state.values().map(PodEntry::open).sum()
+fn count_connections(dump: &Dump) -> usize {
+    dump.workload_state
+        .values()
+        .map(PodEntry::open_connections)
+        .sum()
 }
 
-fn words(left: &[Draining]) -> String {
+fn format_draining(draining: &[DrainingProxy]) -> String {
     let mut words = "new node proxies serve every node".to_owned();
-    if !left.is_empty() {
-        let rows = left.iter().map(|old| {
+    if !draining.is_empty() {
+        let rows = draining.iter().map(|old| {
             let connections = old.connections.map(|count| count.to_string());
             vec![
                 old.node.clone(),
@@ -167,7 +182,7 @@ fn words(left: &[Draining]) -> String {
             ]
         });
         words += "\n\ndraining:\n";
-        words += &table(&["NODE", "POD", "CONNECTIONS", "UNTIL AT MOST"], rows);
+        words += &format_table(&["NODE", "POD", "CONNECTIONS", "UNTIL AT MOST"], rows);
     }
     words
 }
@@ -185,18 +200,18 @@ mod tests {
             "b": {"connections": {"inbound": [], "outbound": [{}]}},
         }});
         let dump = Dump::parse(dump.to_string().as_bytes()).unwrap();
-        assert_eq!(connections(&dump), 4);
-        let old = Draining {
+        assert_eq!(count_connections(&dump), 4);
+        let old = DrainingProxy {
             node: "n1".to_owned(),
             pod: "ztunnel-x".to_owned(),
             until: "2026-01-01T01:00:00Z".to_owned(),
             connections: Some(4),
         };
-        let shown = words(&[old]);
+        let shown = format_draining(&[old]);
         assert!(
             shown.contains("ztunnel-x") && shown.contains('4'),
             "{shown}"
         );
-        assert_eq!(words(&[]), "new node proxies serve every node");
+        assert_eq!(format_draining(&[]), "new node proxies serve every node");
     }
 }

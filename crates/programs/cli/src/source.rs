@@ -16,20 +16,20 @@ use hyper::Method;
 
 use crate::{
     CliError, ErrorKind,
-    cluster::{Target, wait},
+    cluster::{Target, block_on},
     dump::Dump,
     http,
-    install::progress,
+    install::print_progress,
     labs,
-    reach::{self, Part},
+    pod_access::{self, Component},
 };
 
 /// Address of the admin interface of node proxies and waypoints, in their own network namespace.
-pub(crate) const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
+pub(crate) const ADMIN_ADDRESS: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
 /// Path of the configuration dump on the admin interface.
-pub(crate) const DUMP: &str = "/config_dump";
+pub(crate) const CONFIG_DUMP_PATH: &str = "/config_dump";
 /// Address of the control plane's debug interface.
-const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
+const DEBUG_ADDRESS: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 
 /// Source of the state that a command shows, from its flags.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,13 +67,13 @@ enum Endpoint {
         place: LabNetns,
         address: SocketAddr,
     },
-    Cluster(Part),
+    Cluster(Component),
 }
 
 impl Source {
     /// Creates a source without further flags: any node proxy of the lab or cluster, or the proxies of all nodes by
-    /// [`Self::all`]. The command does not print which one it queries.
-    pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
+    /// [`Self::all_node_proxies`]. The command does not print which one it queries.
+    pub(crate) fn any_node_proxy(lab: Option<&str>, target: &Target) -> Self {
         Self {
             address: None,
             node: None,
@@ -87,15 +87,15 @@ impl Source {
     }
 
     /// Creates the source for the node proxy of one node of a running lab.
-    pub(crate) fn node(lab: &str, node: &str) -> Self {
+    pub(crate) fn lab_node_proxy(lab: &str, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
-            ..Self::any(Some(lab), &Target::default())
+            ..Self::any_node_proxy(Some(lab), &Target::default())
         }
     }
 
     /// Returns the source for the control plane of the same lab or cluster.
-    pub(crate) fn of_control(&self) -> Self {
+    pub(crate) fn control_plane(&self) -> Self {
         Self {
             control: true,
             ..self.clone()
@@ -103,22 +103,22 @@ impl Source {
     }
 
     /// Creates the source for the control plane of a running lab.
-    pub(crate) fn control(lab: &str) -> Self {
+    pub(crate) fn lab_control_plane(lab: &str) -> Self {
         Self {
             node: None,
             control: true,
-            ..Self::node(lab, "")
+            ..Self::lab_node_proxy(lab, "")
         }
     }
 
     /// Whether no flag selects a component, address or file.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_unspecified(&self) -> bool {
         let place = (&self.address, &self.node, &self.pod, &self.file);
         matches!(place, (None, None, None, None)) && !self.control
     }
 
     /// Returns the source for the node proxy of one node of the same lab or cluster.
-    pub(crate) fn at(&self, node: &str) -> Self {
+    pub(crate) fn at_node(&self, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
             ..self.clone()
@@ -126,26 +126,28 @@ impl Source {
     }
 
     /// Returns the source that flags select, or else one for the node proxy of each node.
-    pub(crate) fn all(&self) -> Result<Vec<Self>, CliError> {
-        if !self.is_open() {
+    pub(crate) fn all_node_proxies(&self) -> Result<Vec<Self>, CliError> {
+        if !self.is_unspecified() {
             return Ok(vec![self.clone()]);
         }
-        let nodes: BTreeSet<String> = match self.lab() {
-            Some(lab) => nodes_of(&lab)?.into_iter().collect(),
-            None => wait(async {
-                let cluster = self.target.cluster().await?;
+        let nodes: BTreeSet<String> = match self.lab_name() {
+            Some(lab) => lab_nodes(&lab)?.into_iter().collect(),
+            None => block_on(async {
+                let cluster = self.target.connect().await?;
                 let namespace = &self.target.mesh_namespace;
-                let pods = reach::pods(&cluster, namespace, reach::PROXY.0).await?;
+                let pods =
+                    pod_access::list_pods(&cluster, namespace, pod_access::NODE_PROXY_ADMIN.0)
+                        .await?;
                 let nodes = pods.iter().filter_map(|pod| node_of(pod));
                 Ok(nodes.map(ToOwned::to_owned).collect())
             })?,
         };
-        Ok(nodes.iter().map(|node| self.at(node)).collect())
+        Ok(nodes.iter().map(|node| self.at_node(node)).collect())
     }
 
     /// Fetches the `/config_dump` of the source, or the `/debug/ambientz` of a control plane, or reads it from the
     /// file.
-    pub(crate) fn dump(&self) -> Result<Dump, CliError> {
+    pub(crate) fn load_dump(&self) -> Result<Dump, CliError> {
         if let Some(file) = &self.file {
             let read = match file.to_str() {
                 Some("-") => std::io::read_to_string(std::io::stdin()),
@@ -153,23 +155,23 @@ impl Source {
             };
             let text = read.map_err(|error| {
                 let what = format!("cannot read {}", file.display());
-                CliError::new(ErrorKind::NotFound, what).because(error)
+                CliError::new(ErrorKind::NotFound, what).with_source(error)
             })?;
             return Dump::parse(text.as_bytes());
         }
-        let answer = self.ask(Method::GET, DUMP)?;
+        let answer = self.request(Method::GET, CONFIG_DUMP_PATH)?;
         if answer.status == 404 {
-            return Dump::parse(&self.succeed(Method::GET, "/debug/ambientz")?);
+            return Dump::parse(&self.request_ok(Method::GET, "/debug/ambientz")?);
         }
-        Dump::parse(&checked(answer, DUMP)?)
+        Dump::parse(&require_ok(answer, CONFIG_DUMP_PATH)?)
     }
 
     /// Sends a request without a body, and returns the response body; any status but 200 is an error.
-    pub(crate) fn succeed(&self, method: Method, path: &str) -> Result<Vec<u8>, CliError> {
-        checked(self.ask(method, path)?, path)
+    pub(crate) fn request_ok(&self, method: Method, path: &str) -> Result<Vec<u8>, CliError> {
+        require_ok(self.request(method, path)?, path)
     }
 
-    fn ask(&self, method: Method, path: &str) -> Result<http::Answer, CliError> {
+    fn request(&self, method: Method, path: &str) -> Result<http::HttpResponse, CliError> {
         self.send(method, path, Bytes::new())
     }
 
@@ -179,8 +181,8 @@ impl Source {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<http::Answer, CliError> {
-        let path = if self.control && path == DUMP {
+    ) -> Result<http::HttpResponse, CliError> {
+        let path = if self.control && path == CONFIG_DUMP_PATH {
             "/debug/ambientz"
         } else {
             path
@@ -195,11 +197,11 @@ impl Source {
                 place,
                 address,
             } => {
-                self.tell(&match &place {
+                self.print_queried(&match &place {
                     LabNetns::Node(node) => format!("lab {lab}, node {node}"),
                     _ => format!("lab {lab}, control plane"),
                 });
-                let stream = labs::find(&lab)?.dial(place, address);
+                let stream = labs::find_lab(&lab)?.dial(place, address);
                 (
                     stream.map_err(labs::client_error)?,
                     address.to_string(),
@@ -207,26 +209,26 @@ impl Source {
                 )
             }
             Endpoint::Cluster(part) => {
-                return wait(async {
-                    let cluster = self.target.cluster().await?;
+                return block_on(async {
+                    let cluster = self.target.connect().await?;
                     let namespace = &self.target.mesh_namespace;
-                    let (pod, port) = reach::find(&cluster, namespace, &part).await?;
-                    self.tell(&format!(
+                    let (pod, port) = pod_access::find_pod(&cluster, namespace, &part).await?;
+                    self.print_queried(&format!(
                         "{}, pod {namespace}/{pod}",
                         self.target.describe()
                     ));
-                    reach::send_to_pod(&cluster, (namespace, &pod, port), (method, path), body)
+                    pod_access::send_to_pod(&cluster, (namespace, &pod, port), (method, path), body)
                         .await
                 });
             }
         };
-        send(stream, &method, (&host, &format!("{prefix}{path}")), body)
+        send_blocking(stream, &method, (&host, &format!("{prefix}{path}")), body)
     }
 
     /// Prints to standard error which component is queried.
-    fn tell(&self, whom: &str) {
+    fn print_queried(&self, component: &str) {
         if !self.is_quiet {
-            progress(&format!("querying {whom}"));
+            print_progress(&format!("querying {component}"));
         }
     }
 
@@ -235,22 +237,22 @@ impl Source {
         if let Some(address) = self.address.as_ref().filter(|_| !is_placed) {
             return Ok(Endpoint::Url(address.clone()));
         }
-        let Some(lab) = self.lab() else {
-            return Ok(Endpoint::Cluster(self.part()));
+        let Some(lab) = self.lab_name() else {
+            return Ok(Endpoint::Cluster(self.component()));
         };
         let place = match (&self.node, &self.pod) {
             (Some(node), _) => LabNetns::Node(node.clone()),
             (None, Some(pod)) => LabNetns::Node(node_of_pod(&lab, pod)?),
             (None, None) if self.control => LabNetns::Control,
             (None, None) => {
-                LabNetns::Node(nodes_of(&lab)?.into_iter().next().ok_or_else(|| {
+                LabNetns::Node(lab_nodes(&lab)?.into_iter().next().ok_or_else(|| {
                     CliError::new(ErrorKind::NotFound, format!("the lab {lab} has no node"))
                 })?)
             }
         };
         let address = match place {
-            LabNetns::Control => DEBUG.into(),
-            _ => ADMIN.into(),
+            LabNetns::Control => DEBUG_ADDRESS.into(),
+            _ => ADMIN_ADDRESS.into(),
         };
         Ok(Endpoint::Lab {
             lab,
@@ -260,33 +262,33 @@ impl Source {
     }
 
     /// Returns the lab (or none) and the cluster that have the source's objects; `None` for a file or a bare address.
-    pub(crate) fn objects_from(&self) -> Option<(Option<String>, &Target)> {
+    pub(crate) fn lab_and_cluster(&self) -> Option<(Option<String>, &Target)> {
         let is_placed = self.node.is_some() || self.pod.is_some() || self.control;
         let is_known = self.file.is_none() && (self.address.is_none() || is_placed);
-        is_known.then(|| (self.lab(), &self.target))
+        is_known.then(|| (self.lab_name(), &self.target))
     }
 
     /// Returns the lab that the flags select, if any.
-    pub(crate) fn lab(&self) -> Option<String> {
-        self.target.lab(self.lab.as_deref())
+    pub(crate) fn lab_name(&self) -> Option<String> {
+        self.target.lab_name(self.lab.as_deref())
     }
 
-    fn part(&self) -> Part {
+    fn component(&self) -> Component {
         match (&self.node, &self.pod) {
-            (Some(node), _) => Part::Proxy(node.clone()),
+            (Some(node), _) => Component::NodeProxy(node.clone()),
             (None, Some(pod)) => {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
-                Part::ProxyOf(namespace.to_owned(), name.to_owned())
+                Component::NodeProxyOfPod(namespace.to_owned(), name.to_owned())
             }
-            (None, None) if self.control => Part::Control,
-            (None, None) => Part::AnyProxy,
+            (None, None) if self.control => Component::ControlPlane,
+            (None, None) => Component::AnyNodeProxy,
         }
     }
 }
 
 /// Lists the nodes of a lab; an error if the lab runs without the mesh.
-fn nodes_of(lab: &str) -> Result<Vec<String>, CliError> {
-    let status = labs::find(lab)?.status().map_err(labs::client_error)?;
+fn lab_nodes(lab: &str) -> Result<Vec<String>, CliError> {
+    let status = labs::find_lab(lab)?.status().map_err(labs::client_error)?;
     if !status.mesh {
         let what = format!("the lab {lab} runs pods without the mesh");
         return Err(CliError::new(ErrorKind::NotFound, what));
@@ -295,7 +297,7 @@ fn nodes_of(lab: &str) -> Result<Vec<String>, CliError> {
 }
 
 fn node_of_pod(lab: &str, pod: &str) -> Result<String, CliError> {
-    let status = labs::find(lab)?.status().map_err(labs::client_error)?;
+    let status = labs::find_lab(lab)?.status().map_err(labs::client_error)?;
     let name = pod.rsplit('/').next().unwrap_or(pod);
     let found = status
         .pods
@@ -306,14 +308,14 @@ fn node_of_pod(lab: &str, pod: &str) -> Result<String, CliError> {
     Ok(found.node.clone())
 }
 
-pub(crate) fn checked(answer: http::Answer, path: &str) -> Result<Vec<u8>, CliError> {
-    if answer.status == 200 {
-        return Ok(answer.body);
+pub(crate) fn require_ok(response: http::HttpResponse, path: &str) -> Result<Vec<u8>, CliError> {
+    if response.status == 200 {
+        return Ok(response.body);
     }
-    let text = String::from_utf8_lossy(&answer.body);
+    let text = String::from_utf8_lossy(&response.body);
     let what = format!(
         "{path} answers with status {}: {}",
-        answer.status,
+        response.status,
         text.trim()
     );
     Err(CliError::new(ErrorKind::Failed, what))
@@ -339,35 +341,35 @@ fn split_url(url: &str) -> Result<(String, String), CliError> {
 }
 
 /// Sends a request without a body over an open connection.
-pub(crate) fn request(
+pub(crate) fn request_blocking(
     stream: TcpStream,
     method: &Method,
     host: &str,
     path: &str,
-) -> Result<http::Answer, CliError> {
-    send(stream, method, (host, path), Bytes::new())
+) -> Result<http::HttpResponse, CliError> {
+    send_blocking(stream, method, (host, path), Bytes::new())
 }
 
 /// Sends a request with a body over an open connection.
-pub(crate) fn send(
+pub(crate) fn send_blocking(
     stream: TcpStream,
     method: &Method,
     (host, path): (&str, &str),
     body: Bytes,
-) -> Result<http::Answer, CliError> {
-    wait(async {
+) -> Result<http::HttpResponse, CliError> {
+    block_on(async {
         let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
             let what = format!("no answer to {method} {path} from {host}");
-            CliError::new(ErrorKind::Unreachable, what).because(error)
+            CliError::new(ErrorKind::Unreachable, what).with_source(error)
         };
-        let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
+        let stream = into_tokio_stream(stream).map_err(|error| unanswered(error.into()))?;
         let answer = http::send(stream, method.clone(), (host, path), body).await;
         answer.map_err(|error| unanswered(error.into()))
     })
 }
 
 /// Converts a blocking stream to a tokio stream of the current runtime.
-pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
+pub(crate) fn into_tokio_stream(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
     stream.set_nonblocking(true)?;
     tokio::net::TcpStream::from_std(stream)
 }
@@ -375,8 +377,8 @@ pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::Tcp
 fn connect(host: &str) -> Result<TcpStream, CliError> {
     let unreachable = |error: std::io::Error| {
         CliError::new(ErrorKind::Unreachable, format!("cannot connect to {host}"))
-            .because(error)
-            .hint("--address URL names another address")
+            .with_source(error)
+            .with_hint("--address URL names another address")
     };
     let address = host.to_socket_addrs().map_err(unreachable)?.next();
     let address = address.ok_or_else(|| unreachable(std::io::ErrorKind::NotFound.into()))?;

@@ -18,28 +18,28 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     CliError, ErrorKind,
-    cluster::wait,
-    dump::OpenDump,
-    flows::{FlowPlace, Received, subscribe},
-    install::{duration, progress},
+    cluster::block_on,
+    dump::ConnectionsDump,
+    flows::{FlowTarget, FlowUpdate, subscribe},
+    install::{parse_duration, print_progress},
     manifest,
     output::print_line,
-    rehearsal,
-    source::{DUMP, Source},
+    policy_test,
+    source::{CONFIG_DUMP_PATH, Source},
 };
 use observations::Observations;
-use rules::{Options, Suggestions};
+use rules::{SuggestOptions, Suggestions};
 
 /// Flags of `ambit policy suggest`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SuggestArgs {
     #[command(flatten)]
-    place: FlowPlace,
+    target: FlowTarget,
     /// Only policies of this namespace; may be given several times
     #[arg(short, long)]
     namespace: Vec<String>,
     /// How long to watch, such as 60s or 1h
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = duration)]
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     period: Duration,
     /// Flows that `ambit flows -o json` has written, instead of watching; `-` is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "period")]
@@ -55,30 +55,30 @@ pub(crate) struct SuggestArgs {
 /// Prints the suggested policies, with notes as comments.
 pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     let mut seen = match &args.file {
-        Some(file) => read(file)?,
-        None => watch(args)?,
+        Some(file) => read_flow_log(file)?,
+        None => watch_flows(args)?,
     };
-    add_open(args, &mut seen)?;
+    add_open_connections(args, &mut seen)?;
     if seen.is_empty() {
         let error = CliError::new(ErrorKind::NotFound, "no flow was seen that could go on");
-        return Err(error.hint("--for watches longer; only observed traffic can be allowed"));
+        return Err(error.with_hint("--for watches longer; only observed traffic can be allowed"));
     }
-    let lab = args.place.target.lab(args.place.lab.as_deref());
-    let objects = rehearsal::objects(lab.as_deref(), &args.place.target)?;
-    let options = Options {
+    let lab = args.target.target.lab_name(args.target.lab.as_deref());
+    let objects = policy_test::load_objects(lab.as_deref(), &args.target.target)?;
+    let options = SuggestOptions {
         namespaces: &args.namespace,
         paths: args.paths,
         dry_run: args.dry_run,
-        root_namespace: &args.place.target.mesh_namespace,
+        root_namespace: &args.target.target.mesh_namespace,
     };
     let Suggestions { policies, notes } = rules::suggest(&seen, &objects, &options);
     for note in notes {
         print_line(&format!("# {note}"))?;
     }
     for policy in policies {
-        let text = serde_saphyr::to_string(&manifest::of(&policy)).map_err(|error| {
+        let text = serde_saphyr::to_string(&manifest::to_manifest(&policy)).map_err(|error| {
             let what = "a policy cannot be written as YAML";
-            CliError::new(ErrorKind::Failed, what).because(error.to_string())
+            CliError::new(ErrorKind::Failed, what).with_source(error.to_string())
         })?;
         print_line(&format!("---\n{}", text.trim_end()))?;
     }
@@ -86,42 +86,45 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
 }
 
 /// Adds the open connections of node proxies' dumps: connections from before the period cause no event until they end.
-fn add_open(args: &SuggestArgs, seen: &mut Observations) -> Result<(), CliError> {
-    let place = &args.place;
-    let source = Source::any(
-        place.target.lab(place.lab.as_deref()).as_deref(),
+fn add_open_connections(
+    args: &SuggestArgs,
+    observations: &mut Observations,
+) -> Result<(), CliError> {
+    let place = &args.target;
+    let source = Source::any_node_proxy(
+        place.target.lab_name(place.lab.as_deref()).as_deref(),
         &place.target,
     );
-    for source in source.all()? {
-        let dump = OpenDump::parse(&source.succeed(Method::GET, DUMP)?)?;
+    for source in source.all_node_proxies()? {
+        let dump = ConnectionsDump::parse(&source.request_ok(Method::GET, CONFIG_DUMP_PATH)?)?;
         for pod in dump.workload_state.values() {
-            seen.add_open(pod);
+            observations.add_open(pod);
         }
     }
     Ok(())
 }
 
 /// Reads flow events for the period, and collects the observed traffic.
-fn watch(args: &SuggestArgs) -> Result<Observations, CliError> {
-    wait(async {
+fn watch_flows(args: &SuggestArgs) -> Result<Observations, CliError> {
+    block_on(async {
         let filter = Filter {
             namespaces: args.namespace.clone(),
             ..Filter::default()
         };
-        let mut received = subscribe(&args.place, filter).await?;
+        let mut received = subscribe(&args.target, filter).await?;
         let period = args.period.as_secs();
-        progress(&format!(
+        print_progress(&format!(
             "watching for {period} s; unobserved traffic is not allowed"
         ));
         let end = Instant::now() + args.period;
         let mut seen = Observations::default();
         while let Ok(Some(next)) = timeout_at(end, received.recv()).await {
             match next {
-                Received::Item(item) => seen.add(&item),
-                Received::Began(proxy) => progress(&format!("reading {proxy}")),
-                Received::Ended(proxy, why) => {
-                    progress(&format!("{proxy}: {why}"));
-                    seen.interrupted(&proxy);
+                FlowUpdate::Item(item) => seen.add(&item),
+                FlowUpdate::Connected(proxy) => print_progress(&format!("reading {proxy}")),
+                FlowUpdate::Disconnected(proxy, why) => {
+                    print_progress(&format!("{proxy}: {why}"));
+                    seen.add_interruption(&proxy);
                 }
             }
         }
@@ -130,10 +133,10 @@ fn watch(args: &SuggestArgs) -> Result<Observations, CliError> {
 }
 
 /// Reads flow events that were recorded in a file, and collects the observed traffic.
-fn read(file: &PathBuf) -> Result<Observations, CliError> {
+fn read_flow_log(file: &PathBuf) -> Result<Observations, CliError> {
     let unreadable = |error: io::Error| {
         let what = format!("cannot read {}", file.display());
-        CliError::new(ErrorKind::NotFound, what).because(error)
+        CliError::new(ErrorKind::NotFound, what).with_source(error)
     };
     let lines: Box<dyn io::BufRead> = match file.to_str() {
         Some("-") => Box::new(io::stdin().lock()),
@@ -147,7 +150,7 @@ fn read(file: &PathBuf) -> Result<Observations, CliError> {
         }
         let item: StreamItem = serde_json::from_str(&line).map_err(|error| {
             let what = format!("{}, line {}: no flow event", file.display(), number + 1);
-            CliError::new(ErrorKind::Usage, what).because(error)
+            CliError::new(ErrorKind::Usage, what).with_source(error)
         })?;
         seen.add(&item);
     }

@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use crate::{
     CliError,
-    cluster::{Target, wait},
-    install::failed,
-    output::{self, Format},
-    reach::{self, AGENT, CONTROL, PROXY},
+    cluster::{Target, block_on},
+    install::install_error,
+    output::{self, OutputFormat},
+    pod_access::{self, AGENT_DEBUG, CONTROL_PLANE_DEBUG, NODE_PROXY_ADMIN},
 };
 
 /// Flags of `ambit version`.
@@ -25,21 +25,21 @@ pub(crate) struct VersionArgs {
     client: bool,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 #[derive(Debug, Serialize)]
 struct Versions {
     client: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    server: Option<Server>,
+    server: Option<ServerVersions>,
     /// Reason why the cluster's versions are unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Server {
+struct ServerVersions {
     kubernetes: String,
     /// Version of the mesh that is installed in the cluster.
     installed: Option<String>,
@@ -49,51 +49,51 @@ struct Server {
 
 /// Prints the versions. An unreachable cluster is no failure: the version of this command line is known anyway.
 pub(crate) fn run(args: &VersionArgs) -> Result<(), CliError> {
-    let response = (!args.client).then(|| wait(ask(&args.target)));
+    let response = (!args.client).then(|| block_on(query_server(&args.target)));
     let (server, trouble) = match response {
         None => (None, None),
         Some(Ok(server)) => (Some(server), None),
-        Some(Err(error)) => (None, Some(error.text())),
+        Some(Err(error)) => (None, Some(error.message_with_sources())),
     };
     let versions = Versions {
         client: env!("CARGO_PKG_VERSION"),
         server,
         trouble,
     };
-    output::print(args.output, &versions, || words(&versions))
+    output::print_formatted(args.output, &versions, || format_versions(&versions))
 }
 
-async fn ask(target: &Target) -> Result<Server, CliError> {
-    let cluster = target.cluster().await?;
+async fn query_server(target: &Target) -> Result<ServerVersions, CliError> {
+    let cluster = target.connect().await?;
     let (kubernetes, _) = cluster
         .version()
         .await
-        .map_err(|error| failed(error.into()))?;
+        .map_err(|error| install_error(error.into()))?;
     let namespace = &target.mesh_namespace;
-    let installed = apply::installed(&cluster, namespace, revisions::DEFAULT)
+    let installed = apply::installed_inventory(&cluster, namespace, revisions::DEFAULT_REVISION)
         .await
-        .map_err(failed)?;
+        .map_err(install_error)?;
     let mut parts = BTreeMap::new();
     for (part, labels) in [
-        ("agent", AGENT.0),
-        ("node-proxy", PROXY.0),
-        ("control", CONTROL.0),
+        ("agent", AGENT_DEBUG.0),
+        ("node-proxy", NODE_PROXY_ADMIN.0),
+        ("control", CONTROL_PLANE_DEBUG.0),
     ] {
         let mut versions = BTreeMap::new();
-        for pod in reach::pods(&cluster, namespace, labels).await? {
+        for pod in pod_access::list_pods(&cluster, namespace, labels).await? {
             let version = label(&pod, "app.kubernetes.io/version").unwrap_or("unknown");
             *versions.entry(version.to_owned()).or_insert(0) += 1;
         }
         parts.insert(part, versions);
     }
-    Ok(Server {
+    Ok(ServerVersions {
         kubernetes,
         installed: installed.map(|inventory| inventory.version),
         parts,
     })
 }
 
-fn words(versions: &Versions) -> String {
+fn format_versions(versions: &Versions) -> String {
     let mut lines = vec![format!("ambit {}", versions.client)];
     if let Some(server) = &versions.server {
         lines.push(format!("Kubernetes {}", server.kubernetes));
@@ -132,7 +132,7 @@ mod tests {
         };
         let versions = Versions {
             client: "0.2.0",
-            server: Some(Server {
+            server: Some(ServerVersions {
                 kubernetes: "v1.34.4".into(),
                 installed: Some("0.2.0".into()),
                 parts: BTreeMap::from([
@@ -142,6 +142,6 @@ mod tests {
             }),
             trouble: None,
         };
-        insta::assert_snapshot!(words(&versions));
+        insta::assert_snapshot!(format_versions(&versions));
     }
 }

@@ -10,21 +10,21 @@ mod migration;
 mod moot;
 mod records;
 
-use ambit_install::cluster::Cluster;
+use ambit_install::cluster::ClusterApi;
 use ambit_k8s_api::Pod;
 use clap::Subcommand;
 
 use crate::{
     CliError,
-    cluster::wait,
-    output::{self, Format, print_line, table},
+    cluster::block_on,
+    output::{self, OutputFormat, format_table, print_line},
 };
-pub(crate) use args::Where;
+pub(crate) use args::WaypointScope;
 use args::{ApplyArgs, DeleteArgs, ListArgs, StatusArgs, WaypointSpec};
-pub(crate) use gateway::Seen;
-use listing::{absent, sorted};
+pub(crate) use gateway::GatewayObject;
+use listing::{not_found_error, sorted_waypoints};
 pub(crate) use records::sections;
-use records::{RecordsArgs, Section};
+use records::{RecordSection, RecordsArgs};
 
 /// Commands about waypoints.
 #[derive(Debug, Subcommand)]
@@ -54,44 +54,48 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
     match command {
         WaypointCommand::Generate(made) => {
             let manifest = made.manifest();
-            output::print(Format::Yaml, &manifest, String::new)
+            output::print_formatted(OutputFormat::Yaml, &manifest, String::new)
         }
-        WaypointCommand::Apply(args) => match args.made.place.lab() {
+        WaypointCommand::Apply(args) => match args.spec.place.lab() {
             Some(lab) => in_lab::apply(&lab, args),
-            None => wait(in_cluster::apply(args)),
+            None => block_on(in_cluster::apply(args)),
         },
         WaypointCommand::List(args) => {
-            let found = args.found()?;
-            output::print(args.output, &found, || list(&found, args.everywhere()))
+            let found = args.list_waypoints()?;
+            output::print_formatted(args.output, &found, || {
+                format_list(&found, args.lists_all_namespaces())
+            })
         }
         WaypointCommand::Status(args) => {
-            let found = args.list.named(args.name.as_deref())?;
-            let all = args.list.everywhere();
-            output::print(args.list.output, &found, || conditions(&found, all))
+            let found = args.list.list_named(args.name.as_deref())?;
+            let all = args.list.lists_all_namespaces();
+            output::print_formatted(args.list.output, &found, || format_conditions(&found, all))
         }
-        WaypointCommand::Routes(args) => records::run(Section::Routes, args),
-        WaypointCommand::Policies(args) => records::run(Section::Policies, args),
-        WaypointCommand::Endpoints(args) => records::run(Section::Endpoints, args),
-        WaypointCommand::Limits(args) => records::run(Section::Limits, args),
+        WaypointCommand::Routes(args) => records::run(RecordSection::Routes, args),
+        WaypointCommand::Policies(args) => records::run(RecordSection::Policies, args),
+        WaypointCommand::Endpoints(args) => records::run(RecordSection::Endpoints, args),
+        WaypointCommand::Limits(args) => records::run(RecordSection::Limits, args),
         WaypointCommand::Delete(args) => delete(args),
     }
 }
 
 /// Lists the cluster's waypoints that Ambit's control plane manages.
-pub(crate) async fn of_cluster(cluster: &Cluster) -> Result<Vec<Seen>, CliError> {
-    let all = in_cluster::of(cluster).await?;
-    Ok(sorted(all, Seen::is_waypoint))
+pub(crate) async fn list_in_cluster(cluster: &ClusterApi) -> Result<Vec<GatewayObject>, CliError> {
+    let all = in_cluster::list_gateways_in(cluster).await?;
+    Ok(sorted_waypoints(all, GatewayObject::is_waypoint))
 }
 
 /// Lists the pods of a waypoint in a cluster; none if they cannot be listed.
-pub(crate) async fn pods(cluster: &Cluster, gateway: &Seen) -> Vec<Pod> {
-    in_cluster::pods(cluster, gateway).await.unwrap_or_default()
+pub(crate) async fn waypoint_pods(cluster: &ClusterApi, gateway: &GatewayObject) -> Vec<Pod> {
+    in_cluster::list_pods(cluster, gateway)
+        .await
+        .unwrap_or_default()
 }
 
-fn list(found: &[Seen], everywhere: bool) -> String {
+fn format_list(waypoints: &[GatewayObject], all_namespaces: bool) -> String {
     // The class is a column only where there are others than ours.
-    let has_foreign = found.iter().any(|gateway| !gateway.is_waypoint());
-    let rows = found.iter().map(|gateway| {
+    let has_foreign = waypoints.iter().any(|gateway| !gateway.is_waypoint());
+    let rows = waypoints.iter().map(|gateway| {
         let row = [
             gateway.name(),
             gateway.revision(),
@@ -100,7 +104,11 @@ fn list(found: &[Seen], everywhere: bool) -> String {
             gateway.class(),
         ];
         let shown = row.len() - usize::from(!has_foreign);
-        row_of(gateway, everywhere, row.get(..shown).unwrap_or_default())
+        table_row(
+            gateway,
+            all_namespaces,
+            row.get(..shown).unwrap_or_default(),
+        )
     });
     let header = [
         "NAMESPACE",
@@ -112,40 +120,42 @@ fn list(found: &[Seen], everywhere: bool) -> String {
     ];
     let shown = header.len() - usize::from(!has_foreign);
     let header = header.get(..shown).unwrap_or_default();
-    table(header_of(header, everywhere), rows)
+    format_table(table_header(header, all_namespaces), rows)
 }
 
-fn conditions(found: &[Seen], everywhere: bool) -> String {
-    let rows = found.iter().flat_map(|gateway| {
+fn format_conditions(waypoints: &[GatewayObject], all_namespaces: bool) -> String {
+    let rows = waypoints.iter().flat_map(|gateway| {
         gateway
             .conditions()
             .map(move |[kind, status, reason, message]| {
-                row_of(
+                table_row(
                     gateway,
-                    everywhere,
+                    all_namespaces,
                     &[gateway.name(), status, kind, reason, message],
                 )
             })
     });
     let header = ["NAMESPACE", "NAME", "STATUS", "TYPE", "REASON", "MESSAGE"];
-    table(header_of(&header, everywhere), rows)
+    format_table(table_header(&header, all_namespaces), rows)
 }
 
 /// Returns the table's header, without the namespace column unless all namespaces are listed.
-fn header_of<'a>(header: &'a [&'a str], everywhere: bool) -> &'a [&'a str] {
-    header.get(usize::from(!everywhere)..).unwrap_or_default()
+fn table_header<'a>(header: &'a [&'a str], all_namespaces: bool) -> &'a [&'a str] {
+    header
+        .get(usize::from(!all_namespaces)..)
+        .unwrap_or_default()
 }
 
-fn row_of(gateway: &Seen, everywhere: bool, row: &[&str]) -> Vec<String> {
-    let namespace = everywhere.then(|| gateway.namespace());
+fn table_row(gateway: &GatewayObject, all_namespaces: bool, row: &[&str]) -> Vec<String> {
+    let namespace = all_namespaces.then(|| gateway.namespace());
     let all = namespace.into_iter().chain(row.iter().copied());
     all.map(ToOwned::to_owned).collect()
 }
 
 fn delete(args: &DeleteArgs) -> Result<(), CliError> {
-    let mut found = args.place.found(false)?;
+    let mut found = args.place.list_waypoints(false)?;
     // Those of other controllers are not ours to delete.
-    found.retain(Seen::is_waypoint);
+    found.retain(GatewayObject::is_waypoint);
     let names: Vec<_> = match args.all {
         true => found
             .iter()
@@ -156,14 +166,14 @@ fn delete(args: &DeleteArgs) -> Result<(), CliError> {
     // All of them are there, or nothing is deleted.
     for name in &names {
         if !found.iter().any(|gateway| gateway.name() == name) {
-            return Err(absent(name, &args.place));
+            return Err(not_found_error(name, &args.place));
         }
     }
     let lab = args.place.lab();
     for name in &names {
         match &lab {
             Some(lab) => in_lab::delete(lab, args.place.namespace(), name)?,
-            None => wait(in_cluster::delete(&args.place, name))?,
+            None => block_on(in_cluster::delete(&args.place, name))?,
         }
         print_line(&format!(
             "waypoint {}/{name} deleted",

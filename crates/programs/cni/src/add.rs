@@ -5,8 +5,8 @@ use std::borrow::Cow;
 
 use crate::{
     agent::{AddEvent, Agent, Pod},
-    config::{Config, Version},
-    delegate::Call,
+    config::{CniVersion, Config},
+    delegate::DelegateCall,
     environment::Environment,
     error::CniError,
     result,
@@ -23,21 +23,21 @@ const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 pub(crate) fn add(
     environment: &Environment,
     config: &Config,
-    version: Version,
+    version: CniVersion,
 ) -> Result<String, CniError> {
-    let call = Call::new(environment, config, version)?;
+    let call = DelegateCall::new(environment, config, version)?;
     let previous = match &call {
         Some(call) => call.add()?.map(Cow::Owned),
         None => config.prev_result.as_deref().map(Cow::Borrowed),
     };
     // Parsed first: a result that cannot be passed on must not leave a pod enrolled.
-    let passed_on = result::passed_on(previous.as_deref(), version)?;
-    let arguments = Arguments::parse(&environment.args);
+    let passed_on = result::output_result(previous.as_deref(), version)?;
+    let arguments = CniArguments::parse(&environment.args);
     let Some(pod) = arguments.mesh_candidate(config) else {
         return Ok(passed_on);
     };
     let previous = previous.as_deref().filter(|raw| raw.get() != "null");
-    let addresses = previous.map(result::addresses).transpose();
+    let addresses = previous.map(result::parse_addresses).transpose();
     let agent = Agent::new(config);
     if agent.is_member(pod)? {
         let addresses = addresses?;
@@ -49,13 +49,13 @@ pub(crate) fn add(
 
 /// Identity of the pod in `CNI_ARGS`.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Arguments<'a> {
+struct CniArguments<'a> {
     name: &'a str,
     namespace: &'a str,
     uid: &'a str,
 }
 
-impl<'a> Arguments<'a> {
+impl<'a> CniArguments<'a> {
     fn parse(text: &'a str) -> Self {
         let mut arguments = Self::default();
         for (key, value) in text.split(';').filter_map(|pair| pair.split_once('=')) {
@@ -102,13 +102,13 @@ mod tests {
     #[test]
     fn arguments_are_parsed_by_key() {
         let text = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;junk;K8S_POD_UID=u=1;X=";
-        let expected = Arguments {
+        let expected = CniArguments {
             name: "p",
             namespace: "ns",
             uid: "u=1",
         };
-        assert_eq!(Arguments::parse(text), expected);
-        assert_eq!(Arguments::parse(""), Arguments::default());
+        assert_eq!(CniArguments::parse(text), expected);
+        assert_eq!(CniArguments::parse(""), CniArguments::default());
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
             Config::parse(text.as_bytes()).unwrap()
         };
         let candidate = |config: &Config, name, namespace| {
-            Arguments {
+            CniArguments {
                 name,
                 namespace,
                 uid: "",
@@ -139,7 +139,7 @@ mod tests {
         assert!(!candidate(&usual, "app", "kube-system"));
         assert!(!candidate(&usual, "", "default"));
         assert!(!candidate(&usual, "app", ""));
-        let part = Arguments {
+        let part = CniArguments {
             name: "ztunnel-x",
             namespace: "mesh",
             uid: "",

@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::{Config, Level},
+    config::{Config, LogLevel},
     error::{CniError, code},
     http::{self, Response},
     log, membership,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// File name of the agent's socket in its run directory.
-const SOCKET: &str = "pluginevent.sock";
+const SOCKET_NAME: &str = "pluginevent.sock";
 
 /// Timeout of one response of the agent: enrolment takes milliseconds, but a proxy may be starting.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(25);
@@ -138,25 +138,25 @@ pub(crate) struct Agent<'a> {
     config: &'a Config,
     socket: PathBuf,
     wait: Duration,
-    until: Instant,
+    deadline: Instant,
 }
 
 /// Failure of one request to the agent.
 enum AttemptError {
     /// Failure after which the request may be retried, with the reason.
     Retriable(String),
-    ForGood(CniError),
+    Permanent(CniError),
 }
 
 impl<'a> Agent<'a> {
     pub(crate) fn new(config: &'a Config) -> Self {
-        let socket = config.cni_agent_run_dir.join(SOCKET);
+        let socket = config.cni_agent_run_dir.join(SOCKET_NAME);
         let wait = config.agent_wait();
         Self {
             config,
             socket,
             wait,
-            until: Instant::now() + wait,
+            deadline: Instant::now() + wait,
         }
     }
 
@@ -173,13 +173,13 @@ impl<'a> Agent<'a> {
             escape(pod.uid)
         );
         self.retry(pod, || {
-            let outside = self.recorded(pod) == Some(false);
+            let outside = self.recorded_membership(pod) == Some(false);
             let within = if outside {
                 OUTSIDE_RESPONSE_TIMEOUT
             } else {
                 RESPONSE_TIMEOUT
             };
-            let failed = match self.ask(&path, None, within) {
+            let failed = match self.send_request(&path, None, within) {
                 Ok(Response { status: 200, body }) => {
                     return serde_json::from_str::<Membership>(&body)
                         .map(|answer| answer.mesh)
@@ -196,7 +196,7 @@ impl<'a> Agent<'a> {
                     "pod {}/{} starts outside the mesh, as recorded: {failed}",
                     pod.namespace, pod.name
                 );
-                log::line_to_file(self.config, Level::Info, &line);
+                log::log_line_to_file(self.config, LogLevel::Info, &line);
                 return Ok(false);
             }
             Err(AttemptError::Retriable(failed))
@@ -205,7 +205,7 @@ impl<'a> Agent<'a> {
 
     /// Returns whether the pod may belong to the mesh: false for the mesh's own components, otherwise as the membership
     /// file records; `None` if the file does not list the namespace.
-    fn recorded(&self, pod: Pod<'_>) -> Option<bool> {
+    fn recorded_membership(&self, pod: Pod<'_>) -> Option<bool> {
         if pod.is_of_mesh {
             return Some(false);
         }
@@ -214,13 +214,13 @@ impl<'a> Agent<'a> {
             membership,
             ..
         } = self.config;
-        membership::recorded(cni_agent_run_dir, membership.as_deref(), pod.namespace)
+        membership::recorded_membership(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
     /// Decides membership by the file alone, for agents that do not serve `/v1/membership`.
     fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, AttemptError> {
-        self.recorded(pod).ok_or_else(|| {
-            AttemptError::ForGood(CniError::new(
+        self.recorded_membership(pod).ok_or_else(|| {
+            AttemptError::Permanent(CniError::new(
                 code::AGENT_FAILURE,
                 format!(
                     "cannot determine whether pod {}/{} belongs to the mesh",
@@ -246,14 +246,14 @@ impl<'a> Agent<'a> {
             )
         })?;
         self.retry(pod, || {
-            match self.ask("/cmdadd", Some(&body), RESPONSE_TIMEOUT) {
+            match self.send_request("/cmdadd", Some(&body), RESPONSE_TIMEOUT) {
                 Ok(Response { status: 200, .. }) => Ok(()),
                 // Ambit's agent sends `Retry-After` if the cause may pass, for instance while a
                 // proxy restarts.
                 Ok(Response { status: 503, body }) => {
                     Err(AttemptError::Retriable(body.trim().to_owned()))
                 }
-                Ok(Response { status, body }) => Err(AttemptError::ForGood(CniError::new(
+                Ok(Response { status, body }) => Err(AttemptError::Permanent(CniError::new(
                     code::AGENT_FAILURE,
                     format!(
                         "the node agent could not enrol pod {}/{}",
@@ -266,8 +266,13 @@ impl<'a> Agent<'a> {
         })
     }
 
-    fn ask(&self, path: &str, body: Option<&str>, within: Duration) -> io::Result<Response> {
-        let left = self.until.saturating_duration_since(Instant::now());
+    fn send_request(
+        &self,
+        path: &str,
+        body: Option<&str>,
+        within: Duration,
+    ) -> io::Result<Response> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
         http::request(&self.socket, path, body, left.clamp(RETRY_DELAY.0, within))
     }
 
@@ -282,10 +287,10 @@ impl<'a> Agent<'a> {
         loop {
             let cause = match attempt() {
                 Ok(outcome) => return Ok(outcome),
-                Err(AttemptError::ForGood(error)) => return Err(error),
+                Err(AttemptError::Permanent(error)) => return Err(error),
                 Err(AttemptError::Retriable(cause)) => cause,
             };
-            if Instant::now() + pause >= self.until {
+            if Instant::now() + pause >= self.deadline {
                 return Err(CniError::new(
                     code::TRY_AGAIN_LATER,
                     format!(
@@ -304,7 +309,7 @@ impl<'a> Agent<'a> {
                     "pod {}/{} waits for the node agent: {cause}",
                     pod.namespace, pod.name
                 );
-                log::line(self.config, Level::Warn, &line);
+                log::log_line(self.config, LogLevel::Warn, &line);
                 is_told = true;
             }
             thread::sleep(pause);

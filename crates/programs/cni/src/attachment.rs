@@ -9,7 +9,7 @@ use std::{
     process,
 };
 
-use ambit_cni_conf::{Network, network::Invalid};
+use ambit_cni_conf::{Network, network::InvalidConf};
 use serde::{Deserialize, Serialize};
 
 /// Network configuration that a pod's interface was attached with.
@@ -22,13 +22,13 @@ pub(crate) struct Attachment {
 
 /// File that stores the attachment of one interface of one container.
 #[derive(Debug)]
-pub(crate) struct Store(PathBuf);
+pub(crate) struct AttachmentStore(PathBuf);
 
-impl Store {
+impl AttachmentStore {
     /// Returns the store of an attachment. The arguments are validated already: neither has a slash, and the interface
     /// has no colon.
     pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
-        Self(state_dir.join(name(container, interface)))
+        Self(state_dir.join(file_name(container, interface)))
     }
 
     pub(crate) fn save(&self, attachment: &Attachment) -> io::Result<()> {
@@ -49,22 +49,22 @@ impl Store {
     }
 
     /// Removes the stored attachment. If that fails, a later GC removes the file.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn delete(&self) {
         fs::remove_file(&self.0).ok();
     }
 }
 
 impl Attachment {
-    pub(crate) fn network(&self) -> Result<Network, Invalid> {
+    pub(crate) fn network(&self) -> Result<Network, InvalidConf> {
         Network::parse(&self.file, &self.text)
     }
 }
 
 /// Removes all stored attachments except those in `valid`, pairs of container and interface.
-pub(crate) fn collect(state_dir: &Path, valid: &[(String, String)]) {
+pub(crate) fn collect_garbage(state_dir: &Path, valid: &[(String, String)]) {
     let keep: Vec<String> = valid
         .iter()
-        .map(|(container, interface)| name(container, interface))
+        .map(|(container, interface)| file_name(container, interface))
         .collect();
     for entry in fs::read_dir(state_dir).into_iter().flatten().flatten() {
         let file = entry.file_name();
@@ -74,7 +74,7 @@ pub(crate) fn collect(state_dir: &Path, valid: &[(String, String)]) {
     }
 }
 
-fn name(container: &str, interface: &str) -> String {
+fn file_name(container: &str, interface: &str) -> String {
     format!("{container}:{interface}")
 }
 
@@ -93,16 +93,24 @@ mod tests {
     fn saved_attachment_is_loaded_until_removed() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("deep/state");
-        let store = Store::new(&state, "c0ffee", "eth0");
+        let store = AttachmentStore::new(&state, "c0ffee", "eth0");
         assert!(store.load().is_none());
         store.save(&attachment("1")).unwrap();
         store.save(&attachment("2")).unwrap();
         assert_eq!(store.load().unwrap().text, "2");
-        assert!(Store::new(&state, "c0ffee", "eth1").load().is_none());
+        assert!(
+            AttachmentStore::new(&state, "c0ffee", "eth1")
+                .load()
+                .is_none()
+        );
         fs::write(state.join("c0ffee:eth1"), "cut sh").unwrap();
-        assert!(Store::new(&state, "c0ffee", "eth1").load().is_none());
-        store.forget();
-        store.forget();
+        assert!(
+            AttachmentStore::new(&state, "c0ffee", "eth1")
+                .load()
+                .is_none()
+        );
+        store.delete();
+        store.delete();
         assert!(store.load().is_none());
     }
 
@@ -110,13 +118,13 @@ mod tests {
     fn invalid_attachments_are_collected() {
         let dir = tempfile::tempdir().unwrap();
         for id in ["a", "b", "c.d"] {
-            let store = Store::new(dir.path(), id, "eth0");
+            let store = AttachmentStore::new(dir.path(), id, "eth0");
             store.save(&attachment(id)).unwrap();
         }
-        collect(dir.path(), &[("c.d".to_owned(), "eth0".to_owned())]);
+        collect_garbage(dir.path(), &[("c.d".to_owned(), "eth0".to_owned())]);
         let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].file_name(), "c.d:eth0");
-        collect(&dir.path().join("none"), &[]);
+        collect_garbage(&dir.path().join("none"), &[]);
     }
 }

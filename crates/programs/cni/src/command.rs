@@ -7,8 +7,8 @@ use std::{
 
 use crate::{
     add::add,
-    config::{Config, Level, VERSIONS, Version, version_for_errors},
-    delegate::Call,
+    config::{CniVersion, Config, LogLevel, VERSIONS, version_for_errors},
+    delegate::DelegateCall,
     environment::Environment,
     error::{CniError, code},
     log, result,
@@ -37,7 +37,7 @@ pub fn run(
             // error.
             drop(writeln!(stderr, "ambit-cni: {line}"));
             if let Ok(config) = Config::parse(&input) {
-                log::line(&config, Level::Error, &line);
+                log::log_line(&config, LogLevel::Error, &line);
             }
             (error.to_json(version_for_errors(&input)), ExitCode::FAILURE)
         }
@@ -56,7 +56,7 @@ pub fn run(
 
 fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> {
     match environment.command.as_str() {
-        "VERSION" => return Ok(versions(input)),
+        "VERSION" => return Ok(supported_versions(input)),
         "DEL" => return del(environment, input).map(|()| String::new()),
         "ADD" | "CHECK" | "STATUS" | "GC" => {}
         other => {
@@ -67,13 +67,13 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
             ));
         }
     }
-    require(environment)?;
+    require_variables(environment)?;
     let config = Config::parse(input)?;
     let version = config.version()?;
     let since = match environment.command.as_str() {
         "ADD" => return add(environment, &config, version),
-        "CHECK" => Version::V0_4,
-        _ => Version::V1_1,
+        "CHECK" => CniVersion::V0_4,
+        _ => CniVersion::V1_1,
     };
     if version < since {
         return Err(CniError::new(
@@ -88,7 +88,7 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     }
     // This plugin has nothing of its own to check or to collect, and an unavailable agent must not
     // make the node unready: the agent's own pod has to start on it.
-    if let Some(call) = Call::new(environment, &config, version)? {
+    if let Some(call) = DelegateCall::new(environment, &config, version)? {
         match environment.command.as_str() {
             "CHECK" => call.check(),
             "STATUS" => call.status(),
@@ -110,7 +110,7 @@ fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     let Ok(version) = config.version() else {
         return Ok(());
     };
-    Call::new(environment, &config, version)?.map_or(Ok(()), |call| call.del())
+    DelegateCall::new(environment, &config, version)?.map_or(Ok(()), |call| call.del())
 }
 
 /// Parses a configuration as ADD does, without queries to an agent, and returns the output of ADD.
@@ -120,17 +120,17 @@ fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
 /// Those of ADD for such a configuration.
 pub fn dry_run(stdin: &[u8]) -> Result<String, CniError> {
     let config = Config::parse(stdin)?;
-    let printed = result::passed_on(config.prev_result.as_deref(), config.version()?)?;
+    let printed = result::output_result(config.prev_result.as_deref(), config.version()?)?;
     config
         .prev_result
         .as_deref()
-        .map(result::addresses)
+        .map(result::parse_addresses)
         .transpose()?;
     Ok(printed)
 }
 
 /// Checks that the environment variables that the command requires are set and valid.
-fn require(environment: &Environment) -> Result<(), CniError> {
+fn require_variables(environment: &Environment) -> Result<(), CniError> {
     let Environment {
         command,
         container_id,
@@ -182,7 +182,7 @@ fn is_interface(text: &str) -> bool {
         && !text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace())
 }
 
-fn versions(input: &[u8]) -> String {
+fn supported_versions(input: &[u8]) -> String {
     let list = VERSIONS.map(|version| format!("{version:?}")).join(",");
     format!(
         r#"{{"cniVersion":"{}","supportedVersions":[{list}]}}"#,

@@ -17,9 +17,9 @@ pub(crate) const UNVERSIONED: &str = "0.1.0";
 
 /// Supported CNI version, as an index in [`VERSIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(usize);
+pub(crate) struct CniVersion(usize);
 
-impl Version {
+impl CniVersion {
     /// First version with CHECK.
     pub(crate) const V0_4: Self = Self(4);
     /// First version whose results do not name an address' family.
@@ -70,7 +70,7 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]
-    pub(crate) plugin_log_level: Level,
+    pub(crate) plugin_log_level: LogLevel,
     /// Owned mode: the primary CNI whose plugins this one calls for the pod's network; absent in chained mode.
     #[serde(default)]
     pub(crate) delegate: Option<Delegate>,
@@ -98,7 +98,7 @@ pub(crate) struct Delegate {
 /// Log level, ordered from the least severe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Level {
+pub(crate) enum LogLevel {
     #[serde(alias = "trace")]
     Debug,
     #[default]
@@ -136,8 +136,8 @@ impl Config {
         serde_json::from_slice(stdin).map_err(|source| error(source.to_string()))
     }
 
-    pub(crate) fn version(&self) -> Result<Version, CniError> {
-        Version::parse(match self.cni_version.as_deref() {
+    pub(crate) fn version(&self) -> Result<CniVersion, CniError> {
+        CniVersion::parse(match self.cni_version.as_deref() {
             None | Some("") => UNVERSIONED,
             Some(version) => version,
         })
@@ -166,7 +166,7 @@ pub(crate) fn version_for_errors(stdin: &[u8]) -> &'static str {
     }
     serde_json::from_slice::<Versioned>(stdin)
         .ok()
-        .and_then(|versioned| Version::parse(&versioned.cni_version).ok())
-        .unwrap_or(Version::V1_1)
+        .and_then(|versioned| CniVersion::parse(&versioned.cni_version).ok())
+        .unwrap_or(CniVersion::V1_1)
         .as_str()
 }

@@ -9,15 +9,15 @@ use std::{
 };
 
 use ambit_cni_conf::{
-    Network, Plugin, Primary, directory,
+    Network, Plugin, PrimaryConf, directory,
     json::{self, Object},
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    attachment::{Attachment, Store, collect},
-    config::{Config, Delegate, UNVERSIONED, VERSIONS, Version},
+    attachment::{Attachment, AttachmentStore, collect_garbage},
+    config::{CniVersion, Config, Delegate, UNVERSIONED, VERSIONS},
     environment::Environment,
     error::{CniError, code},
     exec, result,
@@ -28,15 +28,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Delegation of a command to the primary CNI's plugins.
 #[derive(Debug)]
-pub(crate) struct Call<'a> {
+pub(crate) struct DelegateCall<'a> {
     environment: &'a Environment,
     config: &'a Config,
     delegate: &'a Delegate,
     /// CNI version that the runtime uses.
-    version: Version,
+    version: CniVersion,
 }
 
-impl<'a> Call<'a> {
+impl<'a> DelegateCall<'a> {
     /// Creates the delegation; `None` in chained mode, where the runtime calls the primary's plugins itself.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl<'a> Call<'a> {
     pub(crate) fn new(
         environment: &'a Environment,
         config: &'a Config,
-        version: Version,
+        version: CniVersion,
     ) -> Result<Option<Self>, CniError> {
         let Some(delegate) = &config.delegate else {
             return Ok(None);
@@ -69,8 +69,8 @@ impl<'a> Call<'a> {
     /// Carries out ADD: calls every plugin in order, each with the result of the previous one, and returns the last
     /// result.
     pub(crate) fn add(&self) -> Result<Option<Box<RawValue>>, CniError> {
-        let attachment = self.current(self.config.agent_wait())?;
-        let network = network(&attachment)?;
+        let attachment = self.current_attachment(self.config.agent_wait())?;
+        let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
         // The record is written first: DEL must be possible even if this ADD fails.
         self.store().save(&attachment).map_err(|error| {
@@ -84,8 +84,8 @@ impl<'a> Call<'a> {
             )
         })?;
         let mut result = None;
-        for plugin in foreign(&network) {
-            let printed = self.run(&network, plugin, version, result.as_deref())?;
+        for plugin in foreign_plugins(&network) {
+            let printed = self.run_plugin(&network, plugin, version, result.as_deref())?;
             let printed = RawValue::from_string(printed).map_err(|error| {
                 CniError::new(
                     code::DECODING_FAILURE,
@@ -101,45 +101,48 @@ impl<'a> Call<'a> {
     /// Carries out DEL: calls every plugin in reverse order. Does nothing without a record of the attachment.
     pub(crate) fn del(&self) -> Result<(), CniError> {
         let store = self.store();
-        let Some(attachment) = store.load().or_else(|| self.current(Duration::ZERO).ok()) else {
+        let Some(attachment) = store
+            .load()
+            .or_else(|| self.current_attachment(Duration::ZERO).ok())
+        else {
             return Ok(());
         };
-        let network = network(&attachment)?;
+        let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
-        let previous = self.previous(version)?;
-        for plugin in foreign(&network).rev() {
-            self.run(&network, plugin, version, previous.as_deref())?;
+        let previous = self.previous_result(version)?;
+        for plugin in foreign_plugins(&network).rev() {
+            self.run_plugin(&network, plugin, version, previous.as_deref())?;
         }
-        store.forget();
+        store.delete();
         Ok(())
     }
 
     /// Carries out CHECK: calls every plugin in order.
     pub(crate) fn check(&self) -> Result<(), CniError> {
         let saved = self.store().load();
-        let attachment = saved.map_or_else(|| self.current(Duration::ZERO), Ok)?;
-        let network = network(&attachment)?;
+        let attachment = saved.map_or_else(|| self.current_attachment(Duration::ZERO), Ok)?;
+        let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
-        if network.disable_check || version < Version::V0_4 {
+        if network.disable_check || version < CniVersion::V0_4 {
             return Ok(());
         }
-        let previous = self.previous(version)?;
-        for plugin in foreign(&network) {
-            self.run(&network, plugin, version, previous.as_deref())?;
+        let previous = self.previous_result(version)?;
+        for plugin in foreign_plugins(&network) {
+            self.run_plugin(&network, plugin, version, previous.as_deref())?;
         }
         Ok(())
     }
 
     /// Carries out STATUS: checks whether every plugin could serve an ADD.
     pub(crate) fn status(&self) -> Result<(), CniError> {
-        let attachment = self.current(Duration::ZERO)?;
-        let network = network(&attachment)?;
+        let attachment = self.current_attachment(Duration::ZERO)?;
+        let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
-        if version < Version::V1_1 {
+        if version < CniVersion::V1_1 {
             return Ok(());
         }
-        for plugin in foreign(&network) {
-            self.run(&network, plugin, version, None)?;
+        for plugin in foreign_plugins(&network) {
+            self.run_plugin(&network, plugin, version, None)?;
         }
         Ok(())
     }
@@ -147,22 +150,22 @@ impl<'a> Call<'a> {
     /// Carries out GC: calls every plugin, even after one has failed, and returns the first error.
     pub(crate) fn gc(&self) -> Result<(), CniError> {
         if let Some(valid) = self.valid_attachments()? {
-            collect(&self.delegate.state_dir, &valid);
+            collect_garbage(&self.delegate.state_dir, &valid);
         }
-        let attachment = self.current(Duration::ZERO)?;
-        let network = network(&attachment)?;
+        let attachment = self.current_attachment(Duration::ZERO)?;
+        let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
-        if network.disable_gc || version < Version::V1_1 {
+        if network.disable_gc || version < CniVersion::V1_1 {
             return Ok(());
         }
-        let results: Vec<_> = foreign(&network)
-            .map(|plugin| self.run(&network, plugin, version, None))
+        let results: Vec<_> = foreign_plugins(&network)
+            .map(|plugin| self.run_plugin(&network, plugin, version, None))
             .collect();
         results.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
     }
 
     /// Returns the primary CNI's current configuration. Waits at most `wait` while it is missing or being written.
-    fn current(&self, wait: Duration) -> Result<Attachment, CniError> {
+    fn current_attachment(&self, wait: Duration) -> Result<Attachment, CniError> {
         let started = Instant::now();
         let net_dir = &self.delegate.net_dir;
         loop {
@@ -175,20 +178,20 @@ impl<'a> Call<'a> {
             })?;
             let (missing, wait) = match directory::primary(&files, self.delegate.primary.as_deref())
             {
-                Primary::Found(file, _) => {
+                PrimaryConf::Valid(file, _) => {
                     return Ok(Attachment {
                         file: file.name.clone(),
                         text: file.text.clone().unwrap_or_default(),
                     });
                 }
-                Primary::Settling(file, error) => {
-                    let settles = directory::SETTLES_WITHIN.max(wait);
+                PrimaryConf::Settling(file, error) => {
+                    let settles = directory::FILE_SETTLE_TIME.max(wait);
                     (format!("{} is being written: {error}", file.name), settles)
                 }
-                Primary::Unreadable(file, error) => {
+                PrimaryConf::Unreadable(file, error) => {
                     (format!("{} cannot be read: {error}", file.name), wait)
                 }
-                Primary::None => ("there is none".to_owned(), wait),
+                PrimaryConf::None => ("there is none".to_owned(), wait),
             };
             if started.elapsed() + POLL_INTERVAL > wait {
                 return Err(CniError::new(
@@ -204,23 +207,23 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn store(&self) -> Store {
+    fn store(&self) -> AttachmentStore {
         let Environment {
             container_id,
             interface,
             ..
         } = self.environment;
-        Store::new(&self.delegate.state_dir, container_id, interface)
+        AttachmentStore::new(&self.delegate.state_dir, container_id, interface)
     }
 
-    fn version_for(&self, network: &Network) -> Result<Version, CniError> {
+    fn version_for(&self, network: &Network) -> Result<CniVersion, CniError> {
         let unversioned = network.cni_version.is_none() && network.cni_versions.is_empty();
         let version = if unversioned {
             Some(UNVERSIONED)
         } else {
-            network.version(self.version.as_str(), &VERSIONS)
+            network.select_version(self.version.as_str(), &VERSIONS)
         };
-        Version::parse(
+        CniVersion::parse(
             version
                 .or(network.cni_version.as_deref())
                 .unwrap_or_default(),
@@ -228,22 +231,24 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the runtime's `prevResult` in this version, for the primary's plugins.
-    fn previous(&self, version: Version) -> Result<Option<Box<RawValue>>, CniError> {
+    fn previous_result(&self, version: CniVersion) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(previous) = &self.config.prev_result else {
             return Ok(None);
         };
-        if version < Version::V0_4 || previous.get() == "null" {
+        if version < CniVersion::V0_4 || previous.get() == "null" {
             return Ok(None);
         }
-        let text = result::passed_on(Some(previous), version)?;
-        RawValue::from_string(text).map(Some).map_err(unwritable)
+        let text = result::output_result(Some(previous), version)?;
+        RawValue::from_string(text)
+            .map(Some)
+            .map_err(serialization_error)
     }
 
-    fn run(
+    fn run_plugin(
         &self,
         network: &Network,
         plugin: &Plugin,
-        version: Version,
+        version: CniVersion,
         previous: Option<&RawValue>,
     ) -> Result<String, CniError> {
         let mut members = vec![
@@ -264,8 +269,8 @@ impl<'a> Call<'a> {
             .into_iter()
             .map(|(name, value)| value.map(|value| (name, value)))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(unwritable)?;
-        let config = plugin.with(&members).map_err(unwritable)?;
+            .map_err(serialization_error)?;
+        let config = plugin.with(&members).map_err(serialization_error)?;
         exec::run(self.environment, &plugin.kind, &config)
     }
 
@@ -274,7 +279,7 @@ impl<'a> Call<'a> {
         let Some(arguments) = &self.config.runtime_config else {
             return Ok(None);
         };
-        let arguments = Object::parse(arguments.get()).map_err(unwritable)?;
+        let arguments = Object::parse(arguments.get()).map_err(serialization_error)?;
         let overrides: Vec<_> = arguments
             .0
             .iter()
@@ -284,8 +289,10 @@ impl<'a> Call<'a> {
         if overrides.is_empty() {
             return Ok(None);
         }
-        let text = json::with_members("{}", &overrides).map_err(unwritable)?;
-        RawValue::from_string(text).map(Some).map_err(unwritable)
+        let text = json::with_members("{}", &overrides).map_err(serialization_error)?;
+        RawValue::from_string(text)
+            .map(Some)
+            .map_err(serialization_error)
     }
 
     fn valid_attachments(&self) -> Result<Option<Vec<(String, String)>>, CniError> {
@@ -298,7 +305,8 @@ impl<'a> Call<'a> {
         let Some(raw) = &self.config.valid_attachments else {
             return Ok(None);
         };
-        let valid: Option<Vec<Valid>> = serde_json::from_str(raw.get()).map_err(unwritable)?;
+        let valid: Option<Vec<Valid>> =
+            serde_json::from_str(raw.get()).map_err(serialization_error)?;
         let pairs = valid.into_iter().flatten();
         Ok(Some(
             pairs
@@ -309,11 +317,11 @@ impl<'a> Call<'a> {
 }
 
 /// Returns the network's plugins without Ambit's, whose entry an agent in chained mode may have added.
-fn foreign(network: &Network) -> impl DoubleEndedIterator<Item = &Plugin> {
+fn foreign_plugins(network: &Network) -> impl DoubleEndedIterator<Item = &Plugin> {
     network.plugins.iter().filter(|plugin| !plugin.is_ours())
 }
 
-fn network(attachment: &Attachment) -> Result<Network, CniError> {
+fn parse_network(attachment: &Attachment) -> Result<Network, CniError> {
     attachment.network().map_err(|error| {
         CniError::new(
             code::INVALID_CONFIG,
@@ -327,7 +335,7 @@ fn network(attachment: &Attachment) -> Result<Network, CniError> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn unwritable(error: serde_json::Error) -> CniError {
+fn serialization_error(error: serde_json::Error) -> CniError {
     CniError::new(
         code::DECODING_FAILURE,
         "the runtime's configuration cannot be read",

@@ -38,7 +38,7 @@ pub struct CniError {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Wire<'a> {
+struct WireError<'a> {
     cni_version: &'a str,
     code: u32,
     msg: &'a str,
@@ -58,7 +58,7 @@ impl CniError {
 
     /// Formats the error as the JSON that the CNI specification requires.
     pub(crate) fn to_json(&self, cni_version: &str) -> String {
-        let wire = Wire {
+        let wire = WireError {
             cni_version,
             code: self.code,
             msg: &self.message,

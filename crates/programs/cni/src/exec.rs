@@ -21,7 +21,7 @@ const BUSY_RETRY: (u32, Duration) = (50, Duration::from_millis(100));
 
 /// Runs the plugin `kind` with this configuration on its stdin; returns its stdout.
 pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result<String, CniError> {
-    let program = find(kind, &environment.path)?;
+    let program = find_plugin(kind, &environment.path)?;
     let failed = |error: &io::Error| {
         CniError::new(
             code::PLUGIN_FAILURE,
@@ -31,7 +31,7 @@ pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result
     };
     let mut left = BUSY_RETRY.0;
     let output = loop {
-        match call(&program, environment, config) {
+        match run_program(&program, environment, config) {
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && left > 0 => {
                 left -= 1;
                 thread::sleep(BUSY_RETRY.1);
@@ -43,10 +43,10 @@ pub(crate) fn run(environment: &Environment, kind: &str, config: &str) -> Result
         return String::from_utf8(output.stdout)
             .map_err(|error| failed(&io::Error::new(io::ErrorKind::InvalidData, error)));
     }
-    Err(failure(kind, &output))
+    Err(plugin_error(kind, &output))
 }
 
-fn call(program: &PathBuf, environment: &Environment, config: &str) -> io::Result<Output> {
+fn run_program(program: &PathBuf, environment: &Environment, config: &str) -> io::Result<Output> {
     let mut command = Command::new(program);
     for (name, value) in [
         ("CNI_COMMAND", &environment.command),
@@ -77,7 +77,7 @@ fn call(program: &PathBuf, environment: &Environment, config: &str) -> io::Resul
     child.wait_with_output()
 }
 
-fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
+fn find_plugin(kind: &str, path: &str) -> Result<PathBuf, CniError> {
     let is_name = !kind.contains('/');
     env::split_paths(path)
         .filter(|directory| is_name && !directory.as_os_str().is_empty())
@@ -93,7 +93,7 @@ fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
 }
 
 /// Returns the error that the failed plugin printed, unchanged, or an error with its output.
-fn failure(kind: &str, output: &Output) -> CniError {
+fn plugin_error(kind: &str, output: &Output) -> CniError {
     #[derive(Deserialize)]
     struct Wire {
         code: u32,

@@ -55,7 +55,7 @@ struct DeadlineStream {
 }
 
 impl DeadlineStream {
-    fn left(&self) -> io::Result<Option<Duration>> {
+    fn time_left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let text = "the agent does not answer in time";
@@ -67,14 +67,14 @@ impl DeadlineStream {
 
 impl Read for DeadlineStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.set_read_timeout(self.time_left()?)?;
         self.stream.read(buffer)
     }
 }
 
 impl Write for DeadlineStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.set_write_timeout(self.time_left()?)?;
         self.stream.write(bytes)
     }
 
@@ -94,16 +94,16 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-fn malformed(what: &str) -> io::Error {
+fn malformed_error(problem: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("the agent's answer {what}"),
+        format!("the agent's answer {problem}"),
     )
 }
 
 /// Returns the error of a response that ends early, as when the agent is killed. It may be retried, so its kind is not
 /// `InvalidData`.
-fn early_end() -> io::Error {
+fn early_end_error() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
         "the agent's answer is cut short",
@@ -115,10 +115,10 @@ fn parse(bytes: &[u8]) -> io::Result<Response> {
     let mut head = httparse::Response::new(&mut headers);
     let length = match head.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Err(early_end()),
-        Err(error) => return Err(malformed(&format!("is not HTTP ({error})"))),
+        Ok(httparse::Status::Partial) => return Err(early_end_error()),
+        Err(error) => return Err(malformed_error(&format!("is not HTTP ({error})"))),
     };
-    let status = head.code.ok_or_else(|| malformed("is not HTTP"))?;
+    let status = head.code.ok_or_else(|| malformed_error("is not HTTP"))?;
     let mut body = bytes.get(length..).unwrap_or_default();
     let mut chunked = false;
     for header in head.headers.iter() {
@@ -126,8 +126,8 @@ fn parse(bytes: &[u8]) -> io::Result<Response> {
         if header.name.eq_ignore_ascii_case("content-length") {
             let length: usize = value
                 .parse()
-                .map_err(|_| malformed("has no valid length"))?;
-            body = body.get(..length).ok_or_else(early_end)?;
+                .map_err(|_| malformed_error("has no valid length"))?;
+            body = body.get(..length).ok_or_else(early_end_error)?;
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
             chunked = value.eq_ignore_ascii_case("chunked");
         }
@@ -148,19 +148,19 @@ fn dechunk(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
     loop {
         let (start, size) = match httparse::parse_chunk_size(bytes) {
             Ok(httparse::Status::Complete(line)) => line,
-            Ok(httparse::Status::Partial) => return Err(early_end()),
-            Err(_) => return Err(malformed("has a malformed chunk")),
+            Ok(httparse::Status::Partial) => return Err(early_end_error()),
+            Err(_) => return Err(malformed_error("has a malformed chunk")),
         };
-        let size = usize::try_from(size).map_err(|_| malformed("has a malformed chunk"))?;
+        let size = usize::try_from(size).map_err(|_| malformed_error("has a malformed chunk"))?;
         if size == 0 {
             return Ok(body);
         }
         let rest = bytes.get(start..).unwrap_or_default();
-        let (chunk, rest) = rest.split_at_checked(size).ok_or_else(early_end)?;
+        let (chunk, rest) = rest.split_at_checked(size).ok_or_else(early_end_error)?;
         body.extend_from_slice(chunk);
         bytes = rest
             .strip_prefix(b"\r\n")
-            .ok_or_else(|| malformed("has a malformed chunk"))?;
+            .ok_or_else(|| malformed_error("has a malformed chunk"))?;
     }
 }
 

@@ -12,37 +12,37 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    config::{Config, Level},
+    config::{Config, LogLevel},
     http,
 };
 
 /// Names of the log file in the agent's run directory, before and after rotation.
-const FILE: (&str, &str) = ("ambit-cni.log", "ambit-cni.log.1");
+const FILE_NAMES: (&str, &str) = ("ambit-cni.log", "ambit-cni.log.1");
 
 /// Size in bytes at which the file is rotated.
 const MAX_FILE_BYTES: u64 = 10 * 1024 * 1024;
 
 /// Name of the agent's socket for log lines, in its run directory.
-const SOCKET: &str = "log.sock";
+const SOCKET_NAME: &str = "log.sock";
 
 /// Timeout of sending a line to the agent.
 const DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Serialize)]
-struct Line<'a> {
-    level: Level,
+struct LogLine<'a> {
+    level: LogLevel,
     time: String,
     msg: &'a str,
 }
 
 /// Logs a line to the file and to the agent. A line that cannot be delivered is dropped, since logging must not fail
 /// the pod.
-pub(crate) fn line(config: &Config, level: Level, message: &str) {
-    let Some(text) = line_to_file(config, level, message) else {
+pub(crate) fn log_line(config: &Config, level: LogLevel, message: &str) {
+    let Some(text) = log_line_to_file(config, level, message) else {
         return;
     };
     if let Ok(body) = serde_json::to_string(&[&text]) {
-        let socket = config.cni_agent_run_dir.join(SOCKET);
+        let socket = config.cni_agent_run_dir.join(SOCKET_NAME);
         drop(http::request(
             &socket,
             "/log",
@@ -53,24 +53,24 @@ pub(crate) fn line(config: &Config, level: Level, message: &str) {
 }
 
 /// Logs a line to the file only, for when the agent does not respond. Returns the formatted line.
-pub(crate) fn line_to_file(config: &Config, level: Level, message: &str) -> Option<String> {
+pub(crate) fn log_line_to_file(config: &Config, level: LogLevel, message: &str) -> Option<String> {
     if level < config.plugin_log_level {
         return None;
     }
-    let line = Line {
+    let line = LogLine {
         level,
-        time: time(SystemTime::now()),
+        time: format_time(SystemTime::now()),
         msg: message,
     };
     let text = serde_json::to_string(&line).ok()?;
-    to_file(&config.cni_agent_run_dir, &text);
+    append_to_file(&config.cni_agent_run_dir, &text);
     Some(text)
 }
 
-fn to_file(run_dir: &Path, text: &str) {
-    let path = run_dir.join(FILE.0);
+fn append_to_file(run_dir: &Path, text: &str) {
+    let path = run_dir.join(FILE_NAMES.0);
     if fs::metadata(&path).is_ok_and(|file| file.len() > MAX_FILE_BYTES) {
-        fs::rename(&path, run_dir.join(FILE.1)).ok();
+        fs::rename(&path, run_dir.join(FILE_NAMES.1)).ok();
     }
     let file = OpenOptions::new()
         .append(true)
@@ -84,19 +84,19 @@ fn to_file(run_dir: &Path, text: &str) {
 }
 
 /// Formats a time by RFC 3339 in UTC.
-fn time(now: SystemTime) -> String {
+fn format_time(now: SystemTime) -> String {
     let since = now
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
     let seconds = since.as_secs();
-    let (year, month, day) = date(seconds / 86_400);
+    let (year, month, day) = civil_date(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     let millis = since.subsec_millis();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
 /// Converts days since 1970-01-01 to year, month and day, counting eras of 400 years that begin in March.
-fn date(days: u64) -> (u64, u64, u64) {
+fn civil_date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era =
@@ -122,7 +122,7 @@ mod tests {
             (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
         ] {
             let at = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
-            assert_eq!(time(at), expected);
+            assert_eq!(format_time(at), expected);
         }
     }
 
@@ -134,15 +134,17 @@ mod tests {
             dir.path()
         );
         let config = Config::parse(text.as_bytes()).unwrap();
-        line(&config, Level::Info, "not worth it");
-        line(&config, Level::Warn, "one");
+        log_line(&config, LogLevel::Info, "not worth it");
+        log_line(&config, LogLevel::Warn, "one");
         let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap_or_default();
-        assert!(read(FILE.0).starts_with(r#"{"level":"warn","time":""#));
-        assert!(read(FILE.0).ends_with("\"msg\":\"one\"}\n"));
-        let file = OpenOptions::new().write(true).open(dir.path().join(FILE.0));
+        assert!(read(FILE_NAMES.0).starts_with(r#"{"level":"warn","time":""#));
+        assert!(read(FILE_NAMES.0).ends_with("\"msg\":\"one\"}\n"));
+        let file = OpenOptions::new()
+            .write(true)
+            .open(dir.path().join(FILE_NAMES.0));
         file.unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
-        line(&config, Level::Error, "two");
-        assert_eq!(read(FILE.0).lines().count(), 1);
-        assert!(dir.path().join(FILE.1).exists());
+        log_line(&config, LogLevel::Error, "two");
+        assert_eq!(read(FILE_NAMES.0).lines().count(), 1);
+        assert!(dir.path().join(FILE_NAMES.1).exists());
     }
 }

@@ -10,10 +10,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 use serde::Deserialize;
 
 /// Name of the file in the agent's run directory.
-const FILE: &str = "membership.json";
+const FILE_NAME: &str = "membership.json";
 
 #[derive(Deserialize)]
-struct Snapshot {
+struct MembershipFile {
     version: u32,
     /// Whether each namespace may have mesh pods: by its own label, or by pods that opt in.
     namespaces: BTreeMap<String, bool>,
@@ -21,13 +21,17 @@ struct Snapshot {
 
 /// Returns whether pods of `namespace` may belong to the mesh; `None` if no file lists it. `copy`
 /// is read if the file itself is missing.
-pub(crate) fn recorded(run_dir: &Path, copy: Option<&Path>, namespace: &str) -> Option<bool> {
-    let snapshot = read(&run_dir.join(FILE)).or_else(|| read(copy?))?;
+pub(crate) fn recorded_membership(
+    run_dir: &Path,
+    copy: Option<&Path>,
+    namespace: &str,
+) -> Option<bool> {
+    let snapshot = read_file(&run_dir.join(FILE_NAME)).or_else(|| read_file(copy?))?;
     snapshot.namespaces.get(namespace).copied()
 }
 
-fn read(path: &Path) -> Option<Snapshot> {
-    let snapshot: Snapshot = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+fn read_file(path: &Path) -> Option<MembershipFile> {
+    let snapshot: MembershipFile = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     (snapshot.version == 1).then_some(snapshot)
 }
 
@@ -38,7 +42,7 @@ mod tests {
     #[test]
     fn unlisted_namespaces_do_not_count_as_outside() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(recorded(dir.path(), None, "a"), None);
+        assert_eq!(recorded_membership(dir.path(), None, "a"), None);
         for (text, expected) in [
             (r#"{"version":1,"namespaces":{"a":false}}"#, Some(false)),
             (
@@ -50,8 +54,12 @@ mod tests {
             (r#"{"version":1,"namespaces":{"a":"#, None),
             ("", None),
         ] {
-            fs::write(dir.path().join(FILE), text).unwrap();
-            assert_eq!(recorded(dir.path(), None, "a"), expected, "{text}");
+            fs::write(dir.path().join(FILE_NAME), text).unwrap();
+            assert_eq!(
+                recorded_membership(dir.path(), None, "a"),
+                expected,
+                "{text}"
+            );
         }
     }
 
@@ -60,10 +68,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let copy = dir.path().join("copy");
         fs::write(&copy, r#"{"version":1,"namespaces":{"a":false,"b":false}}"#).unwrap();
-        assert_eq!(recorded(dir.path(), Some(&copy), "a"), Some(false));
+        assert_eq!(
+            recorded_membership(dir.path(), Some(&copy), "a"),
+            Some(false)
+        );
         let newer = r#"{"version":1,"namespaces":{"a":true}}"#;
-        fs::write(dir.path().join(FILE), newer).unwrap();
-        assert_eq!(recorded(dir.path(), Some(&copy), "a"), Some(true));
-        assert_eq!(recorded(dir.path(), Some(&copy), "b"), None);
+        fs::write(dir.path().join(FILE_NAME), newer).unwrap();
+        assert_eq!(
+            recorded_membership(dir.path(), Some(&copy), "a"),
+            Some(true)
+        );
+        assert_eq!(recorded_membership(dir.path(), Some(&copy), "b"), None);
     }
 }

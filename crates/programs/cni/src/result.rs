@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
-    config::Version,
+    config::CniVersion,
     error::{CniError, code},
 };
 
@@ -20,11 +20,11 @@ pub(crate) struct PodAddress {
 }
 
 #[derive(Deserialize)]
-struct Lists {
+struct AddressLists {
     #[serde(default)]
     ips: Option<Vec<ListedAddress>>,
-    ip4: Option<OldAddress>,
-    ip6: Option<OldAddress>,
+    ip4: Option<LegacyAddress>,
+    ip6: Option<LegacyAddress>,
 }
 
 #[derive(Deserialize)]
@@ -38,13 +38,13 @@ struct ListedAddress {
 
 /// Address in the result format before version 0.3.0, which has one of each family.
 #[derive(Deserialize)]
-struct OldAddress {
+struct LegacyAddress {
     ip: String,
     #[serde(default)]
     gateway: Option<String>,
 }
 
-fn invalid(error: impl std::fmt::Display) -> CniError {
+fn invalid_result_error(error: impl std::fmt::Display) -> CniError {
     CniError::new(
         code::DECODING_FAILURE,
         "the prevResult of the plugin before cannot be read",
@@ -53,8 +53,8 @@ fn invalid(error: impl std::fmt::Display) -> CniError {
 }
 
 /// Parses the pod's addresses from a result of any version.
-pub(crate) fn addresses(result: &RawValue) -> Result<Vec<PodAddress>, CniError> {
-    let lists: Lists = serde_json::from_str(result.get()).map_err(invalid)?;
+pub(crate) fn parse_addresses(result: &RawValue) -> Result<Vec<PodAddress>, CniError> {
+    let lists: AddressLists = serde_json::from_str(result.get()).map_err(invalid_result_error)?;
     let listed = lists.ips.unwrap_or_default().into_iter();
     let old = [lists.ip4, lists.ip6]
         .into_iter()
@@ -64,12 +64,12 @@ pub(crate) fn addresses(result: &RawValue) -> Result<Vec<PodAddress>, CniError> 
             gateway: old.gateway,
             interface: None,
         });
-    listed.chain(old).map(parse).collect()
+    listed.chain(old).map(parse_address).collect()
 }
 
-fn parse(listed: ListedAddress) -> Result<PodAddress, CniError> {
+fn parse_address(listed: ListedAddress) -> Result<PodAddress, CniError> {
     let bad = || {
-        invalid(format!(
+        invalid_result_error(format!(
             "{:?} is not an address with a prefix length",
             listed.address
         ))
@@ -90,21 +90,25 @@ fn parse(listed: ListedAddress) -> Result<PodAddress, CniError> {
 
 /// Returns the result to print after success: `previous` byte for byte if it is of the requested version, converted
 /// otherwise, and an empty result if there is none.
-pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result<String, CniError> {
+pub(crate) fn output_result(
+    previous: Option<&RawValue>,
+    version: CniVersion,
+) -> Result<String, CniError> {
     let Some(previous) = previous.filter(|raw| raw.get() != "null") else {
         return Ok(format!(
             r#"{{"cniVersion":"{}","dns":{{}}}}"#,
             version.as_str()
         ));
     };
-    let mut value: Map<String, Value> = serde_json::from_str(previous.get()).map_err(invalid)?;
+    let mut value: Map<String, Value> =
+        serde_json::from_str(previous.get()).map_err(invalid_result_error)?;
     let was = match value.get("cniVersion").and_then(Value::as_str) {
         // A result without a version has that of its configuration.
         None | Some("") => version,
         Some(text) if text == version.as_str() => return Ok(previous.get().to_owned()),
-        Some(text) => Version::parse(text)?,
+        Some(text) => CniVersion::parse(text)?,
     };
-    if (was < Version::V0_3) != (version < Version::V0_3) {
+    if (was < CniVersion::V0_3) != (version < CniVersion::V0_3) {
         return Err(CniError::new(
             code::INCOMPATIBLE_VERSION,
             format!(
@@ -116,19 +120,19 @@ pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result
         ));
     }
     value.insert("cniVersion".to_owned(), version.as_str().into());
-    if (was < Version::V1_0) != (version < Version::V1_0) {
+    if (was < CniVersion::V1_0) != (version < CniVersion::V1_0) {
         translate_addresses(&mut value, version);
     }
-    serde_json::to_string(&value).map_err(invalid)
+    serde_json::to_string(&value).map_err(invalid_result_error)
 }
 
 /// Adds the address family to each address, for versions before 1.0.0.
-fn translate_addresses(result: &mut Map<String, Value>, version: Version) {
+fn translate_addresses(result: &mut Map<String, Value>, version: CniVersion) {
     let Some(ips) = result.get_mut("ips").and_then(Value::as_array_mut) else {
         return;
     };
     for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
-        if version >= Version::V1_0 {
+        if version >= CniVersion::V1_0 {
             ip.remove("version");
         } else {
             let v6 = ip
@@ -148,8 +152,8 @@ mod tests {
         RawValue::from_string(text.to_owned()).unwrap()
     }
 
-    fn version(text: &str) -> Version {
-        Version::parse(text).unwrap()
+    fn version(text: &str) -> CniVersion {
+        CniVersion::parse(text).unwrap()
     }
 
     #[test]
@@ -157,7 +161,7 @@ mod tests {
         for v in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
             let text =
                 format!("{{ \"z\":1.50, \"cniVersion\": \"{v}\",\n\t\"ips\":[] , \"a\":[1e3]}}");
-            assert_eq!(passed_on(Some(&raw(&text)), version(v)).unwrap(), text);
+            assert_eq!(output_result(Some(&raw(&text)), version(v)).unwrap(), text);
         }
     }
 
@@ -167,24 +171,24 @@ mod tests {
             r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"},{"address":"fd::1/64"}],"x":1}"#,
         );
         let old: Value =
-            serde_json::from_str(&passed_on(Some(&new), version("0.4.0")).unwrap()).unwrap();
+            serde_json::from_str(&output_result(Some(&new), version("0.4.0")).unwrap()).unwrap();
         assert_eq!(old["cniVersion"], "0.4.0");
         assert_eq!(old["ips"][0]["version"], "4");
         assert_eq!(old["ips"][1]["version"], "6");
         assert_eq!(old["x"], 1);
-        let back = passed_on(Some(&raw(&old.to_string())), version("1.1.0")).unwrap();
+        let back = output_result(Some(&raw(&old.to_string())), version("1.1.0")).unwrap();
         let back: Value = serde_json::from_str(&back).unwrap();
         assert_eq!(back["cniVersion"], "1.1.0");
         assert!(back["ips"][0].get("version").is_none());
-        assert!(passed_on(Some(&new), version("0.2.0")).is_err());
+        assert!(output_result(Some(&new), version("0.2.0")).is_err());
     }
 
     #[test]
     fn missing_result_becomes_an_empty_one() {
         let empty = r#"{"cniVersion":"0.3.1","dns":{}}"#;
-        assert_eq!(passed_on(None, version("0.3.1")).unwrap(), empty);
+        assert_eq!(output_result(None, version("0.3.1")).unwrap(), empty);
         assert_eq!(
-            passed_on(Some(&raw("null")), version("0.3.1")).unwrap(),
+            output_result(Some(&raw("null")), version("0.3.1")).unwrap(),
             empty
         );
     }
@@ -199,10 +203,10 @@ mod tests {
             gateway: "10.0.0.1".to_owned(),
             interface: Some(2),
         };
-        assert_eq!(addresses(&listed).unwrap(), [expected]);
+        assert_eq!(parse_addresses(&listed).unwrap(), [expected]);
         let old = raw(r#"{"ip4":{"ip":"10.0.0.5/24"},"ip6":{"ip":"fd00::5/64"}}"#);
-        assert_eq!(addresses(&old).unwrap().len(), 2);
-        assert_eq!(addresses(&raw(r#"{"ips":null}"#)).unwrap(), []);
+        assert_eq!(parse_addresses(&old).unwrap().len(), 2);
+        assert_eq!(parse_addresses(&raw(r#"{"ips":null}"#)).unwrap(), []);
     }
 
     #[test]
@@ -216,7 +220,7 @@ mod tests {
             "[]",
             "7",
         ] {
-            let error = addresses(&raw(text)).unwrap_err();
+            let error = parse_addresses(&raw(text)).unwrap_err();
             assert_eq!(error.code, code::DECODING_FAILURE, "{text}");
         }
     }

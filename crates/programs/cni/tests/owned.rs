@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use common::wait_until_asleep;
 
 /// Shell script of a primary plugin: records its input, and prints the prepared `RESULT.KIND` or `FAIL.KIND`.
-const SCRIPT: &str = r#"#!/bin/sh
+const FAKE_PLUGIN: &str = r#"#!/bin/sh
 kind=$(basename "$0")
 dir=$(dirname "$0")/..
 stdin=$(cat)
@@ -62,7 +62,7 @@ impl Node {
 
     fn plugin(&self, kind: &str) {
         let path = self.path("bin").join(kind);
-        fs::write(&path, SCRIPT).unwrap();
+        fs::write(&path, FAKE_PLUGIN).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         self.result(kind, "1.0.0");
     }
@@ -77,7 +77,7 @@ impl Node {
         fs::write(self.path("net.d").join(file), config.to_string()).unwrap();
     }
 
-    fn usual(&self) -> Value {
+    fn default_config(&self) -> Value {
         let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
             {"type": "bridge", "mtu": 1.50},
             {"type": "portmap", "capabilities": {"portMappings": true}},
@@ -154,14 +154,14 @@ impl Node {
     }
 
     /// Returns the calls recorded since the last time, each as command and plugin.
-    fn called(&self) -> Vec<String> {
+    fn called_plugins(&self) -> Vec<String> {
         let take_calls = self.take_calls();
         let text =
             |take_calls: &RecordedCall| format!("{} {}", take_calls.command, take_calls.kind);
         take_calls.iter().map(text).collect()
     }
 
-    fn remembered(&self) -> usize {
+    fn stored_attachments(&self) -> usize {
         fs::read_dir(self.path("state")).map_or(0, Iterator::count)
     }
 }
@@ -169,7 +169,7 @@ impl Node {
 #[test]
 fn primary_plugins_are_called_as_by_a_runtime() {
     let node = Node::new();
-    node.usual();
+    node.default_config();
     let mut config = node.config("1.0.0");
     config["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80}], "mac": "x"});
     let result = node.succeeds("ADD", &config).unwrap();
@@ -189,20 +189,20 @@ fn primary_plugins_are_called_as_by_a_runtime() {
     );
     config["prevResult"] = result;
     node.succeeds("CHECK", &config);
-    assert_eq!(node.called(), ["CHECK bridge", "CHECK portmap"]);
-    assert_eq!(node.remembered(), 1);
+    assert_eq!(node.called_plugins(), ["CHECK bridge", "CHECK portmap"]);
+    assert_eq!(node.stored_attachments(), 1);
     node.succeeds("DEL", &config);
     let take_calls = node.take_calls();
     assert_eq!(take_calls[0].kind, "portmap", "in reverse");
     assert_eq!(take_calls[1].kind, "bridge");
     assert_eq!(take_calls[1].config["prevResult"]["by"], "portmap");
-    assert_eq!(node.remembered(), 0);
+    assert_eq!(node.stored_attachments(), 0);
 }
 
 #[test]
 fn del_calls_the_plugins_of_add() {
     let node = Node::new();
-    node.usual();
+    node.default_config();
     let config = node.config("1.0.0");
     node.succeeds("ADD", &config);
     node.take_calls();
@@ -214,26 +214,26 @@ fn del_calls_the_plugins_of_add() {
         node.start("ADD", &config, "second").wait().unwrap().code(),
         Some(0)
     );
-    assert_eq!(node.called(), ["ADD other"]);
+    assert_eq!(node.called_plugins(), ["ADD other"]);
     node.succeeds("CHECK", &config);
     node.succeeds("DEL", &config);
     assert_eq!(
-        node.called(),
+        node.called_plugins(),
         ["CHECK bridge", "CHECK portmap", "DEL portmap", "DEL bridge"]
     );
     // Pods from before the installation are deleted by the current plugins.
     node.succeeds("DEL", &config);
-    assert_eq!(node.called(), ["DEL other"]);
+    assert_eq!(node.called_plugins(), ["DEL other"]);
     // Without any plugins, deletion succeeds.
     fs::remove_file(node.path("net.d").join("05-new.conflist")).unwrap();
     node.succeeds("DEL", &config);
-    assert_eq!(node.called(), [""; 0]);
+    assert_eq!(node.called_plugins(), [""; 0]);
 }
 
 #[test]
 fn error_of_the_primary_is_passed_on() {
     let node = Node::new();
-    node.usual();
+    node.default_config();
     let error = json!({"cniVersion": "1.0.0", "code": 107, "msg": "no more", "details": "10/24"});
     fs::write(node.path("FAIL.ADD.portmap"), error.to_string()).unwrap();
     let config = node.config("1.0.0");
@@ -242,10 +242,10 @@ fn error_of_the_primary_is_passed_on() {
         (&reported["code"], &reported["msg"], &reported["details"]),
         (&json!(107), &json!("no more"), &json!("10/24"))
     );
-    assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
+    assert_eq!(node.called_plugins(), ["ADD bridge", "ADD portmap"]);
     // The runtime cleans up afterwards.
     node.succeeds("DEL", &config);
-    assert_eq!(node.called(), ["DEL portmap", "DEL bridge"]);
+    assert_eq!(node.called_plugins(), ["DEL portmap", "DEL bridge"]);
     // The runtime retries a failed DEL: the record must be kept.
     fs::remove_file(node.path("FAIL.ADD.portmap")).unwrap();
     node.succeeds("ADD", &config);
@@ -253,7 +253,7 @@ fn error_of_the_primary_is_passed_on() {
     let reported = node.fails("DEL", &config);
     assert_eq!(reported["code"], 100);
     assert!(reported["details"].as_str().unwrap().contains("no JSON"));
-    assert_eq!(node.remembered(), 1);
+    assert_eq!(node.stored_attachments(), 1);
     let log = fs::read_to_string(node.path("run").join("ambit-cni.log")).unwrap();
     assert!(log.contains("no more") && log.contains("DEL"), "{log}");
 }
@@ -280,7 +280,7 @@ fn versions_differ_between_the_runtime_and_the_primary() {
     assert_eq!(result["cniVersion"], "1.0.0");
     assert_eq!(node.take_calls()[0].config["cniVersion"], "0.3.1");
     node.succeeds("CHECK", &config);
-    assert_eq!(node.called(), [""; 0], "0.3.1 has no CHECK");
+    assert_eq!(node.called_plugins(), [""; 0], "0.3.1 has no CHECK");
     let future = json!({"cniVersion": "7.0.0", "name": "new", "plugins": [{"type": "bridge"}]});
     fs::remove_file(node.path("net.d").join("10-net.conf")).unwrap();
     node.primary("10-net.conflist", &future);
@@ -297,7 +297,7 @@ fn status_and_gc_reach_the_primary() {
     assert_eq!(absent["code"], 50, "{absent}");
     node.primary("10-net.conflist", &list);
     node.succeeds("STATUS", &config);
-    assert_eq!(node.called(), ["STATUS bridge", "STATUS portmap"]);
+    assert_eq!(node.called_plugins(), ["STATUS bridge", "STATUS portmap"]);
     let error = json!({"cniVersion": "1.1.0", "code": 51, "msg": "half"});
     fs::write(node.path("FAIL.STATUS.bridge"), error.to_string()).unwrap();
     assert_eq!(node.fails("STATUS", &config)["code"], 51);
@@ -309,28 +309,28 @@ fn status_and_gc_reach_the_primary() {
     node.succeeds("GC", &gc);
     let take_calls = node.take_calls();
     assert_eq!(take_calls[1].config["cni.dev/valid-attachments"], valid);
-    assert_eq!(node.remembered(), 1);
+    assert_eq!(node.stored_attachments(), 1);
     gc["cni.dev/valid-attachments"] = json!([]);
     fs::write(node.path("FAIL.GC.bridge"), error.to_string()).unwrap();
     node.fails("GC", &gc);
     assert_eq!(
-        node.called(),
+        node.called_plugins(),
         ["GC bridge", "GC portmap"],
         "the others all the same"
     );
-    assert_eq!(node.remembered(), 0);
+    assert_eq!(node.stored_attachments(), 0);
     // Commands that the primary's version lacks call no plugin.
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
     node.primary("10-net.conflist", &list);
     node.succeeds("STATUS", &config);
     node.succeeds("GC", &config);
-    assert_eq!(node.called(), [""; 0]);
+    assert_eq!(node.called_plugins(), [""; 0]);
 }
 
 #[test]
 fn missing_or_incomplete_primary_is_waited_for() {
     let node = Node::new();
-    let list = node.usual().to_string();
+    let list = node.default_config().to_string();
     let path = node.path("net.d").join("10-net.conflist");
     let fallback = json!({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]});
     node.primary("87-other.conflist", &fallback);
@@ -340,7 +340,7 @@ fn missing_or_incomplete_primary_is_waited_for() {
     wait_until_asleep(child.id());
     fs::write(&path, &list).unwrap();
     assert!(child.wait_with_output().unwrap().status.success());
-    assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
+    assert_eq!(node.called_plugins(), ["ADD bridge", "ADD portmap"]);
     for file in ["10-net.conflist", "87-other.conflist"] {
         fs::remove_file(node.path("net.d").join(file)).unwrap();
     }
@@ -348,7 +348,7 @@ fn missing_or_incomplete_primary_is_waited_for() {
     patient["agent_wait_seconds"] = json!(60);
     let child = node.start("ADD", &patient, "c0ffee");
     wait_until_asleep(child.id());
-    node.usual();
+    node.default_config();
     assert!(child.wait_with_output().unwrap().status.success());
     fs::remove_file(&path).unwrap();
     let error = node.fails("ADD", &config);
@@ -359,7 +359,7 @@ fn missing_or_incomplete_primary_is_waited_for() {
 #[test]
 fn recursive_call_is_an_error() {
     let node = Node::new();
-    node.usual();
+    node.default_config();
     let back = format!(
         "#!/bin/sh\nexec {} <<EOF\n{}\nEOF\n",
         env!("CARGO_BIN_EXE_ambit-cni"),
@@ -377,11 +377,11 @@ fn recursive_call_is_an_error() {
 #[test]
 fn pods_wait_for_the_agent_after_network_setup() {
     let node = Node::new();
-    node.usual();
+    node.default_config();
     let mut config = node.config("1.0.0");
     config["exclude_namespaces"] = json!([]);
     assert_eq!(node.fails("ADD", &config)["code"], 11);
-    assert_eq!(node.called(), ["ADD bridge", "ADD portmap"]);
+    assert_eq!(node.called_plugins(), ["ADD bridge", "ADD portmap"]);
     // The copy on disk lets pods start that were outside of the mesh, as after a boot.
     let copy = node.path("net.d").join("ambit-cni.membership");
     fs::write(&copy, r#"{"version":1,"namespaces":{"kube-system":false}}"#).unwrap();

@@ -36,7 +36,7 @@ struct ReceivedRequest {
 
 /// Reaction of the scripted agent to a request.
 #[derive(Clone, Debug)]
-enum Reaction {
+enum AgentReaction {
     Response(u16, &'static str),
     /// Closes the connection without a response, like a killed agent.
     HangUp,
@@ -45,30 +45,30 @@ enum Reaction {
 }
 
 /// Scripted agent: reacts by one entry of the script to each request, and repeats the last one.
-struct Agent {
+struct FakeAgent {
     dir: tempfile::TempDir,
     seen: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
-fn member() -> Reaction {
-    Reaction::Response(200, r#"{"mesh":true}"#)
+fn member_response() -> AgentReaction {
+    AgentReaction::Response(200, r#"{"mesh":true}"#)
 }
 
-fn outsider() -> Reaction {
-    Reaction::Response(200, r#"{"mesh":false}"#)
+fn outsider_response() -> AgentReaction {
+    AgentReaction::Response(200, r#"{"mesh":false}"#)
 }
 
-impl Agent {
-    fn away() -> Self {
+impl FakeAgent {
+    fn absent() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
             seen: Arc::default(),
         }
     }
 
-    fn with(script: impl IntoIterator<Item = Reaction>) -> Self {
-        let agent = Self::away();
-        agent.come(script);
+    fn with(script: impl IntoIterator<Item = AgentReaction>) -> Self {
+        let agent = Self::absent();
+        agent.start_listening(script);
         agent
     }
 
@@ -76,7 +76,7 @@ impl Agent {
         self.dir.path().join("pluginevent.sock")
     }
 
-    fn come(&self, script: impl IntoIterator<Item = Reaction>) {
+    fn start_listening(&self, script: impl IntoIterator<Item = AgentReaction>) {
         let listener = UnixListener::bind(self.socket()).unwrap();
         let seen = Arc::clone(&self.seen);
         let mut script: VecDeque<_> = script.into_iter().collect();
@@ -112,7 +112,7 @@ impl Agent {
     }
 }
 
-fn serve(mut stream: UnixStream, does: Reaction, seen: &Mutex<Vec<ReceivedRequest>>) {
+fn serve(mut stream: UnixStream, does: AgentReaction, seen: &Mutex<Vec<ReceivedRequest>>) {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     let (head, body) = loop {
@@ -134,13 +134,13 @@ fn serve(mut stream: UnixStream, does: Reaction, seen: &Mutex<Vec<ReceivedReques
     let line = head.lines().next().unwrap().to_owned();
     seen.lock().unwrap().push(ReceivedRequest { line, body });
     match does {
-        Reaction::Response(status, body) => {
+        AgentReaction::Response(status, body) => {
             let length = body.len();
             let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n\r\n{body}");
             stream.write_all(answer.as_bytes()).unwrap();
         }
-        Reaction::HangUp => {}
-        Reaction::Dribble => {
+        AgentReaction::HangUp => {}
+        AgentReaction::Dribble => {
             let pause = Duration::from_millis(50);
             stream.set_read_timeout(Some(pause)).unwrap();
             // Until the plugin times out.
@@ -181,7 +181,7 @@ fn start(name: &str, stdin: &[u8], args: &str, change: impl FnOnce(&mut Command)
 }
 
 /// Waits for a successful run of the plugin, and returns its standard output.
-fn succeeds(child: Child) -> String {
+fn output_of_success(child: Child) -> String {
     let Output {
         status,
         stdout,
@@ -197,7 +197,7 @@ fn succeeds(child: Child) -> String {
 }
 
 /// Waits for a failed run of the plugin, and returns its error in CNI's format.
-fn fails(child: Child) -> Value {
+fn error_of_failure(child: Child) -> Value {
     let Output { status, stdout, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(1));
     let error: Value = serde_json::from_slice(&stdout).unwrap();
@@ -227,10 +227,10 @@ fn result_of(version: &str) -> Value {
 #[test]
 fn mesh_pod_is_posted_and_result_passed_on_in_all_versions() {
     for version in VERSIONS {
-        let agent = Agent::with([member(), Reaction::Response(200, "")]);
+        let agent = FakeAgent::with([member_response(), AgentReaction::Response(200, "")]);
         let mut config = agent.config(version);
         config["prevResult"] = result_of(version);
-        let stdout = succeeds(command("ADD", &config));
+        let stdout = output_of_success(command("ADD", &config));
         let printed: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!(printed, result_of(version), "{version}");
         let seen = agent.seen();
@@ -253,7 +253,7 @@ fn mesh_pod_is_posted_and_result_passed_on_in_all_versions() {
 
 #[test]
 fn previous_result_is_printed_byte_for_byte() {
-    let agent = Agent::with([outsider()]);
+    let agent = FakeAgent::with([outsider_response()]);
     let result = "{ \"ips\" :[], \"cniVersion\":\"1.0.0\",\"x\":1.500}";
     let config = agent.config("1.0.0").to_string();
     let config = format!(
@@ -261,14 +261,14 @@ fn previous_result_is_printed_byte_for_byte() {
         config.strip_suffix('}').unwrap()
     );
     let args = "K8S_POD_NAME=web;K8S_POD_NAMESPACE=shop";
-    let stdout = succeeds(start("ADD", config.as_bytes(), args, |_| {}));
+    let stdout = output_of_success(start("ADD", config.as_bytes(), args, |_| {}));
     assert_eq!(stdout, format!("{result}\n"));
 }
 
 #[test]
 fn without_a_previous_result_an_empty_one_is_printed() {
-    let agent = Agent::with([member(), Reaction::Response(200, "")]);
-    let stdout = succeeds(command("ADD", &agent.config("0.4.0")));
+    let agent = FakeAgent::with([member_response(), AgentReaction::Response(200, "")]);
+    let stdout = output_of_success(command("ADD", &agent.config("0.4.0")));
     assert_eq!(stdout, "{\"cniVersion\":\"0.4.0\",\"dns\":{}}\n");
     let event: Value = serde_json::from_str(&agent.seen()[1].body).unwrap();
     assert_eq!(event["IPs"], Value::Null);
@@ -276,14 +276,14 @@ fn without_a_previous_result_an_empty_one_is_printed() {
 
 #[test]
 fn pods_outside_the_mesh_are_never_posted() {
-    let agent = Agent::with([outsider()]);
-    succeeds(command("ADD", &agent.config("1.0.0")));
+    let agent = FakeAgent::with([outsider_response()]);
+    output_of_success(command("ADD", &agent.config("1.0.0")));
     assert_eq!(agent.seen().len(), 1);
 }
 
 #[test]
 fn some_pods_start_without_an_agent() {
-    let agent = Agent::away();
+    let agent = FakeAgent::absent();
     let config = agent.config("1.0.0");
     for args in [
         "K8S_POD_NAME=web;K8S_POD_NAMESPACE=kube-system",
@@ -292,20 +292,20 @@ fn some_pods_start_without_an_agent() {
         "IgnoreUnknown=1",
         "",
     ] {
-        succeeds(command_for("ADD", &config, args));
+        output_of_success(command_for("ADD", &config, args));
     }
     let mut off = config;
     off["ambient_enabled"] = json!(false);
-    succeeds(command("ADD", &off));
+    output_of_success(command("ADD", &off));
 }
 
 #[test]
 fn agent_failure_fails_the_pod_with_its_cause() {
-    let agent = Agent::with([
-        member(),
-        Reaction::Response(500, "pod shop/web: no such module xt_mark\n"),
+    let agent = FakeAgent::with([
+        member_response(),
+        AgentReaction::Response(500, "pod shop/web: no such module xt_mark\n"),
     ]);
-    let error = fails(command("ADD", &agent.config("1.0.0")));
+    let error = error_of_failure(command("ADD", &agent.config("1.0.0")));
     assert_eq!(
         (error["code"].as_u64(), error["cniVersion"].as_str()),
         (Some(999), Some("1.0.0"))
@@ -328,20 +328,20 @@ fn agent_failure_fails_the_pod_with_its_cause() {
 
 #[test]
 fn retry_after_of_the_agent_is_honoured() {
-    let agent = Agent::with([
-        Reaction::Response(503, "starting"),
-        member(),
-        Reaction::Response(503, "no node proxy is connected"),
-        Reaction::HangUp,
-        Reaction::Response(200, ""),
+    let agent = FakeAgent::with([
+        AgentReaction::Response(503, "starting"),
+        member_response(),
+        AgentReaction::Response(503, "no node proxy is connected"),
+        AgentReaction::HangUp,
+        AgentReaction::Response(200, ""),
     ]);
-    succeeds(command("ADD", &agent.config("1.0.0")));
+    output_of_success(command("ADD", &agent.config("1.0.0")));
     assert_eq!(agent.seen().len(), 5);
 }
 
 #[test]
 fn mesh_pod_waits_for_an_unavailable_agent() {
-    let agent = Agent::away();
+    let agent = FakeAgent::absent();
     fs::write(
         agent.dir.path().join("membership.json"),
         r#"{"version":1,"namespaces":{"shop":true}}"#,
@@ -351,8 +351,8 @@ fn mesh_pod_waits_for_an_unavailable_agent() {
     // The plugin has started, and sleeps between attempts.
     wait_until_asleep(child.id());
     assert!(child.try_wait().unwrap().is_none());
-    agent.come([member(), Reaction::Response(200, "")]);
-    succeeds(child);
+    agent.start_listening([member_response(), AgentReaction::Response(200, "")]);
+    output_of_success(child);
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn agent_that_stays_unavailable_fails_the_pod() {
         Some(r#"{"version":1,"namespaces":{"shop":true}}"#),
         Some("{"),
     ] {
-        let agent = Agent::away();
+        let agent = FakeAgent::absent();
         if let Some(text) = membership {
             fs::write(agent.dir.path().join("membership.json"), text).unwrap();
         }
@@ -370,7 +370,7 @@ fn agent_that_stays_unavailable_fails_the_pod() {
         drop(UnixListener::bind(agent.socket()).unwrap());
         let mut config = agent.config("1.1.0");
         config["agent_wait_seconds"] = json!(0);
-        let error = fails(command("ADD", &config));
+        let error = error_of_failure(command("ADD", &config));
         assert_eq!(error["code"], 11);
         assert!(
             error["msg"].as_str().unwrap().contains("shop/web"),
@@ -384,7 +384,7 @@ fn agent_that_stays_unavailable_fails_the_pod() {
 }
 
 /// Fills the accept queue of the agent's socket with connections.
-fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
+fn fill_accept_queue(agent: &FakeAgent) -> Vec<rustix::fd::OwnedFd> {
     let mut waiting = Vec::new();
     let full = loop {
         let address = rustix::net::SocketAddrUnix::new(agent.socket()).unwrap();
@@ -403,53 +403,53 @@ fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
 
 #[test]
 fn hanging_agent_is_timed_out() {
-    let agent = Agent::away();
+    let agent = FakeAgent::absent();
     // The backlog is full, and no connection is accepted.
     let _hung = UnixListener::bind(agent.socket()).unwrap();
-    let waiting = fill(&agent);
+    let waiting = fill_accept_queue(&agent);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
-    assert_eq!(fails(command("ADD", &config))["code"], 11);
+    assert_eq!(error_of_failure(command("ADD", &config))["code"], 11);
     // With room in the backlog, there is no response.
     drop(waiting);
-    let agent = Agent::away();
+    let agent = FakeAgent::absent();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
-    assert_eq!(fails(command("ADD", &config))["code"], 11);
-    let agent = Agent::with([Reaction::Dribble]);
+    assert_eq!(error_of_failure(command("ADD", &config))["code"], 11);
+    let agent = FakeAgent::with([AgentReaction::Dribble]);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
-    assert_eq!(fails(command("ADD", &config))["code"], 11);
+    assert_eq!(error_of_failure(command("ADD", &config))["code"], 11);
 }
 
 /// Checks that a pod recorded as outside waits half a second for an unavailable agent, and not `agent_wait_seconds`
 /// like others.
-fn passes_as_outside(agent: &Agent) {
+fn assert_passes_as_outside(agent: &FakeAgent) {
     let text = r#"{"version":1,"namespaces":{"shop":false}}"#;
     fs::write(agent.dir.path().join("membership.json"), text).unwrap();
     let started = Instant::now();
-    succeeds(command("ADD", &agent.config("1.0.0")));
+    output_of_success(command("ADD", &agent.config("1.0.0")));
     assert!(started.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
 fn outside_pods_do_not_wait_for_the_agent() {
     // Agent that is not running.
-    passes_as_outside(&Agent::away());
+    assert_passes_as_outside(&FakeAgent::absent());
     // Stopped agent: connections are queued, but not accepted.
-    let agent = Agent::away();
+    let agent = FakeAgent::absent();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
-    passes_as_outside(&agent);
+    assert_passes_as_outside(&agent);
     // Stopped agent with a full backlog.
-    let _waiting = fill(&agent);
-    passes_as_outside(&agent);
+    let _waiting = fill_accept_queue(&agent);
+    assert_passes_as_outside(&agent);
     for does in [
-        Reaction::HangUp,
-        Reaction::Dribble,
-        Reaction::Response(503, "not yet"),
+        AgentReaction::HangUp,
+        AgentReaction::Dribble,
+        AgentReaction::Response(503, "not yet"),
     ] {
-        passes_as_outside(&Agent::with([does]));
+        assert_passes_as_outside(&FakeAgent::with([does]));
     }
     let log = fs::read_to_string(agent.dir.path().join("ambit-cni.log")).unwrap();
     assert!(
@@ -461,30 +461,34 @@ fn outside_pods_do_not_wait_for_the_agent() {
 #[test]
 fn possible_mesh_pods_wait_for_a_hanging_agent() {
     for record in [r#"{"shop":true}"#, r#"{"other":false}"#] {
-        let agent = Agent::with([Reaction::Dribble]);
+        let agent = FakeAgent::with([AgentReaction::Dribble]);
         let text = format!(r#"{{"version":1,"namespaces":{record}}}"#);
         fs::write(agent.dir.path().join("membership.json"), text).unwrap();
         let mut config = agent.config("1.0.0");
         config["agent_wait_seconds"] = json!(1);
-        assert_eq!(fails(command("ADD", &config))["code"], 11, "{record}");
+        assert_eq!(
+            error_of_failure(command("ADD", &config))["code"],
+            11,
+            "{record}"
+        );
     }
 }
 
 #[test]
 fn agent_without_membership_api_is_replaced_by_the_file() {
     let file = |mesh: bool| format!(r#"{{"version":1,"namespaces":{{"shop":{mesh}}}}}"#);
-    let agent = Agent::with([
-        Reaction::Response(404, "404 page not found\n"),
-        Reaction::Response(200, ""),
+    let agent = FakeAgent::with([
+        AgentReaction::Response(404, "404 page not found\n"),
+        AgentReaction::Response(200, ""),
     ]);
     fs::write(agent.dir.path().join("membership.json"), file(true)).unwrap();
-    succeeds(command("ADD", &agent.config("1.0.0")));
+    output_of_success(command("ADD", &agent.config("1.0.0")));
     assert_eq!(agent.seen().len(), 2);
-    let agent = Agent::with([Reaction::Response(404, "")]);
+    let agent = FakeAgent::with([AgentReaction::Response(404, "")]);
     fs::write(agent.dir.path().join("membership.json"), file(false)).unwrap();
-    succeeds(command("ADD", &agent.config("1.0.0")));
-    let agent = Agent::with([Reaction::Response(404, "")]);
-    let error = fails(command("ADD", &agent.config("1.0.0")));
+    output_of_success(command("ADD", &agent.config("1.0.0")));
+    let agent = FakeAgent::with([AgentReaction::Response(404, "")]);
+    let error = error_of_failure(command("ADD", &agent.config("1.0.0")));
     assert!(
         error["details"]
             .as_str()
@@ -496,26 +500,26 @@ fn agent_without_membership_api_is_replaced_by_the_file() {
 
 #[test]
 fn version_lists_supported_versions() {
-    let stdout = succeeds(command("VERSION", &json!({"cniVersion": "0.4.0"})));
+    let stdout = output_of_success(command("VERSION", &json!({"cniVersion": "0.4.0"})));
     let printed: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(
         printed,
         json!({"cniVersion": "0.4.0", "supportedVersions": VERSIONS})
     );
     // Runtimes that send nothing get a response, too.
-    succeeds(start("VERSION", b"", "", |_| {}));
+    output_of_success(start("VERSION", b"", "", |_| {}));
 }
 
 #[test]
 fn other_commands_do_nothing_if_the_version_has_them() {
-    let agent = Agent::away();
+    let agent = FakeAgent::absent();
     for (command_name, since) in [("DEL", 0), ("CHECK", 4), ("STATUS", 6), ("GC", 6)] {
         for (index, version) in VERSIONS.iter().enumerate() {
             let child = command(command_name, &agent.config(version));
             if index >= since {
-                assert_eq!(succeeds(child), "", "{command_name} {version}");
+                assert_eq!(output_of_success(child), "", "{command_name} {version}");
             } else {
-                let error = fails(child);
+                let error = error_of_failure(child);
                 assert_eq!(error["code"], 1, "{command_name} {version}");
             }
         }
@@ -526,7 +530,7 @@ fn other_commands_do_nothing_if_the_version_has_them() {
 fn deleting_never_fails() {
     for stdin in ["", "junk", r#"{"cniVersion":"9.9.9"}"#] {
         assert_eq!(
-            succeeds(start("DEL", stdin.as_bytes(), "", |c| {
+            output_of_success(start("DEL", stdin.as_bytes(), "", |c| {
                 c.env_remove("CNI_NETNS");
             })),
             ""
@@ -553,30 +557,33 @@ fn invalid_stdin_is_an_error_with_its_code() {
             1,
         ),
     ] {
-        let error = fails(start("ADD", stdin.as_bytes(), "", |_| {}));
+        let error = error_of_failure(start("ADD", stdin.as_bytes(), "", |_| {}));
         assert_eq!(error["code"], code, "{stdin}: {error}");
     }
     let mut deep = "[".repeat(100_000);
     deep.insert_str(0, r#"{"cniVersion":"1.0.0","prevResult":"#);
-    assert_eq!(fails(start("ADD", deep.as_bytes(), "", |_| {}))["code"], 6);
+    assert_eq!(
+        error_of_failure(start("ADD", deep.as_bytes(), "", |_| {}))["code"],
+        6
+    );
 }
 
 #[test]
 fn result_without_valid_addresses_fails_only_mesh_pods() {
-    for (membership, code) in [(member(), Some(6)), (outsider(), None)] {
-        let agent = Agent::with([membership, Reaction::Response(200, "")]);
+    for (membership, code) in [(member_response(), Some(6)), (outsider_response(), None)] {
+        let agent = FakeAgent::with([membership, AgentReaction::Response(200, "")]);
         let mut config = agent.config("1.0.0");
         config["prevResult"] = json!({"cniVersion": "1.0.0", "ips": [{"address": "nowhere"}]});
         match code {
-            Some(code) => assert_eq!(fails(command("ADD", &config))["code"], code),
-            None => drop(succeeds(command("ADD", &config))),
+            Some(code) => assert_eq!(error_of_failure(command("ADD", &config))["code"], code),
+            None => drop(output_of_success(command("ADD", &config))),
         }
     }
 }
 
 #[test]
 fn missing_or_invalid_variables_are_named() {
-    let config = Agent::away().config("1.1.0").to_string();
+    let config = FakeAgent::absent().config("1.1.0").to_string();
     for (name, value) in [
         ("CNI_CONTAINERID", None),
         ("CNI_NETNS", None),
@@ -586,7 +593,7 @@ fn missing_or_invalid_variables_are_named() {
         ("CNI_IFNAME", Some("a/b")),
         ("CNI_IFNAME", Some("sixteen-letters-")),
     ] {
-        let error = fails(start("ADD", config.as_bytes(), "", |command| {
+        let error = error_of_failure(start("ADD", config.as_bytes(), "", |command| {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
@@ -595,6 +602,6 @@ fn missing_or_invalid_variables_are_named() {
         assert_eq!(error["code"], 4);
         assert!(error["msg"].as_str().unwrap().contains(name), "{error}");
     }
-    let error = fails(start("PAINT", config.as_bytes(), "", |_| {}));
+    let error = error_of_failure(start("PAINT", config.as_bytes(), "", |_| {}));
     assert!(error["msg"].as_str().unwrap().contains("PAINT"));
 }

@@ -18,7 +18,7 @@ use ambit_netlab::Namespace;
 use serde_json::{Value, json};
 
 /// Directory of the distribution's CNI plugins.
-const PLUGINS: &str = "/usr/lib/cni";
+const PLUGIN_DIR: &str = "/usr/lib/cni";
 
 struct Node {
     namespace: Namespace,
@@ -46,7 +46,7 @@ impl Node {
             .env("CNI_CONTAINERID", "c0ffee")
             .env("CNI_NETNS", pod.path())
             .env("CNI_IFNAME", "eth0")
-            .env("CNI_PATH", PLUGINS)
+            .env("CNI_PATH", PLUGIN_DIR)
             .env("XTABLES_LOCKFILE", self.dir.path().join("xtables.lock"))
             .env(
                 "CNI_ARGS",
@@ -106,7 +106,7 @@ impl Node {
 #[test]
 fn reference_plugins_add_and_delete_a_pod() {
     assert!(
-        Path::new(PLUGINS).join("bridge").exists(),
+        Path::new(PLUGIN_DIR).join("bridge").exists(),
         "cargo xtask setup installs them"
     );
     let (node, pod) = (Node::new(), Namespace::new("pod", &[]).unwrap());

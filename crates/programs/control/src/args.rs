@@ -93,7 +93,7 @@ pub struct Args {
     )]
     pub trusted_node_accounts: String,
     /// Maximum lifetime of workload certificates, such as 24h. Longer requests are reduced to it.
-    #[arg(long, default_value = "24h", value_parser = ttl, env = "MAX_WORKLOAD_CERT_TTL")]
+    #[arg(long, default_value = "24h", value_parser = parse_ttl, env = "MAX_WORKLOAD_CERT_TTL")]
     pub max_workload_cert_ttl: Duration,
     /// Namespaces that the agents exclude from the mesh, whatever their labels: the agents'
     /// setting.
@@ -131,7 +131,7 @@ pub struct Args {
     /// Revision of this control plane: it manages the Gateways whose label istio.io/rev, or whose
     /// namespace's, names it or one of its tags. Its Service is istiod-REVISION, and its MeshConfig
     /// is in istio-REVISION.
-    #[arg(long, default_value = revisions::DEFAULT, env = "REVISION")]
+    #[arg(long, default_value = revisions::DEFAULT_REVISION, env = "REVISION")]
     pub revision: String,
     /// Let any service account read the whole mesh over xDS, as Istio does, instead of only node
     /// proxies.
@@ -143,17 +143,17 @@ pub struct Args {
     pub dry_run_policies: bool,
     /// Labels that attach pods and services to waypoints.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_ATTACHMENT")]
-    pub waypoint_attachment: Attachment,
+    pub waypoint_attachment: AttachmentMode,
     /// Callers that are routed through the waypoints of workloads; `istio` only with
     /// `--waypoint-attachment labels`.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WORKLOAD_WAYPOINTS")]
     pub workload_waypoints: WorkloadWaypoints,
     /// Treatment of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
-    pub waypoint_missing: Missing,
+    pub waypoint_missing: MissingWaypointAction,
     /// Time from which a waypoint serves the objects that name it.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_BINDING")]
-    pub waypoint_binding: Binding,
+    pub waypoint_binding: BindingMode,
     /// Treatment of connections to addresses outside of the mesh, equal to the node proxies' setting.
     #[arg(
         long,
@@ -162,7 +162,7 @@ pub struct Args {
         default_value_t,
         env = "AMBIT_OUTBOUND_TRAFFIC_POLICY"
     )]
-    pub outbound_traffic_policy: Outbound,
+    pub outbound_traffic_policy: OutboundPolicy,
     /// Normalization of paths at waypoints, before policies and routes match them.
     #[arg(
         long,
@@ -171,7 +171,7 @@ pub struct Args {
         default_value_t,
         env = "AMBIT_PATH_NORMALIZATION"
     )]
-    pub path_normalization: Normalization,
+    pub path_normalization: NormalizationMode,
     /// Number of trusted proxies in front of the mesh that append to x-forwarded-for.
     #[arg(long, default_value_t = 0, env = "AMBIT_TRUSTED_PROXIES")]
     pub trusted_proxies: u32,
@@ -189,7 +189,7 @@ pub struct Args {
     pub egress_allowed_addresses: String,
     /// Whether routes need a ReferenceGrant for backends in other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
-    pub reference_grants: Grants,
+    pub reference_grants: GrantsMode,
     /// Requests to which objects attached to Services apply: those to the Services and to their
     /// pods, or, as in Istio, only those to the Services.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_SERVICE_POLICY_SCOPE")]
@@ -206,14 +206,14 @@ pub enum PolicyScope {
     Istio,
 }
 
-fn ttl(text: &str) -> Result<Duration, String> {
+fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = ambit_rt::env::parse_duration(text).filter(|ttl| *ttl >= Duration::from_secs(60));
     ttl.ok_or_else(|| "a duration of at least a minute is expected, such as 24h".to_owned())
 }
 
 /// Values of [`Args::reference_grants`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Grants {
+pub enum GrantsMode {
     /// References need a grant.
     #[default]
     Required,
@@ -242,7 +242,7 @@ impl From<WorkloadWaypoints> for ambit_derive::WorkloadWaypoints {
 
 /// Values of [`Args::waypoint_attachment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Attachment {
+pub enum AttachmentMode {
     /// Labels; objects without a label are served by the waypoint of their service account or namespace.
     #[default]
     Seed,
@@ -252,7 +252,7 @@ pub enum Attachment {
 
 /// Values of [`Args::waypoint_missing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Missing {
+pub enum MissingWaypointAction {
     /// Connections are rejected.
     #[default]
     Refuse,
@@ -262,7 +262,7 @@ pub enum Missing {
 
 /// Values of [`Args::waypoint_binding`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Binding {
+pub enum BindingMode {
     /// Once it has been ready, or policies are attached to it or to objects that name it.
     #[default]
     Ready,
@@ -272,7 +272,7 @@ pub enum Binding {
 
 /// Values of [`Args::outbound_traffic_policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Outbound {
+pub enum OutboundPolicy {
     /// Connections leave the mesh.
     #[default]
     #[value(alias = "ALLOW_ANY")]
@@ -284,7 +284,7 @@ pub enum Outbound {
 
 /// Values of [`Args::path_normalization`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Normalization {
+pub enum NormalizationMode {
     /// Not at all.
     None,
     /// As RFC 3986 has it.
@@ -298,29 +298,29 @@ pub enum Normalization {
     DecodeAndMergeSlashes,
 }
 
-impl From<Attachment> for WaypointAttachment {
-    fn from(from: Attachment) -> Self {
+impl From<AttachmentMode> for WaypointAttachment {
+    fn from(from: AttachmentMode) -> Self {
         match from {
-            Attachment::Seed => Self::Seed,
-            Attachment::Labels => Self::Labels,
+            AttachmentMode::Seed => Self::Seed,
+            AttachmentMode::Labels => Self::Labels,
         }
     }
 }
 
-impl From<Binding> for WaypointBinding {
-    fn from(binding: Binding) -> Self {
+impl From<BindingMode> for WaypointBinding {
+    fn from(binding: BindingMode) -> Self {
         match binding {
-            Binding::Ready => Self::Ready,
-            Binding::Strict => Self::Strict,
+            BindingMode::Ready => Self::Ready,
+            BindingMode::Strict => Self::Strict,
         }
     }
 }
 
-impl From<Missing> for WaypointMissing {
-    fn from(from: Missing) -> Self {
+impl From<MissingWaypointAction> for WaypointMissing {
+    fn from(from: MissingWaypointAction) -> Self {
         match from {
-            Missing::Refuse => Self::Refuse,
-            Missing::Allow => Self::Allow,
+            MissingWaypointAction::Refuse => Self::Refuse,
+            MissingWaypointAction::Allow => Self::Allow,
         }
     }
 }
@@ -334,30 +334,30 @@ impl From<PolicyScope> for ServicePolicyScope {
     }
 }
 
-impl From<Grants> for ReferenceGrants {
-    fn from(from: Grants) -> Self {
+impl From<GrantsMode> for ReferenceGrants {
+    fn from(from: GrantsMode) -> Self {
         match from {
-            Grants::Required => Self::Required,
-            Grants::Ignored => Self::Ignored,
+            GrantsMode::Required => Self::Required,
+            GrantsMode::Ignored => Self::Ignored,
         }
     }
 }
 
-impl From<Normalization> for PathNormalization {
-    fn from(from: Normalization) -> Self {
+impl From<NormalizationMode> for PathNormalization {
+    fn from(from: NormalizationMode) -> Self {
         match from {
-            Normalization::None => Self::None,
-            Normalization::Base => Self::Base,
-            Normalization::MergeSlashes => Self::MergeSlashes,
-            Normalization::DecodeAndMergeSlashes => Self::DecodeAndMergeSlashes,
+            NormalizationMode::None => Self::None,
+            NormalizationMode::Base => Self::Base,
+            NormalizationMode::MergeSlashes => Self::MergeSlashes,
+            NormalizationMode::DecodeAndMergeSlashes => Self::DecodeAndMergeSlashes,
         }
     }
 }
 
 impl Args {
     /// Returns the name of the Service of this revision's control plane.
-    pub fn service(&self) -> String {
-        format!("istiod{}", revisions::suffix(&self.revision))
+    pub fn service_name(&self) -> String {
+        format!("istiod{}", revisions::name_suffix(&self.revision))
     }
 
     /// Returns the namespace of the control plane.
@@ -372,7 +372,7 @@ impl Args {
     /// When the selectors cannot be parsed.
     pub fn enablement(&self) -> Result<Enablement, SelectorError> {
         Enablement::new(
-            EnablementSelector::list(&self.enablement_selector)?,
+            EnablementSelector::parse_list(&self.enablement_selector)?,
             self.exclude_namespaces.iter().cloned(),
             self.own_namespace(),
         )

@@ -2,8 +2,10 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use ambit_ca::{CaSecret, Material, TrustPublisher};
-use ambit_caller_auth::{Authenticator, KeyFile, NoKeys, Reviewer};
+use ambit_ca::{CaMaterial, CaSecret, TrustPublisher};
+use ambit_caller_auth::{
+    Authenticator, KeyFileAuthenticator, TokenReviewer, UnavailableAuthenticator,
+};
 use ambit_k8s_api::revisions;
 use ambit_kube_kit::lease;
 use ambit_manifests::ManifestDirs;
@@ -17,7 +19,7 @@ use crate::{args::Args, kubernetes::Informers, metrics::Metrics, source::Source}
 
 /// Name of the Lease by which a revision's leader is elected; for other revisions than the default one, the revision is
 /// appended.
-const LEASE: &str = "ambit-control-leader";
+const LEADER_LEASE: &str = "ambit-control-leader";
 /// Name of the Lease by which the mesh's leader is elected, which writes objects that all revisions share. Only leaders
 /// of revisions are candidates.
 const MESH_LEASE: &str = "ambit-mesh-leader";
@@ -66,21 +68,25 @@ impl Environment {
         drain: &DrainWatcher,
     ) -> anyhow::Result<Self> {
         if args.manifests.is_empty() {
-            Self::in_cluster(args, metrics, drain).await
+            Self::from_cluster(args, metrics, drain).await
         } else {
-            Self::of_files(args, metrics, drain)
+            Self::from_files(args, metrics, drain)
         }
     }
 
-    fn of_files(args: &Args, metrics: &Arc<Metrics>, drain: &DrainWatcher) -> anyhow::Result<Self> {
+    fn from_files(
+        args: &Args,
+        metrics: &Arc<Metrics>,
+        drain: &DrainWatcher,
+    ) -> anyhow::Result<Self> {
         let dir = args.ca_dir.as_deref();
-        let material = ambit_ca::open_or_make(dir, &args.trust_domain)?;
-        let publisher = plugged_in(dir, &material, metrics, drain)?;
+        let material = ambit_ca::open_or_create(dir, &args.trust_domain)?;
+        let publisher = load_plugged_in_ca(dir, &material, metrics, drain)?;
         let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
-            Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
+            Some(path) => Arc::new(KeyFileAuthenticator::open(path, &args.token_audience)?),
             None => {
                 tracing::warn!("no --token-keys: every caller is refused");
-                Arc::new(NoKeys)
+                Arc::new(UnavailableAuthenticator)
             }
         };
         Ok(Self {
@@ -91,40 +97,44 @@ impl Environment {
         })
     }
 
-    async fn in_cluster(
+    async fn from_cluster(
         args: &Args,
         metrics: &Arc<Metrics>,
         drain: &DrainWatcher,
     ) -> anyhow::Result<Self> {
-        let client = ambit_kube_kit::client(args.kubeconfig.as_deref(), "ambit-control").await?;
+        let client =
+            ambit_kube_kit::create_client(args.kubeconfig.as_deref(), "ambit-control").await?;
         let (sender, is_leader) = watch::channel(false);
         let (mesh_sender, is_mesh_leader) = watch::channel(false);
         let dir = args.ca_dir.as_deref();
         let found = match dir {
-            Some(dir) => Material::read(dir)?,
+            Some(dir) => CaMaterial::read_dir(dir)?,
             None => None,
         };
         let publisher = match found {
-            Some(material) => plugged_in(dir, &material, metrics, drain)?,
+            Some(material) => load_plugged_in_ca(dir, &material, metrics, drain)?,
             None => {
                 let namespace = args.own_namespace();
                 let secret = CaSecret::new(client.clone(), namespace, &args.trust_domain);
                 let material = open_with_retries(&secret).await;
                 let publisher =
                     TrustPublisher::new(material, &secret.location(), metrics.ca.clone())?;
-                let follow =
-                    secret.follow(publisher.clone(), is_mesh_leader.clone(), drain.clone());
+                let follow = secret.watch_and_renew(
+                    publisher.clone(),
+                    is_mesh_leader.clone(),
+                    drain.clone(),
+                );
                 ambit_rt::spawn("ca secret", follow);
                 publisher
             }
         };
         let authenticator: Arc<dyn Authenticator> = match &args.token_keys {
-            Some(path) => Arc::new(KeyFile::open(path, &args.token_audience)?),
-            None => Arc::new(Reviewer::new(client.clone(), &args.token_audience)),
+            Some(path) => Arc::new(KeyFileAuthenticator::open(path, &args.token_audience)?),
+            None => Arc::new(TokenReviewer::new(client.clone(), &args.token_audience)),
         };
         let name = replica_name(args);
         let api = Api::namespaced(client.clone(), args.own_namespace());
-        let lease = format!("{LEASE}{}", revisions::suffix(&args.revision));
+        let lease = format!("{LEADER_LEASE}{}", revisions::name_suffix(&args.revision));
         let mut stop = drain.clone();
         let work = drain.open_work();
         let (of_revision, identity) = (api.clone(), name.clone());
@@ -132,11 +142,11 @@ impl Environment {
             let stop = async move {
                 stop.started().await;
             };
-            lease::participate(of_revision, &lease, &identity, sender, stop).await;
+            lease::run_election(of_revision, &lease, &identity, sender, stop).await;
             drop(work);
         });
         let (of_mesh, identity) = (api, name.clone());
-        let elect = elect_for_mesh(
+        let elect = run_mesh_election(
             of_mesh,
             identity,
             is_leader.clone(),
@@ -159,7 +169,7 @@ impl Environment {
 }
 
 /// Participates in the election of the mesh's leader while this replica is the leader of its revision; until the drain.
-async fn elect_for_mesh(
+async fn run_mesh_election(
     api: Api<Lease>,
     identity: String,
     mut is_leader: watch::Receiver<bool>,
@@ -182,15 +192,15 @@ async fn elect_for_mesh(
                 _ = stop.started() => {}
             }
         };
-        lease::participate(api.clone(), MESH_LEASE, &identity, sender.clone(), end).await;
+        lease::run_election(api.clone(), MESH_LEASE, &identity, sender.clone(), end).await;
     }
     drop(work);
 }
 
 /// Opens the CA in a directory, and follows its files.
-fn plugged_in(
+fn load_plugged_in_ca(
     dir: Option<&Path>,
-    material: &Material,
+    material: &CaMaterial,
     metrics: &Arc<Metrics>,
     drain: &DrainWatcher,
 ) -> anyhow::Result<TrustPublisher> {
@@ -206,10 +216,10 @@ fn plugged_in(
 
 /// Loads the CA from the Secret. Retries with backoff while the API server is unavailable, instead of exiting and being
 /// restarted with growing delays.
-async fn open_with_retries(secret: &CaSecret) -> Material {
+async fn open_with_retries(secret: &CaSecret) -> CaMaterial {
     let mut backoff = Backoff::new(API_BACKOFF.0, API_BACKOFF.1, 0.2);
     loop {
-        match secret.open_or_make().await {
+        match secret.open_or_create().await {
             Ok(material) => return material,
             Err(error) => {
                 let error = ErrorChain(&error);

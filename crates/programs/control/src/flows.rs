@@ -16,7 +16,7 @@ mod users;
 use std::{sync::Arc, time::Duration};
 
 use ambit_flow::{Filter, ProxyState};
-use ambit_flow_reader::Received;
+use ambit_flow_reader::ReaderEvent;
 use ambit_rt::{
     DrainWatcher, Rates,
     http::{
@@ -31,11 +31,11 @@ use tokio::{
     time::{Instant, interval_at, timeout},
 };
 
-use bandwidth::Bandwidth;
+use bandwidth::BandwidthLimit;
 pub use identity::{IdentityError, OwnIdentity};
 pub use proxies::{MeshProxies, MeshProxy};
 use readers::{ReaderPermit, Readers};
-pub use users::{AccessError, Rights, Users};
+pub use users::{AccessError, UserRights, Users};
 
 /// Rate limit of one source address: requests per second, and burst. All users' requests have the
 /// API server's address.
@@ -45,26 +45,26 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum chunks that are buffered for a reader.
 const MAX_CHUNKS_IN_FLIGHT: usize = 2;
 /// Capacity of the queue of proxies' events for one reader; when it is full, the proxies wait, and sample their events.
-const EVENT_QUEUE: usize = 64;
+const EVENT_QUEUE_CAPACITY: usize = 64;
 
 /// HTTP server of flow events for users.
-pub struct Flows {
+pub struct FlowService {
     users: Users,
     proxies: MeshProxies,
     readers: Arc<Readers>,
     requests: Rates<std::net::IpAddr>,
     /// Interval at which the user of an open stream is authorized again.
-    check_again: Duration,
+    recheck_interval: Duration,
     drain: DrainWatcher,
 }
 
-impl std::fmt::Debug for Flows {
+impl std::fmt::Debug for FlowService {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Flows").finish_non_exhaustive()
+        f.debug_struct("FlowService").finish_non_exhaustive()
     }
 }
 
-impl Flows {
+impl FlowService {
     /// Creates a server that serves events of `proxies` to users whom `users` authorizes, until the drain starts. Users
     /// of open streams are authorized again every `check_again`.
     pub fn new(
@@ -78,7 +78,7 @@ impl Flows {
             proxies,
             readers: Arc::default(),
             requests: Rates::new(REQUEST_RATE.0, REQUEST_RATE.1),
-            check_again,
+            recheck_interval: check_again,
             drain,
         }
     }
@@ -86,26 +86,26 @@ impl Flows {
     /// Responds to one request for flow events.
     pub async fn respond(self: Arc<Self>, request: Request) -> Response {
         match (request.uri().path(), request.method()) {
-            (ambit_flow::PATH, &Method::GET) => self
+            (ambit_flow::FLOWS_PATH, &Method::GET) => self
                 .read(&request)
                 .await
-                .unwrap_or_else(|refused| refuse(&refused)),
-            (ambit_flow::PATH, _) => method_not_allowed("GET"),
+                .unwrap_or_else(|refused| error_response(&refused)),
+            (ambit_flow::FLOWS_PATH, _) => method_not_allowed("GET"),
             _ => not_found(),
         }
     }
 
     async fn read(self: Arc<Self>, request: &Request) -> Result<Response, AccessError> {
         let peer = request.extensions().get::<Peer>();
-        if peer.is_none_or(|Peer(peer)| !self.may_ask(peer.ip())) {
+        if peer.is_none_or(|Peer(peer)| !self.is_within_rate_limit(peer.ip())) {
             return Err(AccessError::Busy("too many requests: try again"));
         }
         let mut filter = filter(request)?;
-        let token = request.headers().get(ambit_flow::TOKEN_HEADER);
+        let token = request.headers().get(ambit_flow::USER_TOKEN_HEADER);
         let token = token.and_then(|token| token.to_str().ok());
         let token = token.ok_or(AccessError::NoToken)?.to_owned();
         let rights = self.users.rights(&token, &filter.namespaces).await?;
-        filter.confined = rights.are_confined;
+        filter.confined = rights.is_confined_to_namespaces;
         let permit = self.readers.clone().enter(&rights.user);
         let permit = permit.ok_or(AccessError::Busy(
             "too many readers of flow events: end another one",
@@ -123,9 +123,9 @@ impl Flows {
         Ok(stream(200, "application/x-ndjson", chunks))
     }
 
-    fn may_ask(&self, peer: std::net::IpAddr) -> bool {
+    fn is_within_rate_limit(&self, peer: std::net::IpAddr) -> bool {
         self.requests
-            .take(peer.to_canonical(), std::time::Instant::now())
+            .try_acquire(peer.to_canonical(), std::time::Instant::now())
     }
 }
 
@@ -138,19 +138,19 @@ fn filter(request: &Request) -> Result<Filter, AccessError> {
     Filter::from_parameters(parameters).map_err(|error| AccessError::Malformed(error.to_string()))
 }
 
-fn refuse(refused: &AccessError) -> Response {
-    let status = match refused {
+fn error_response(error: &AccessError) -> Response {
+    let status = match error {
         AccessError::Malformed(_) => 400,
         AccessError::NoToken | AccessError::Token => 401,
         AccessError::Rights(_) => 403,
         AccessError::Unavailable | AccessError::Busy(_) => 503,
     };
-    text(status, format!("{refused}\n"))
+    text(status, format!("{error}\n"))
 }
 
 /// Response stream of flow events to one user.
 struct EventStream {
-    flows: Arc<Flows>,
+    flows: Arc<FlowService>,
     filter: Filter,
     token: String,
     user: String,
@@ -159,15 +159,15 @@ struct EventStream {
 
 impl EventStream {
     async fn run(self, chunks: mpsc::Sender<Bytes>) {
-        let (sender, mut received) = mpsc::channel(EVENT_QUEUE);
+        let (sender, mut received) = mpsc::channel(EVENT_QUEUE_CAPACITY);
         let (proxies, filter) = (self.proxies(), self.filter.clone());
         let _following = ambit_rt::spawn_abortable("flows of proxies", async move {
             ambit_flow_reader::follow(proxies, &filter, sender).await;
         });
-        let mut bandwidth = Bandwidth::default();
+        let mut bandwidth = BandwidthLimit::default();
         let mut check = interval_at(
-            Instant::now() + self.flows.check_again,
-            self.flows.check_again,
+            Instant::now() + self.flows.recheck_interval,
+            self.flows.recheck_interval,
         );
         let mut drain = self.flows.drain.clone();
         // Tells the reader that the stream has started.
@@ -179,27 +179,27 @@ impl EventStream {
             }
             chunk = tokio::select! {
                 next = received.recv() => match next {
-                    Some(next) => line(next),
+                    Some(next) => encode_line(next),
                     None => return,
                 },
                 _ = check.tick() => match self.is_still_allowed().await {
                     Ok(()) => Bytes::from_static(b"\n"),
                     Err(refused) => {
-                        self.end(&chunks, &refused).await;
+                        self.send_error(&chunks, &refused).await;
                         return;
                     }
                 },
                 () = chunks.closed() => return,
                 _ = drain.started() => return,
             };
-            bandwidth.take(chunk.len()).await;
+            bandwidth.wait_for(chunk.len()).await;
         }
     }
 
     /// Returns the proxies, restricted to names that the user may see.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
-            true => self.flows.proxies.named_for(&self.filter.namespaces),
+            true => self.flows.proxies.restricted_to(&self.filter.namespaces),
             false => self.flows.proxies.clone(),
         }
     }
@@ -210,7 +210,8 @@ impl EventStream {
         let namespaces = &self.filter.namespaces;
         match self.flows.users.rights(&self.token, namespaces).await {
             Ok(rights)
-                if rights.user == self.user && rights.are_confined <= self.filter.confined =>
+                if rights.user == self.user
+                    && rights.is_confined_to_namespaces <= self.filter.confined =>
             {
                 Ok(())
             }
@@ -220,20 +221,20 @@ impl EventStream {
         }
     }
 
-    async fn end(&self, chunks: &mpsc::Sender<Bytes>, refused: &AccessError) {
+    async fn send_error(&self, chunks: &mpsc::Sender<Bytes>, refused: &AccessError) {
         tracing::info!(user = %self.user, %refused, "a user may no longer read flow events");
-        let ended = Received::Ended("the control plane".to_owned(), refused.to_string());
+        let ended = ReaderEvent::Disconnected("the control plane".to_owned(), refused.to_string());
         // The reader may have disconnected already.
-        let _sent = timeout(SEND_TIMEOUT, chunks.send(line(ended))).await;
+        let _sent = timeout(SEND_TIMEOUT, chunks.send(encode_line(ended))).await;
     }
 }
 
 /// Formats events received from a proxy as lines of the response.
-fn line(received: Received) -> Bytes {
+fn encode_line(received: ReaderEvent) -> Bytes {
     let state = match received {
-        Received::Lines(lines) => return lines,
-        Received::Began(proxy) => ProxyState::Began { proxy },
-        Received::Ended(proxy, reason) => ProxyState::Ended { proxy, reason },
+        ReaderEvent::Lines(lines) => return lines,
+        ReaderEvent::Connected(proxy) => ProxyState::Began { proxy },
+        ReaderEvent::Disconnected(proxy, reason) => ProxyState::Ended { proxy, reason },
     };
     format!("{}\n", json!(state)).into()
 }

@@ -9,7 +9,7 @@ mod schedule;
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
-use ambit_derive::{KeySource, KeyState};
+use ambit_derive::{KeySetState, KeySource};
 use ambit_egress::Guard;
 use ambit_fetch::Client;
 use ambit_rt::DrainWatcher;
@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use callees::{Callees, Inquiry};
+use callees::{CalleeCheck, CalleeChecker};
 use fetch::Fetcher;
 use schedule::FetchSchedule;
 
@@ -30,18 +30,18 @@ const QUEUE_CAPACITY: usize = 64;
 #[derive(Debug)]
 pub(crate) struct KeySets {
     desired: watch::Sender<BTreeSet<KeySource>>,
-    answers: mpsc::Receiver<(KeySource, KeyState)>,
-    inquiries: mpsc::Receiver<Inquiry>,
+    results: mpsc::Receiver<(KeySource, KeySetState)>,
+    callee_checks: mpsc::Receiver<CalleeCheck>,
     guard: Guard,
 }
 
 /// Event of fetching key sets, for the task that owns the index.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum KeySetEvent {
     /// A key set was fetched, or the fetch failed.
-    Answer(KeySource, KeyState),
+    Fetched(KeySource, KeySetState),
     /// Request to decide whether a fetch may call an address.
-    Inquiry(Inquiry),
+    CalleeCheck(CalleeCheck),
 }
 
 impl KeySets {
@@ -50,20 +50,20 @@ impl KeySets {
     pub(crate) fn start(refresh: Duration, guard: Guard, drain: DrainWatcher) -> Self {
         let (desired, wants) = watch::channel(BTreeSet::new());
         let (answer, answers) = mpsc::channel(QUEUE_CAPACITY);
-        let (callees, inquiries) = Callees::new();
+        let (callees, inquiries) = CalleeChecker::new();
         let client = Client::new(guard.clone(), "ambit-control");
         let fetcher = Arc::new(Fetcher::new(client, callees));
         ambit_rt::spawn("key sets", run(refresh, fetcher, wants, answer, drain));
         Self {
             desired,
-            answers,
-            inquiries,
+            results: answers,
+            callee_checks: inquiries,
             guard,
         }
     }
 
     /// Sets the addresses of the API server and of nodes, from which key sets may not be fetched.
-    pub(crate) fn protect(&self, cluster: BTreeSet<IpAddr>) {
+    pub(crate) fn set_protected_addresses(&self, cluster: BTreeSet<IpAddr>) {
         self.guard.update(Vec::new(), cluster);
     }
 
@@ -77,10 +77,10 @@ impl KeySets {
     }
 
     /// Waits for the next result or inquiry of a fetch.
-    pub(crate) async fn next(&mut self) -> Event {
+    pub(crate) async fn next(&mut self) -> KeySetEvent {
         tokio::select! {
-            Some((source, state)) = self.answers.recv() => Event::Answer(source, state),
-            Some(inquiry) = self.inquiries.recv() => Event::Inquiry(inquiry),
+            Some((source, state)) = self.results.recv() => KeySetEvent::Fetched(source, state),
+            Some(inquiry) = self.callee_checks.recv() => KeySetEvent::CalleeCheck(inquiry),
             // The tasks end with the process.
             else => std::future::pending().await,
         }
@@ -91,14 +91,14 @@ async fn run(
     refresh: Duration,
     fetcher: Arc<Fetcher>,
     mut desired: watch::Receiver<BTreeSet<KeySource>>,
-    answer: mpsc::Sender<(KeySource, KeyState)>,
+    answer: mpsc::Sender<(KeySource, KeySetState)>,
     mut drain: DrainWatcher,
 ) {
     let mut schedule = FetchSchedule::new(refresh);
     let (done, mut fetched) = mpsc::unbounded_channel();
     loop {
         schedule.set_desired(&desired.borrow_and_update(), Instant::now());
-        for source in schedule.due(Instant::now()) {
+        for source in schedule.take_due(Instant::now()) {
             let (fetcher, done) = (Arc::clone(&fetcher), done.clone());
             ambit_rt::spawn("key set", async move {
                 let outcome = fetcher.key_set(&source).await;
@@ -106,7 +106,7 @@ async fn run(
                 done.send((source, outcome)).ok();
             });
         }
-        let next = schedule.next();
+        let next = schedule.next_due();
         tokio::select! {
             changed = desired.changed() => if changed.is_err() { return },
             Some((source, outcome)) = fetched.recv() => {
@@ -114,7 +114,7 @@ async fn run(
                     tracing::warn!(url = %source.url, %error, "a key set cannot be had");
                 }
                 let spread = rand::rng().random_range(0.9..1.1);
-                let state = schedule.fetched(&source, outcome, Instant::now(), spread);
+                let state = schedule.on_fetched(&source, outcome, Instant::now(), spread);
                 if let Some(state) = state
                     && answer.send((source, state)).await.is_err()
                 {

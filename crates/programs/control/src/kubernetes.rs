@@ -42,7 +42,7 @@ mod updates;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_derive::{Extent, Followed, KindVisitor, visit_kinds};
+use ambit_derive::{FetchExtent, FetchedKind, KindVisitor, visit_kinds};
 use ambit_k8s_api::{Definition, Kind};
 use ambit_kube_kit::watch;
 use ambit_rt::DrainWatcher;
@@ -64,7 +64,7 @@ const MAX_BATCH: usize = 512;
 pub struct Informers {
     updates: mpsc::Receiver<Update>,
     /// Kinds whose initial list is not complete yet.
-    waiting: BTreeSet<Kind>,
+    unlisted_kinds: BTreeSet<Kind>,
     /// Reasons why CRDs cannot be followed, by kind.
     definitions: BTreeMap<Kind, String>,
 }
@@ -73,7 +73,7 @@ impl Informers {
     /// Starts the watches (of Secrets only if `secrets`), which end with the drain.
     pub fn start(client: &Client, secrets: bool, drain: &DrainWatcher) -> Self {
         let (sender, updates) = mpsc::channel(QUEUE_CAPACITY);
-        let mut start = Start {
+        let mut start = KindStarter {
             client: client.clone(),
             secrets,
             updates: Updates {
@@ -86,13 +86,13 @@ impl Informers {
         visit_kinds(&mut start);
         Self {
             updates,
-            waiting: start.waiting,
+            unlisted_kinds: start.waiting,
             definitions: BTreeMap::new(),
         }
     }
 
     /// Waits for the next change; `None` if all watches have ended.
-    pub async fn changed(&mut self) -> Option<Change> {
+    pub async fn next_change(&mut self) -> Option<Change> {
         let mut batch = Vec::new();
         if self.updates.recv_many(&mut batch, MAX_BATCH).await == 0 {
             return None;
@@ -109,19 +109,19 @@ impl Informers {
                     change.definitions = Some(self.definitions.values().cloned().collect());
                 }
                 Update::Listed(kind) => {
-                    if self.waiting.remove(&kind) && self.waiting.is_empty() {
+                    if self.unlisted_kinds.remove(&kind) && self.unlisted_kinds.is_empty() {
                         tracing::info!("every object of the cluster is read");
                     }
                 }
             }
         }
-        change.complete = self.waiting.is_empty();
+        change.complete = self.unlisted_kinds.is_empty();
         Some(change)
     }
 }
 
 /// Visitor of kinds, which starts the watch of each.
-struct Start {
+struct KindStarter {
     client: Client,
     /// Whether to watch Secrets.
     secrets: bool,
@@ -131,26 +131,28 @@ struct Start {
     waiting: BTreeSet<Kind>,
 }
 
-impl KindVisitor for Start {
-    fn visit<K: Followed>(&mut self) {
+impl KindVisitor for KindStarter {
+    fn visit<K: FetchedKind>(&mut self) {
         let kind = K::OBJECT_KIND;
         if kind == Kind::Secret && !self.secrets {
             return;
         }
-        let config = match K::EXTENT {
-            Extent::Nothing => return,
-            Extent::Presence | Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
-            Extent::Whole {
+        let config = match K::FETCH_EXTENT {
+            FetchExtent::Nothing => return,
+            FetchExtent::Presence | FetchExtent::Metadata | FetchExtent::Whole { labels: None } => {
+                watch::watcher_config()
+            }
+            FetchExtent::Whole {
                 labels: Some(labels),
-            } => watch::config().labels(labels),
+            } => watch::watcher_config().labels(labels),
         };
-        if K::EXTENT != Extent::Presence {
+        if K::FETCH_EXTENT != FetchExtent::Presence {
             self.waiting.insert(kind);
         }
         let client = self.client.clone();
-        match (kind.definition(), K::EXTENT) {
-            (Definition::Custom | Definition::Unread, _) => self.follow_custom(kind, config),
-            (Definition::BuiltIn, Extent::Metadata) => {
+        match (kind.definition(), K::FETCH_EXTENT) {
+            (Definition::Custom | Definition::PresenceOnly, _) => self.follow_custom(kind, config),
+            (Definition::BuiltIn, FetchExtent::Metadata) => {
                 let api = Api::<PartialObjectMeta<K>>::all(client);
                 self.updates.follow(kind, api, config, slim::metadata_only);
             }
@@ -163,9 +165,9 @@ impl KindVisitor for Start {
     }
 }
 
-impl Start {
+impl KindStarter {
     fn follow_custom(&self, kind: Kind, config: watcher::Config) {
-        let follower = custom::Follower {
+        let follower = custom::CustomKindFollower {
             client: self.client.clone(),
             kind,
             config,

@@ -5,13 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_caller_auth::Waypoints;
+use ambit_caller_auth::WaypointRegistry;
 use ambit_derive::{
     AcceptedTrustDomains, Index, MeshConfig, PodDirectory, Problem, RegisteredService, Severity,
 };
 use ambit_k8s_api::{ObjectEvent, selector::LabelSelector};
 use ambit_rt::DrainWatcher;
-use ambit_status_writer::{Facts, ObservedObject, Report};
+use ambit_status_writer::{ObservedObject, Report, StatusFacts};
 use ambit_xds_server::{ResourceType, Store};
 use parking_lot::RwLock;
 use tokio::{
@@ -31,7 +31,7 @@ const DEBOUNCE: Duration = Duration::from_millis(10);
 /// Maximum delay between a change of an object and the publication of its records.
 const MAX_DELAY: Duration = Duration::from_millis(100);
 /// Capacity of the queue of inquiries to the index.
-const INQUIRY_QUEUE: usize = 4;
+const QUERY_QUEUE_CAPACITY: usize = 4;
 
 /// Handle of the mesh's objects and records for other parts of the process.
 #[derive(Clone, Debug)]
@@ -40,13 +40,13 @@ pub struct Mesh {
     pub store: Arc<RwLock<Store>>,
     /// Pods with their nodes and service accounts.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Problems of single objects; [`Mesh::survey`] also returns problems of their combination.
+    /// Problems of single objects; [`Mesh::problems`] also returns problems of their combination.
     pub problems: Arc<RwLock<Problems>>,
-    inquiries: mpsc::Sender<Inquiry>,
+    queries: mpsc::Sender<MeshQuery>,
     /// Number of publications of records; 0 before the first.
-    pub published: watch::Receiver<u64>,
+    pub published_version: watch::Receiver<u64>,
     /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
-    pub followed: watch::Receiver<u64>,
+    pub followed_version: watch::Receiver<u64>,
     /// Discovery selectors of the mesh's namespaces; `None` until the initial objects are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
     /// Trust domains that are accepted besides the mesh's own; `None` until the initial objects are known.
@@ -55,9 +55,9 @@ pub struct Mesh {
 
 /// Request to the task that owns the index, with the channel for the response.
 #[derive(Debug)]
-enum Inquiry {
-    /// Request for [`Index::survey`].
-    Survey(oneshot::Sender<Vec<Problem>>),
+enum MeshQuery {
+    /// Request for [`Index::all_problems`].
+    Problems(oneshot::Sender<Vec<Problem>>),
     /// Request for [`Index::registry`].
     Registry(oneshot::Sender<Vec<RegisteredService>>),
 }
@@ -75,10 +75,10 @@ pub struct Problems {
 
 impl Mesh {
     /// Returns the problems of all objects, by themselves and in combination.
-    pub async fn survey(&self) -> Problems {
+    pub async fn problems(&self) -> Problems {
         let mut problems = self.problems.read().clone();
         // When objects are no longer followed, the last known problems remain.
-        if let Some(objects) = self.ask(Inquiry::Survey).await {
+        if let Some(objects) = self.query(MeshQuery::Problems).await {
             problems.objects = objects;
         }
         problems
@@ -86,12 +86,12 @@ impl Mesh {
 
     /// Returns all services with their hosts; `None` if objects are no longer followed.
     pub async fn registry(&self) -> Option<Vec<RegisteredService>> {
-        self.ask(Inquiry::Registry).await
+        self.query(MeshQuery::Registry).await
     }
 
-    async fn ask<T>(&self, inquiry: impl FnOnce(oneshot::Sender<T>) -> Inquiry) -> Option<T> {
+    async fn query<T>(&self, inquiry: impl FnOnce(oneshot::Sender<T>) -> MeshQuery) -> Option<T> {
         let (sender, answer) = oneshot::channel();
-        self.inquiries.send(inquiry(sender)).await.ok()?;
+        self.queries.send(inquiry(sender)).await.ok()?;
         answer.await.ok()
     }
 }
@@ -102,26 +102,26 @@ pub(crate) fn start(
     config: MeshConfig,
     key_sets: KeySets,
     reports: Option<mpsc::UnboundedSender<Report>>,
-    waypoints: Arc<Waypoints>,
+    waypoints: Arc<WaypointRegistry>,
     metrics: Arc<Metrics>,
     drain: DrainWatcher,
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
-    let (inquiries, requests) = mpsc::channel(INQUIRY_QUEUE);
+    let (inquiries, requests) = mpsc::channel(QUERY_QUEUE_CAPACITY);
     let (discover, discovery) = watch::channel(None);
     let (accept, trust_domains) = watch::channel(None);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
         problems: Arc::default(),
-        inquiries,
-        published,
-        followed,
+        queries: inquiries,
+        published_version: published,
+        followed_version: followed,
         discovery,
         trust_domains,
     };
-    let follower = Follower {
+    let follower = SourceFollower {
         mesh: mesh.clone(),
         index: Index::new(config),
         key_sets,
@@ -137,12 +137,12 @@ pub(crate) fn start(
     mesh
 }
 
-struct Follower {
+struct SourceFollower {
     mesh: Mesh,
     index: Index,
     key_sets: KeySets,
     reports: Option<mpsc::UnboundedSender<Report>>,
-    waypoints: Arc<Waypoints>,
+    waypoints: Arc<WaypointRegistry>,
     metrics: Arc<Metrics>,
     publish: watch::Sender<u64>,
     follow: watch::Sender<u64>,
@@ -150,11 +150,11 @@ struct Follower {
     accept: watch::Sender<Option<AcceptedTrustDomains>>,
 }
 
-impl Follower {
+impl SourceFollower {
     async fn run(
         mut self,
         mut source: Source,
-        mut inquiries: mpsc::Receiver<Inquiry>,
+        mut inquiries: mpsc::Receiver<MeshQuery>,
         mut drain: DrainWatcher,
     ) {
         // Times of the oldest and the newest unpublished change.
@@ -162,10 +162,10 @@ impl Follower {
         loop {
             let due = waiting.map(|(first, last)| (last + DEBOUNCE).min(first + MAX_DELAY));
             tokio::select! {
-                change = source.changed() => match change {
+                change = source.next_change() => match change {
                     Some(change) => {
                         let now = Instant::now();
-                        self.take(&change);
+                        self.apply_change(&change);
                         if change.complete {
                             let first = waiting.map_or(now, |(first, _)| first);
                             waiting = Some((first, now));
@@ -179,36 +179,36 @@ impl Follower {
                     }
                 },
                 event = self.key_sets.next() => match event {
-                    key_sets::Event::Answer(source, state) => {
+                    key_sets::KeySetEvent::Fetched(source, state) => {
                         self.index.set_keys(&source, state);
                         let now = Instant::now();
                         let first = waiting.map_or(now, |(first, _)| first);
                         waiting = Some((first, now));
                     }
-                    key_sets::Event::Inquiry(inquiry) => {
+                    key_sets::KeySetEvent::CalleeCheck(inquiry) => {
                         let may_call = self.index.view().may_fetch_keys(&inquiry.namespace, inquiry.ip);
-                        inquiry.answer(may_call);
+                        inquiry.reply(may_call);
                     }
                 },
-                Some(inquiry) = inquiries.recv() => self.answer(inquiry),
+                Some(inquiry) = inquiries.recv() => self.answer_query(inquiry),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
-                    self.flush(since);
+                    self.publish_changes(since);
                 }
                 _ = drain.started() => return,
             }
         }
     }
 
-    fn answer(&self, inquiry: Inquiry) {
+    fn answer_query(&self, inquiry: MeshQuery) {
         // Sending fails only without a receiver.
         match inquiry {
-            Inquiry::Survey(reply) => drop(reply.send(self.index.survey())),
-            Inquiry::Registry(reply) => drop(reply.send(self.index.view().registry())),
+            MeshQuery::Problems(reply) => drop(reply.send(self.index.all_problems())),
+            MeshQuery::Registry(reply) => drop(reply.send(self.index.view().registry())),
         }
     }
 
-    fn take(&mut self, change: &Change) {
+    fn apply_change(&mut self, change: &Change) {
         let mut pods = self.mesh.pods.write();
         for event in &change.events {
             self.index.handle(event, &mut pods);
@@ -222,15 +222,15 @@ impl Follower {
             if *self.follow.borrow() == 0
                 && let Some(reports) = &self.reports
             {
-                reports.send(Report::Complete).ok();
+                reports.send(Report::AllObserved).ok();
             }
             self.follow.send_modify(|number| *number += 1);
         }
-        self.metrics.objects_changed(change.events.len());
-        self.note_problems(change);
+        self.metrics.count_changed_objects(change.events.len());
+        self.record_problems(change);
     }
 
-    fn note_problems(&mut self, change: &Change) {
+    fn record_problems(&mut self, change: &Change) {
         let changed = self.index.take_changed_problems();
         let mut problems = self.mesh.problems.write();
         if let Some(manifests) = &change.manifests {
@@ -277,19 +277,22 @@ impl Follower {
                 reports.send(Report::Problems(key, problems)).ok();
             }
         }
-        for key in self.index.take_changed_standings() {
+        for key in self.index.take_changed_derived_statuses() {
             if let Some(reports) = &self.reports {
-                let standing = self.index.standing(&key).cloned().unwrap_or_default();
-                reports.send(Report::Standing(key, standing)).ok();
+                let derived_status = self.index.derived_status(&key).cloned().unwrap_or_default();
+                reports
+                    .send(Report::DerivedStatus(key, derived_status))
+                    .ok();
             }
         }
-        self.note_problems(&Change::default());
+        self.record_problems(&Change::default());
     }
 
-    fn flush(&mut self, since: Duration) {
+    fn publish_changes(&mut self, since: Duration) {
         let desired = self.index.view().key_sources();
-        self.index.forget_keys(&desired);
-        self.key_sets.protect(self.index.view().cluster_addresses());
+        self.index.retain_keys(&desired);
+        self.key_sets
+            .set_protected_addresses(self.index.view().cluster_addresses());
         self.key_sets.set_desired(desired);
         let delta = self.index.flush();
         self.report_conflicts();
@@ -313,7 +316,7 @@ impl Follower {
             .collect();
         drop(store);
         self.metrics
-            .published(changed, since, records.iter().copied());
+            .record_publication(changed, since, records.iter().copied());
         let first = *self.publish.borrow() == 0;
         if changed > 0 || first {
             let records: usize = records.iter().map(|(_, count)| count).sum();
@@ -328,16 +331,16 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {
             let key = object.key();
-            if !ambit_status_writer::concerns(key.kind) && !index.has_new_problems(&key) {
+            if !ambit_status_writer::has_status(key.kind) && !index.has_new_problems(&key) {
                 return None;
             }
-            (key, Facts::of(object))
+            (key, StatusFacts::from_object(object))
         }
         ObjectEvent::Refused { key, value, .. } => {
-            (key.clone(), Facts::of_unreadable(key.kind, value))
+            (key.clone(), StatusFacts::from_invalid_json(key.kind, value))
         }
         ObjectEvent::Deleted(key) => {
-            return ambit_status_writer::concerns(key.kind).then(|| Report::Gone(key.clone()));
+            return ambit_status_writer::has_status(key.kind).then(|| Report::Deleted(key.clone()));
         }
     };
     Some(Report::Observed(Box::new(ObservedObject {
@@ -345,7 +348,7 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
         problems: index.problems_of(&key),
         is_news: index.has_new_problems(&key),
         in_force: index.view().is_in_force(&key),
-        standing: index.standing(&key).cloned(),
+        derived_status: index.derived_status(&key).cloned(),
         key,
     })))
 }

@@ -14,12 +14,12 @@ use prometheus_client::{
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Type {
+struct TypeLabels {
     r#type: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Severity {
+struct SeverityLabels {
     severity: &'static str,
 }
 
@@ -28,8 +28,8 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     /// Metrics of xDS.
     pub xds: XdsMetrics,
-    records: Family<Type, Gauge>,
-    problems: Family<Severity, Gauge>,
+    records: Family<TypeLabels, Gauge>,
+    problems: Family<SeverityLabels, Gauge>,
     events: PlainCounter,
     changed: PlainCounter,
     convergence: Histogram,
@@ -120,12 +120,12 @@ impl Metrics {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
     }
 
-    pub(crate) fn objects_changed(&self, events: usize) {
+    pub(crate) fn count_changed_objects(&self, events: usize) {
         self.events
             .inc_by(u64::try_from(events).unwrap_or(u64::MAX));
     }
 
-    pub(crate) fn published(
+    pub(crate) fn record_publication(
         &self,
         changed: usize,
         after: std::time::Duration,
@@ -137,17 +137,17 @@ impl Metrics {
         for (of, count) in records {
             let r#type = of.short_name();
             self.records
-                .get_or_create(&Type { r#type })
+                .get_or_create(&TypeLabels { r#type })
                 .set(gauge(count));
         }
     }
 
     pub(crate) fn set_problems(&self, errors: usize, warnings: usize) {
         self.problems
-            .get_or_create(&Severity { severity: "error" })
+            .get_or_create(&SeverityLabels { severity: "error" })
             .set(gauge(errors));
         self.problems
-            .get_or_create(&Severity {
+            .get_or_create(&SeverityLabels {
                 severity: "warning",
             })
             .set(gauge(warnings));

@@ -22,7 +22,7 @@ use ambit_wire::{
 };
 use ambit_xds_server::{
     Sessions,
-    entry::{Collection, Entry},
+    encoded_record::{Collection, EncodedRecord},
     skew,
 };
 use serde::Serialize;
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Permit to build a debug page; only one, since a page of a large mesh takes much memory.
-static PAGES: Semaphore = Semaphore::const_new(1);
+static PAGE_SEMAPHORE: Semaphore = Semaphore::const_new(1);
 
 /// State from which monitoring responses are built.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Monitoring {
         if request.method() != http::Method::GET {
             return method_not_allowed("GET");
         }
-        if path.starts_with("debug") && !Peer::asks_locally(request) {
+        if path.starts_with("debug") && !Peer::is_local_with_local_host(request) {
             return text(
                 403,
                 "debug pages are answered inside this pod only: use `ambit`, or kubectl port-forward\n",
@@ -84,23 +84,26 @@ impl Monitoring {
             "debug/syncz" | "debug/connections" => {
                 let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
                 let cluster_id = Arc::clone(&self.cluster_id);
-                page(move || clients::page(&sessions, &cluster_id)).await
+                render_page(move || clients::clients_page(&sessions, &cluster_id)).await
             }
             "debug/registryz" => {
-                let turn = PAGES.acquire().await;
+                let turn = PAGE_SEMAPHORE.acquire().await;
                 match self.mesh.registry().await {
                     Some(services) => {
                         let cluster_id = Arc::clone(&self.cluster_id);
-                        page_with_permit(turn, move || registry::page(&services, &cluster_id)).await
+                        render_page_with_permit(turn, move || {
+                            registry::registry_page(&services, &cluster_id)
+                        })
+                        .await
                     }
                     None => text(503, "objects are no longer followed\n"),
                 }
             }
             "debug/configz" => match &self.cluster {
                 Some(cluster) => {
-                    let turn = PAGES.acquire().await;
-                    match config::objects(&cluster.client).await {
-                        Ok(objects) => page_with_permit(turn, move || objects).await,
+                    let turn = PAGE_SEMAPHORE.acquire().await;
+                    match config::list_objects(&cluster.client).await {
+                        Ok(objects) => render_page_with_permit(turn, move || objects).await,
                         Err(error) => text(502, format!("{error}\n")),
                     }
                 }
@@ -108,15 +111,15 @@ impl Monitoring {
             },
             "debug/problems" => {
                 let problems = self.problems().await;
-                page(move || problems).await
+                render_page(move || problems).await
             }
             "debug/ambientz" | "debug/config_dump" => {
-                let records = Records::now(&self.mesh);
-                page(move || records.decode()).await
+                let records = MeshRecords::snapshot(&self.mesh);
+                render_page(move || records.decode()).await
             }
             "debug/waypointz" => {
-                let records = WaypointRecords::now(&self.mesh);
-                page(move || records.decode()).await
+                let records = WaypointRecords::snapshot(&self.mesh);
+                render_page(move || records.decode()).await
             }
             "" | "debug" | "debug/" => text(
                 200,
@@ -130,9 +133,10 @@ impl Monitoring {
 impl Monitoring {
     /// Returns all problems, of objects and of connected waypoints.
     async fn problems(&self) -> Problems {
-        let mut problems = self.mesh.survey().await;
+        let mut problems = self.mesh.problems().await;
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
-        let of_proxies = skew::problems(&sessions, &self.mesh.store.read(), SystemTime::now());
+        let of_proxies =
+            skew::subscription_problems(&sessions, &self.mesh.store.read(), SystemTime::now());
         problems.objects.extend(of_proxies);
         problems
     }
@@ -142,13 +146,13 @@ impl Monitoring {
 type PagePermit = Result<SemaphorePermit<'static>, AcquireError>;
 
 /// Waits for a permit, and builds a debug page by `make` on a separate thread.
-async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
+async fn render_page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
     // The semaphore is never closed. The page is built even if the client disconnects.
-    page_with_permit(PAGES.acquire().await, make).await
+    render_page_with_permit(PAGE_SEMAPHORE.acquire().await, make).await
 }
 
 /// Builds a debug page by `make` on a separate thread, with a permit.
-async fn page_with_permit<T: Serialize>(
+async fn render_page_with_permit<T: Serialize>(
     turn: PagePermit,
     make: impl FnOnce() -> T + Send + 'static,
 ) -> Response {
@@ -162,14 +166,14 @@ async fn page_with_permit<T: Serialize>(
 }
 
 /// Snapshot of the encoded records for node proxies.
-struct Records {
+struct MeshRecords {
     revision: u64,
-    addresses: Vec<Arc<Entry>>,
-    policies: Vec<Arc<Entry>>,
+    addresses: Vec<Arc<EncodedRecord>>,
+    policies: Vec<Arc<EncodedRecord>>,
 }
 
-impl Records {
-    fn now(mesh: &Mesh) -> Self {
+impl MeshRecords {
+    fn snapshot(mesh: &Mesh) -> Self {
         let store = mesh.store.read();
         let entries = |collection| store.entries(collection).cloned().collect();
         Self {
@@ -214,11 +218,11 @@ impl Records {
 /// Snapshot of the encoded records for waypoints.
 struct WaypointRecords {
     revision: u64,
-    entries: Vec<(WaypointRecordType, Arc<Entry>)>,
+    entries: Vec<(WaypointRecordType, Arc<EncodedRecord>)>,
 }
 
 impl WaypointRecords {
-    fn now(mesh: &Mesh) -> Self {
+    fn snapshot(mesh: &Mesh) -> Self {
         let store = mesh.store.read();
         let of = |of: &WaypointRecordType| {
             let entries = store.entries(Collection::Waypoint(*of));

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
+use ambit_kube_kit::watch::{self as objects, ObjectId, ObjectWatch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{
@@ -46,24 +46,24 @@ struct NodeBackoff {
 
 /// Pods in restart back-off, and rate limits by node. Does no IO.
 #[derive(Debug, Default)]
-struct Replacements {
+struct ReplacementSchedule {
     in_back_off: BTreeMap<ObjectId, BackOffPod>,
-    pace: BTreeMap<String, NodeBackoff>,
+    node_backoffs: BTreeMap<String, NodeBackoff>,
 }
 
-impl Replacements {
+impl ReplacementSchedule {
     fn apply(&mut self, event: WatchEvent<BackOffPod>) {
         match event {
             WatchEvent::Object(id, pod) => drop(self.in_back_off.insert(id, pod)),
-            WatchEvent::Gone(id) => drop(self.in_back_off.remove(&id)),
-            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Away(_) => {}
+            WatchEvent::Removed(id) => drop(self.in_back_off.remove(&id)),
+            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Unavailable(_) => {}
         }
     }
 
     /// Returns the pods to replace now. Each is returned once; if its deletion fails, its next watch event adds it
     /// again.
-    fn due(&mut self, now: Instant) -> Vec<(ObjectId, BackOffPod)> {
-        let pace = &mut self.pace;
+    fn take_due(&mut self, now: Instant) -> Vec<(ObjectId, BackOffPod)> {
+        let pace = &mut self.node_backoffs;
         pace.retain(|_, pace| now < pace.last + QUIET_TIME || now < pace.next);
         let is_due = |_: &ObjectId, pod: &mut BackOffPod| match pace.get(&pod.node) {
             Some(pace) => pace.next <= now,
@@ -72,7 +72,7 @@ impl Replacements {
         let due: Vec<_> = self.in_back_off.extract_if(.., is_due).collect();
         for (_, pod) in &due {
             let pace = self
-                .pace
+                .node_backoffs
                 .entry(pod.node.clone())
                 .or_insert_with(|| NodeBackoff {
                     backoff: Backoff::new(REPLACEMENT_DELAY.0, REPLACEMENT_DELAY.1, 0.0),
@@ -89,16 +89,16 @@ impl Replacements {
     }
 
     /// Returns the time at which the next pod may be replaced.
-    fn next(&self) -> Option<Instant> {
+    fn next_due(&self) -> Option<Instant> {
         let pods = self.in_back_off.values();
-        pods.filter_map(|pod| Some(self.pace.get(&pod.node)?.next))
+        pods.filter_map(|pod| Some(self.node_backoffs.get(&pod.node)?.next))
             .min()
     }
 }
 
 /// Returns node and version of a pod of an agent or node proxy, if none of its containers runs and all containers in
 /// back-off were killed.
-fn in_back_off(pod: &Pod) -> Option<BackOffPod> {
+fn back_off_pod(pod: &Pod) -> Option<BackOffPod> {
     let app = pod.metadata.labels.as_ref()?.get("app")?;
     if !APP_LABELS.contains(&app.as_str()) || pod.metadata.deletion_timestamp.is_some() {
         return None;
@@ -138,22 +138,22 @@ fn was_killed(container: &ContainerStatus) -> bool {
 /// Replaces pods in `namespace` that are in restart back-off; never returns.
 pub(crate) async fn run(client: Client, namespace: String) {
     let pods = Api::<Pod>::namespaced(client, &namespace);
-    let config = objects::config().labels("app");
-    let mut watch = Watch::new("Pod", pods.clone(), config, in_back_off);
-    let mut replacements = Replacements::default();
+    let config = objects::watcher_config().labels("app");
+    let mut watch = ObjectWatch::new("Pod", pods.clone(), config, back_off_pod);
+    let mut replacements = ReplacementSchedule::default();
     loop {
-        let next = replacements.next();
+        let next = replacements.next_due();
         tokio::select! {
             event = watch.next() => replacements.apply(event),
             () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
         }
-        for (id, pod) in replacements.due(Instant::now()) {
-            replace(&pods, &id, &pod).await;
+        for (id, pod) in replacements.take_due(Instant::now()) {
+            replace_pod(&pods, &id, &pod).await;
         }
     }
 }
 
-async fn replace(pods: &Api<Pod>, id: &ObjectId, pod: &BackOffPod) {
+async fn replace_pod(pods: &Api<Pod>, id: &ObjectId, pod: &BackOffPod) {
     let params = DeleteParams {
         grace_period_seconds: Some(GRACE_SECONDS),
         preconditions: Some(Preconditions {
@@ -217,14 +217,14 @@ mod tests {
             node: "n1".to_owned(),
             version: "7".to_owned(),
         };
-        assert_eq!(in_back_off(&pod(&[killed()])), Some(expected.clone()));
+        assert_eq!(back_off_pod(&pod(&[killed()])), Some(expected.clone()));
         assert_eq!(
-            in_back_off(&pod(&[killed(), killed()])),
+            back_off_pod(&pod(&[killed(), killed()])),
             Some(expected.clone())
         );
         let creating = stopped("ContainerCreating", SIGKILL_EXIT_CODE, "Error");
         assert_eq!(
-            in_back_off(&pod(&[killed(), creating.clone()])),
+            back_off_pod(&pod(&[killed(), creating.clone()])),
             Some(expected)
         );
         for (what, containers) in [
@@ -244,7 +244,7 @@ mod tests {
                 vec![stopped("CrashLoopBackOff", SIGKILL_EXIT_CODE, "OOMKilled")],
             ),
         ] {
-            assert_eq!(in_back_off(&pod(&containers)), None, "{what}");
+            assert_eq!(back_off_pod(&pod(&containers)), None, "{what}");
         }
     }
 
@@ -253,7 +253,7 @@ mod tests {
         let mut control = pod(&[killed()]);
         let labels = [("app".to_owned(), "istiod".to_owned())];
         control.metadata.labels = Some(labels.into());
-        assert_eq!(in_back_off(&control), None);
+        assert_eq!(back_off_pod(&control), None);
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         let mut deleted = pod(&[killed()]);
         let time = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
         deleted.metadata.deletion_timestamp = Some(time);
-        assert_eq!(in_back_off(&deleted), None);
+        assert_eq!(back_off_pod(&deleted), None);
     }
 
     fn event(name: &str, node: &str) -> WatchEvent<BackOffPod> {
@@ -287,41 +287,45 @@ mod tests {
     fn replacements_are_rate_limited_by_node() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut replacements = Replacements::default();
+        let mut replacements = ReplacementSchedule::default();
         replacements.apply(event("agent", "n1"));
         replacements.apply(event("proxy", "n1"));
-        assert_eq!(names(replacements.due(start)), ["agent", "proxy"]);
-        assert_eq!(replacements.next(), None);
+        assert_eq!(names(replacements.take_due(start)), ["agent", "proxy"]);
+        assert_eq!(replacements.next_due(), None);
 
         replacements.apply(event("proxy-2", "n1"));
         replacements.apply(event("other", "n2"));
         let millis = |count| start + Duration::from_millis(count);
-        assert_eq!(names(replacements.due(millis(900))), ["other"]);
-        assert_eq!(replacements.next(), Some(after(1)));
-        assert_eq!(names(replacements.due(after(1))), ["proxy-2"]);
+        assert_eq!(names(replacements.take_due(millis(900))), ["other"]);
+        assert_eq!(replacements.next_due(), Some(after(1)));
+        assert_eq!(names(replacements.take_due(after(1))), ["proxy-2"]);
 
         replacements.apply(event("proxy-3", "n1"));
-        assert_eq!(names(replacements.due(millis(2_900))), [""; 0]);
-        assert_eq!(names(replacements.due(after(3))), ["proxy-3"]);
+        assert_eq!(names(replacements.take_due(millis(2_900))), [""; 0]);
+        assert_eq!(names(replacements.take_due(after(3))), ["proxy-3"]);
 
         // The quiet time has passed: the delay is the first one again.
         replacements.apply(event("proxy-4", "n1"));
-        assert_eq!(names(replacements.due(after(200))), ["proxy-4"]);
+        assert_eq!(names(replacements.take_due(after(200))), ["proxy-4"]);
         replacements.apply(event("proxy-5", "n1"));
-        assert_eq!(names(replacements.due(after(201))), ["proxy-5"]);
+        assert_eq!(names(replacements.take_due(after(201))), ["proxy-5"]);
     }
 
     #[test]
     fn pod_that_runs_again_is_not_replaced() {
         let start = Instant::now();
-        let mut replacements = Replacements::default();
+        let mut replacements = ReplacementSchedule::default();
         replacements.apply(event("proxy", "n1"));
-        assert_eq!(replacements.due(start).len(), 1);
+        assert_eq!(replacements.take_due(start).len(), 1);
         replacements.apply(event("proxy-2", "n1"));
         let WatchEvent::Object(id, _) = event("proxy-2", "n1") else {
             unreachable!()
         };
-        replacements.apply(WatchEvent::Gone(id));
-        assert!(replacements.due(start + REPLACEMENT_DELAY.1).is_empty());
+        replacements.apply(WatchEvent::Removed(id));
+        assert!(
+            replacements
+                .take_due(start + REPLACEMENT_DELAY.1)
+                .is_empty()
+        );
     }
 }

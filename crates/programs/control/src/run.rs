@@ -9,10 +9,12 @@ use std::{
 
 use ambit_ca::{
     CertificateService, TrustPublisher,
-    trust_domains::{self, LastPublished, Published},
+    trust_domains::{self, LastPublished, PublishedTrustDomains},
     write_root,
 };
-use ambit_caller_auth::{Access, Accounts, Waypoints, caller_pod::Pods, parse_accounts};
+use ambit_caller_auth::{
+    CallerAccess, ServiceAccounts, WaypointRegistry, caller_pod::Pods, parse_accounts,
+};
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
 use ambit_grpc_listener::ServeOptions;
@@ -20,24 +22,24 @@ use ambit_model::Identity;
 use ambit_otlp_export::Exporter;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
-use ambit_waypoint_deployer::Deployer;
+use ambit_waypoint_deployer::WaypointDeployer;
 use ambit_waypoint_objects::Settings;
-use ambit_xds_server::{Admission, DebugService, Discovery, DiscoveryServer, Sessions};
+use ambit_xds_server::{Admission, DebugService, DeltaDiscovery, DiscoveryServer, Sessions};
 use anyhow::Context;
 use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::{
-    args::{Args, Attachment, Outbound, WorkloadWaypoints},
+    args::{Args, AttachmentMode, OutboundPolicy, WorkloadWaypoints},
     environment::{Cluster, Environment},
-    flows::{Flows, MeshProxies, OwnIdentity, Users},
+    flows::{FlowService, MeshProxies, OwnIdentity, Users},
     key_sets::KeySets,
     leadership::run_while_leader,
     mesh::{self, Mesh},
     metrics::Metrics,
     monitoring::Monitoring,
     restart_backoff,
-    serving::Serving,
+    serving::ServingCertificate,
     startup_taint,
 };
 
@@ -53,7 +55,7 @@ pub fn main(args: Args) -> anyhow::Result<()> {
     let exporter = Exporter::from_env(&env, "ambit-control")?;
     let _log =
         ambit_rt::logging::init_with_sink(&env, exporter.record_sink()).context("logging")?;
-    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    ambit_rt::panics::install_hook(ambit_rt::panics::PanicScope::Process);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -81,7 +83,7 @@ pub async fn run(args: Args, exporter: Exporter, mut shutdown: Shutdown) -> anyh
 
 /// Running control plane with the addresses of its ports.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningControlPlane {
     /// Address of xDS and the CSR API.
     pub xds: SocketAddr,
     /// Address of metrics and debug pages.
@@ -92,7 +94,7 @@ pub struct Running {
     metrics: Arc<Metrics>,
 }
 
-impl Running {
+impl RunningControlPlane {
     /// Ends streams and connections, releases the Leases, and waits a few seconds for both.
     pub async fn stop(self) {
         self.drain.finish(DrainMode::graceful(DRAIN_TIMEOUT)).await;
@@ -100,7 +102,7 @@ impl Running {
 }
 
 /// Starts all parts of the control plane.
-pub async fn start(args: &Args) -> anyhow::Result<Running> {
+pub async fn start(args: &Args) -> anyhow::Result<RunningControlPlane> {
     let (drain, watcher) = drain::channel();
     let metrics = Arc::new(Metrics::default());
     let Environment {
@@ -109,8 +111,8 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         authenticator,
         cluster,
     } = Environment::open(args, &metrics, &watcher).await?;
-    let waypoints = Arc::<Waypoints>::default();
-    let access = Access::new(
+    let waypoints = Arc::<WaypointRegistry>::default();
+    let access = CallerAccess::new(
         authenticator,
         trusted_nodes(args)?,
         args.xds_any_account,
@@ -119,7 +121,8 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         metrics.callers.clone(),
     );
     let access = Arc::new(access);
-    let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
+    let serving =
+        ServingCertificate::start(publisher.subscribe(), server_names(args), watcher.clone())?;
     let reports = cluster.as_ref().map(|cluster| {
         let (client, name) = (cluster.client.clone(), cluster.name.clone());
         ambit_status_writer::start(client, name, cluster.is_mesh_leader.clone(), &watcher)
@@ -137,20 +140,20 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     );
     let domains = publish_trust_domains(args, cluster.as_ref(), &publisher, &mesh);
     if let Some(path) = &args.root_cert_out {
-        keep_root_written(path, &publisher, domains.clone())?;
+        write_root_on_change(path, &publisher, domains.clone())?;
     }
     if let Some(cluster) = &cluster {
         start_leader_tasks(cluster, &publisher, domains.clone(), &mesh, args, &watcher)?;
     }
-    let own = OwnIdentity::new(own_identity(args), publisher.follow(), domains);
+    let own = OwnIdentity::new(own_identity(args), publisher.subscribe(), domains);
     let proxies = mesh_proxies(args, &mesh, &access, own);
-    let flows = user_flows(args, cluster.as_ref(), proxies, &watcher);
+    let flows = build_flow_service(args, cluster.as_ref(), proxies, &watcher);
     let flows = serve_flows(args.listen_flows, flows, &serving, &metrics).await?;
     let pods = Pods {
         directory: Arc::clone(&mesh.pods),
-        followed: mesh.followed.clone(),
+        followed: mesh.followed_version.clone(),
     };
-    let (discovery, sessions) = discovery(args, &mesh, &access, &pods, &metrics, &watcher);
+    let (discovery, sessions) = build_discovery(args, &mesh, &access, &pods, &metrics, &watcher);
     let monitoring = Monitoring {
         mesh: mesh.clone(),
         metrics: Arc::clone(&metrics),
@@ -160,7 +163,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         cluster: cluster.clone(),
     };
     let certificates = CertificateService {
-        trust: publisher.follow(),
+        trust: publisher.subscribe(),
         access,
         pods,
         trust_domain: args.trust_domain.as_str().into(),
@@ -178,10 +181,10 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let routes = Routes::new(discovery).add_service(certificates.into_server());
     let options = ServeOptions {
         routes: routes.prepare(),
-        age: Duration::from_secs(args.max_connection_seconds.max(1)),
+        max_connection_age: Duration::from_secs(args.max_connection_seconds.max(1)),
     };
     let xds = serve_grpc(args.listen_xds, serving, options, &metrics, watcher).await?;
-    Ok(Running {
+    Ok(RunningControlPlane {
         xds,
         monitoring,
         flows,
@@ -193,7 +196,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
 /// Serves xDS and the CSR API over gRPC.
 async fn serve_grpc(
     address: SocketAddr,
-    serving: Serving,
+    serving: ServingCertificate,
     options: ServeOptions,
     metrics: &Metrics,
     drain: DrainWatcher,
@@ -202,32 +205,32 @@ async fn serve_grpc(
     let address = listener.local_addr()?;
     tracing::info!(%address, "xDS and certificates");
     let closed = metrics.callers.clone();
-    let incoming = ambit_grpc_listener::incoming(
+    let incoming = ambit_grpc_listener::incoming_connections(
         listener,
         drain.clone(),
         move || serving.config(),
-        move |why| closed.connection_closed(why.label()),
+        move |why| closed.count_closed_connection(why.label()),
     );
     let closed = metrics.callers.clone();
     let served = ambit_grpc_listener::serve(incoming, options, drain, move |why| {
-        closed.connection_closed(why.label());
+        closed.count_closed_connection(why.label());
     });
     ambit_rt::spawn("grpc", served);
     Ok(address)
 }
 
 /// Creates the xDS server, and the table of its open streams.
-fn discovery(
+fn build_discovery(
     args: &Args,
     mesh: &Mesh,
-    access: &Arc<Access>,
+    access: &Arc<CallerAccess>,
     pods: &Pods,
     metrics: &Arc<Metrics>,
     drain: &DrainWatcher,
 ) -> (DiscoveryServer, Sessions) {
-    let discovery = Discovery::new(
+    let discovery = DeltaDiscovery::new(
         Arc::clone(&mesh.store),
-        mesh.published.clone(),
+        mesh.published_version.clone(),
         Arc::clone(access),
         pods.clone(),
         Admission::new(args.streams_per_second),
@@ -245,14 +248,19 @@ fn discovery(
 }
 
 /// Parses the accounts of node proxies, by namespace and name.
-fn trusted_nodes(args: &Args) -> anyhow::Result<Accounts> {
+fn trusted_nodes(args: &Args) -> anyhow::Result<ServiceAccounts> {
     parse_accounts(&args.trusted_node_accounts)
         .map_err(anyhow::Error::msg)
         .context("--trusted-node-accounts")
 }
 
 /// Returns the proxies of the mesh whose flow events users may read.
-fn mesh_proxies(args: &Args, mesh: &Mesh, access: &Arc<Access>, own: OwnIdentity) -> MeshProxies {
+fn mesh_proxies(
+    args: &Args,
+    mesh: &Mesh,
+    access: &Arc<CallerAccess>,
+    own: OwnIdentity,
+) -> MeshProxies {
     MeshProxies {
         pods: Arc::clone(&mesh.pods),
         access: Arc::clone(access),
@@ -263,22 +271,22 @@ fn mesh_proxies(args: &Args, mesh: &Mesh, access: &Arc<Access>, own: OwnIdentity
 }
 
 /// Creates the server of flow events for users, if there is a cluster.
-fn user_flows(
+fn build_flow_service(
     args: &Args,
     cluster: Option<&Cluster>,
     proxies: MeshProxies,
     drain: &DrainWatcher,
-) -> Option<Flows> {
+) -> Option<FlowService> {
     let check_again = Duration::from_secs(args.flows_check_seconds.max(1));
     let users = Users::new(cluster?.client.clone());
-    Some(Flows::new(users, proxies, check_again, drain.clone()))
+    Some(FlowService::new(users, proxies, check_again, drain.clone()))
 }
 
 /// Serves flow events to users, if an address is configured.
 async fn serve_flows(
     address: Option<SocketAddr>,
-    flows: Option<Flows>,
-    serving: &Serving,
+    flows: Option<FlowService>,
+    serving: &ServingCertificate,
     metrics: &Arc<Metrics>,
 ) -> anyhow::Result<Option<SocketAddr>> {
     let (Some(address), Some(flows)) = (address, flows) else {
@@ -301,18 +309,18 @@ fn own_identity(args: &Args) -> Identity {
 fn start_leader_tasks(
     cluster: &Cluster,
     publisher: &TrustPublisher,
-    trust_domains: watch::Receiver<Published>,
+    trust_domains: watch::Receiver<PublishedTrustDomains>,
     mesh: &Mesh,
     args: &Args,
     drain: &DrainWatcher,
 ) -> anyhow::Result<()> {
-    let (client, trust) = (cluster.client.clone(), publisher.follow());
+    let (client, trust) = (cluster.client.clone(), publisher.subscribe());
     let distribute = run_while_leader(cluster.is_mesh_leader.clone(), drain.clone(), move || {
-        ambit_ca::distribute(client.clone(), trust.clone(), trust_domains.clone())
+        ambit_ca::distribute_config_maps(client.clone(), trust.clone(), trust_domains.clone())
     });
     ambit_rt::spawn("root certificates", distribute);
     if let Some(settings) = &args.waypoints {
-        let deployer = Deployer {
+        let deployer = WaypointDeployer {
             client: cluster.client.clone(),
             settings: waypoint_settings(settings, args)?,
             revision: args.revision.clone(),
@@ -351,7 +359,7 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
         flow_reader: args.listen_flows.map(|_| own_identity(args).to_string()),
         control_address: format!(
             "https://{}.{}.svc:15012",
-            args.service(),
+            args.service_name(),
             args.own_namespace()
         ),
         trust_domain: args.trust_domain.clone(),
@@ -362,12 +370,12 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
 }
 
 /// Writes the root certificates to a file for clients, at the start and whenever they change.
-fn keep_root_written(
+fn write_root_on_change(
     path: &Path,
     publisher: &TrustPublisher,
-    mut trust_domains: watch::Receiver<Published>,
+    mut trust_domains: watch::Receiver<PublishedTrustDomains>,
 ) -> anyhow::Result<()> {
-    let mut trust = publisher.follow();
+    let mut trust = publisher.subscribe();
     write_root(path, &trust.borrow_and_update().authority.root_pem())?;
     let path = path.to_owned();
     ambit_rt::spawn("root file", async move {
@@ -397,21 +405,21 @@ fn publish_trust_domains(
     cluster: Option<&Cluster>,
     publisher: &TrustPublisher,
     mesh: &Mesh,
-) -> watch::Receiver<Published> {
+) -> watch::Receiver<PublishedTrustDomains> {
     let last = match (cluster, &args.trust_domains_out) {
         (Some(cluster), _) => {
             LastPublished::ConfigMap(cluster.client.clone(), args.own_namespace().into())
         }
         (None, Some(path)) => LastPublished::File(path.clone()),
-        (None, None) => LastPublished::Nowhere,
+        (None, None) => LastPublished::Unavailable,
     };
     let (sender, published) = watch::channel(None);
-    let (own, trust) = (args.trust_domain.clone(), publisher.follow());
+    let (own, trust) = (args.trust_domain.clone(), publisher.subscribe());
     let desired = mesh.trust_domains.clone();
-    let publish = trust_domains::publish(own, desired, trust, last, sender);
+    let publish = trust_domains::publish_trust_domains(own, desired, trust, last, sender);
     ambit_rt::spawn("trust domains", publish);
     if let Some(path) = args.trust_domains_out.clone() {
-        let keep = trust_domains::keep_written(path, published.clone());
+        let keep = trust_domains::write_on_change(path, published.clone());
         ambit_rt::spawn("trust domains file", keep);
     }
     published
@@ -421,7 +429,7 @@ fn publish_trust_domains(
 fn readiness(mesh: &Mesh) -> Readiness {
     let readiness = Readiness::new();
     let objects = readiness.pending("objects of the mesh");
-    let mut published = mesh.published.clone();
+    let mut published = mesh.published_version.clone();
     ambit_rt::spawn("ready", async move {
         if published.wait_for(|number| *number > 0).await.is_ok() {
             objects.ready();
@@ -459,7 +467,7 @@ fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
     // leaves out.
     anyhow::ensure!(
         args.workload_waypoints == WorkloadWaypoints::Enforced
-            || args.waypoint_attachment == Attachment::Labels,
+            || args.waypoint_attachment == AttachmentMode::Labels,
         "--workload-waypoints istio needs --waypoint-attachment labels"
     );
     Ok(MeshConfig {
@@ -472,7 +480,7 @@ fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
         workload_waypoints: args.workload_waypoints.into(),
         waypoint_missing: args.waypoint_missing.into(),
         waypoint_binding: args.waypoint_binding.into(),
-        registry_only: args.outbound_traffic_policy == Outbound::RegistryOnly,
+        registry_only: args.outbound_traffic_policy == OutboundPolicy::RegistryOnly,
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,
         reference_grants: args.reference_grants.into(),
@@ -486,7 +494,7 @@ fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
 
 fn server_names(args: &Args) -> Vec<String> {
     let root = &args.root_namespace;
-    let service = args.service();
+    let service = args.service_name();
     let mut names = vec![
         format!("{service}.{root}.svc"),
         format!("{service}.{root}.svc.{}", args.cluster_domain),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_ca::Trust;
+use ambit_ca::CaTrust;
 use ambit_issuer::IssueError;
 use ambit_rt::DrainWatcher;
 use ambit_tls::TlsSettings;
@@ -31,16 +31,16 @@ pub enum ServingError {
 
 /// Current TLS configuration with the serving certificate.
 #[derive(Clone, Debug)]
-pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
+pub struct ServingCertificate(Arc<RwLock<Arc<ServerConfig>>>);
 
-impl Serving {
+impl ServingCertificate {
     /// Issues the first certificate for `names`. Renews it until the drain, and at once when the CA changes.
     pub fn start(
-        mut trust: watch::Receiver<Arc<Trust>>,
+        mut trust: watch::Receiver<Arc<CaTrust>>,
         names: Vec<String>,
         mut drain: DrainWatcher,
     ) -> Result<Self, ServingError> {
-        let issue = move |trust: &Trust| -> Result<Arc<ServerConfig>, ServingError> {
+        let issue = move |trust: &CaTrust| -> Result<Arc<ServerConfig>, ServingError> {
             let authority = &trust.authority;
             let (chain, key) =
                 authority.issue_serving(&names, CERTIFICATE_TTL, SystemTime::now())?;

@@ -15,16 +15,16 @@ pub enum Source {
 
 impl Source {
     /// Waits for the next change; `None` if the source has ended. Cancelling loses nothing.
-    pub async fn changed(&mut self) -> Option<Change> {
+    pub async fn next_change(&mut self) -> Option<Change> {
         match self {
-            Self::Manifests(dirs) => dirs.changed().await.map(Change::from),
-            Self::Kubernetes(informers) => informers.changed().await,
+            Self::Manifests(dirs) => dirs.next_change().await.map(Change::from),
+            Self::Kubernetes(informers) => informers.next_change().await,
         }
     }
 }
 
-impl From<ambit_manifests::Change> for Change {
-    fn from(change: ambit_manifests::Change) -> Self {
+impl From<ambit_manifests::ManifestChange> for Change {
+    fn from(change: ambit_manifests::ManifestChange) -> Self {
         Self {
             events: change.events,
             manifests: Some(change.problems.iter().map(ToString::to_string).collect()),

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
+use ambit_kube_kit::watch::{self as objects, ObjectId, ObjectWatch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use kube::{
@@ -25,41 +25,41 @@ const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 /// Node with the startup taint: its version, and its other taints.
 #[derive(Clone, Debug, PartialEq)]
-struct Tainted {
+struct TaintedNode {
     version: String,
-    others: Vec<Taint>,
+    other_taints: Vec<Taint>,
 }
 
 /// Nodes with the startup taint, and ready pods. Does no IO.
 #[derive(Debug, Default)]
 struct TaintTable {
-    tainted: BTreeMap<Box<str>, Tainted>,
+    tainted: BTreeMap<Box<str>, TaintedNode>,
     /// Nodes of ready pods, for each of [`REQUIRED_PODS`].
     ready: [BTreeMap<ObjectId, String>; 2],
 }
 
 impl TaintTable {
-    fn node(&mut self, event: WatchEvent<Tainted>) {
+    fn on_node(&mut self, event: WatchEvent<TaintedNode>) {
         match event {
             WatchEvent::Object(id, node) => drop(self.tainted.insert(id.name, node)),
-            WatchEvent::Gone(id) => drop(self.tainted.remove(&id.name)),
-            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Away(_) => {}
+            WatchEvent::Removed(id) => drop(self.tainted.remove(&id.name)),
+            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Unavailable(_) => {}
         }
     }
 
-    fn pod(&mut self, which: usize, event: WatchEvent<String>) {
-        let Some(ready) = self.ready.get_mut(which) else {
+    fn on_pod(&mut self, required_pod: usize, event: WatchEvent<String>) {
+        let Some(ready) = self.ready.get_mut(required_pod) else {
             return;
         };
         match event {
             WatchEvent::Object(id, node) => drop(ready.insert(id, node)),
-            WatchEvent::Gone(id) => drop(ready.remove(&id)),
-            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Away(_) => {}
+            WatchEvent::Removed(id) => drop(ready.remove(&id)),
+            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Unavailable(_) => {}
         }
     }
 
     /// Returns the nodes whose startup taint is to be removed now.
-    fn due(&self) -> Vec<(Box<str>, Tainted)> {
+    fn ready_nodes(&self) -> Vec<(Box<str>, TaintedNode)> {
         let [agents, proxies] = self
             .ready
             .each_ref()
@@ -73,7 +73,7 @@ impl TaintTable {
 }
 
 /// Returns the node of a pod that is ready and not terminating.
-fn ready_on(pod: &Pod) -> Option<String> {
+fn node_of_ready_pod(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let mut conditions = status.conditions.iter().flatten();
     let is_ready = conditions.any(|one| one.type_ == "Ready" && one.status == "True");
@@ -83,16 +83,16 @@ fn ready_on(pod: &Pod) -> Option<String> {
 }
 
 /// Returns the node's version and other taints, if it has a taint with this key.
-fn tainted(node: &Node, key: &str) -> Option<Tainted> {
+fn tainted_node(node: &Node, key: &str) -> Option<TaintedNode> {
     let taints = node.spec.as_ref()?.taints.as_deref()?;
     let others: Vec<_> = taints
         .iter()
         .filter(|one| one.key != key)
         .cloned()
         .collect();
-    (others.len() < taints.len()).then(|| Tainted {
+    (others.len() < taints.len()).then(|| TaintedNode {
         version: node.metadata.resource_version.clone().unwrap_or_default(),
-        others,
+        other_taints: others,
     })
 }
 
@@ -101,21 +101,29 @@ pub(crate) async fn remove_taints(client: Client, namespace: String, key: String
     let nodes = Api::<Node>::all(client.clone());
     let pods = |labels: &str| {
         let api = Api::<Pod>::namespaced(client.clone(), &namespace);
-        Watch::new("Pod", api, objects::config().labels(labels), ready_on)
+        ObjectWatch::new(
+            "Pod",
+            api,
+            objects::watcher_config().labels(labels),
+            node_of_ready_pod,
+        )
     };
     let [mut agents, mut proxies] = REQUIRED_PODS.map(pods);
     let taint = key.clone();
-    let mut followed = Watch::new("Node", nodes.clone(), objects::config(), move |node| {
-        tainted(node, &taint)
-    });
+    let mut followed = ObjectWatch::new(
+        "Node",
+        nodes.clone(),
+        objects::watcher_config(),
+        move |node| tainted_node(node, &taint),
+    );
     let mut table = TaintTable::default();
     let mut backoff = Backoff::new(WRITE_BACKOFF.0, WRITE_BACKOFF.1, 0.2);
     let mut retry_at: Option<Instant> = None;
     loop {
         tokio::select! {
-            event = followed.next() => table.node(event),
-            event = agents.next() => table.pod(0, event),
-            event = proxies.next() => table.pod(1, event),
+            event = followed.next() => table.on_node(event),
+            event = agents.next() => table.on_pod(0, event),
+            event = proxies.next() => table.on_pod(1, event),
             () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                 retry_at = None;
             }
@@ -123,11 +131,11 @@ pub(crate) async fn remove_taints(client: Client, namespace: String, key: String
         if retry_at.is_some() {
             continue;
         }
-        for (name, node) in table.due() {
+        for (name, node) in table.ready_nodes() {
             // The write of a node that has changed meanwhile fails, and is planned again.
             let patch = json!({
                 "metadata": {"resourceVersion": node.version},
-                "spec": {"taints": node.others},
+                "spec": {"taints": node.other_taints},
             });
             let params = PatchParams::default();
             match nodes.patch(&name, &params, &Patch::Merge(&patch)).await {
@@ -162,13 +170,13 @@ mod tests {
         }
     }
 
-    fn node(taints: Value) -> Option<Tainted> {
+    fn node(taints: Value) -> Option<TaintedNode> {
         let node = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": taints}});
-        tainted(&serde_json::from_value(node).unwrap(), KEY)
+        tainted_node(&serde_json::from_value(node).unwrap(), KEY)
     }
 
     fn due(table: &TaintTable) -> Vec<String> {
-        let due = table.due().into_iter();
+        let due = table.ready_nodes().into_iter();
         due.map(|(name, _)| name.to_string()).collect()
     }
 
@@ -181,19 +189,19 @@ mod tests {
                 node(json!([{"key": KEY, "effect": "NoSchedule"}])).unwrap(),
             )
         };
-        table.node(of("n1"));
-        table.node(of("n2"));
+        table.on_node(of("n1"));
+        table.on_node(of("n2"));
         let ready = |pod, node: &str| WatchEvent::Object(id(pod), node.to_owned());
-        table.pod(0, ready("agent-1", "n1"));
-        table.pod(1, ready("proxy-2", "n2"));
+        table.on_pod(0, ready("agent-1", "n1"));
+        table.on_pod(1, ready("proxy-2", "n2"));
         assert!(due(&table).is_empty());
-        table.pod(1, ready("proxy-1", "n1"));
+        table.on_pod(1, ready("proxy-1", "n1"));
         assert_eq!(due(&table), ["n1"]);
-        table.pod(0, WatchEvent::Gone(id("agent-1")));
+        table.on_pod(0, WatchEvent::Removed(id("agent-1")));
         assert!(due(&table).is_empty());
-        table.pod(0, ready("agent-2", "n2"));
+        table.on_pod(0, ready("agent-2", "n2"));
         assert_eq!(due(&table), ["n2"]);
-        table.node(WatchEvent::Gone(id("n2")));
+        table.on_node(WatchEvent::Removed(id("n2")));
         assert!(due(&table).is_empty());
     }
 
@@ -201,7 +209,7 @@ mod tests {
     fn other_taints_are_kept() {
         let other = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
         let both = node(json!([{"key": KEY, "effect": "NoExecute"}, other])).unwrap();
-        assert_eq!(json!(both.others), json!([other]));
+        assert_eq!(json!(both.other_taints), json!([other]));
         assert_eq!(both.version, "7");
         assert_eq!(node(json!([other])), None);
         assert_eq!(node(Value::Null), None);
@@ -217,7 +225,7 @@ mod tests {
             if leaves {
                 pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             }
-            ready_on(&serde_json::from_value(pod).unwrap())
+            node_of_ready_pod(&serde_json::from_value(pod).unwrap())
         };
         assert_eq!(pod("True", false).as_deref(), Some("n1"));
         assert_eq!(pod("False", false), None);

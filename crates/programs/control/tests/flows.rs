@@ -14,7 +14,7 @@ use std::{
 
 use ambit_control::{
     args::Args,
-    run::{self, Running},
+    run::{self, RunningControlPlane},
 };
 use ambit_issuer::Authority;
 use ambit_model::Identity;
@@ -45,16 +45,16 @@ const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews
 const PROXY: &str = "127.77.0.9";
 
 /// Namespaces whose flow events a user may read, as pairs of user and namespace; `*` is all namespaces.
-type Rights = Arc<Mutex<BTreeSet<(&'static str, &'static str)>>>;
+type GrantedRights = Arc<Mutex<BTreeSet<(&'static str, &'static str)>>>;
 
-struct Mesh {
+struct FlowTestbed {
     server: ApiServer,
-    rights: Rights,
-    running: Running,
+    rights: GrantedRights,
+    running: RunningControlPlane,
     directory: tempfile::TempDir,
 }
 
-impl Mesh {
+impl FlowTestbed {
     async fn start() -> Self {
         let server = ApiServer::start();
         for name in ["istio-system", "shop", "bank"] {
@@ -69,9 +69,9 @@ impl Mesh {
             "status": {"phase": "Running", "podIP": PROXY, "podIPs": [{"ip": PROXY}]},
         });
         server.put(PODS, pod);
-        let rights = Rights::default();
+        let rights = GrantedRights::default();
         rights.lock().extend([("admin", "*"), ("dev", "shop")]);
-        review(&server, &rights);
+        serve_reviews(&server, &rights);
         let directory = tempfile::tempdir().unwrap();
         let path = |file: &str| directory.path().join(file).display().to_string();
         std::fs::write(path("kubeconfig"), server.kubeconfig()).unwrap();
@@ -125,7 +125,7 @@ impl Mesh {
     async fn get(&self, query: &str, token: Option<&str>) -> Response<Incoming> {
         let root = std::fs::read_to_string(self.directory.path().join("root.pem")).unwrap();
         let mut roots = RootCertStore::empty();
-        for root in ambit_tls::pem::certificates(0, &root).unwrap() {
+        for root in ambit_tls::pem::parse_certificates(0, &root).unwrap() {
             roots.add(root).unwrap();
         }
         let config = ClientConfig::builder_with_provider(TlsSettings::default().provider())
@@ -162,7 +162,7 @@ impl Mesh {
 }
 
 /// Makes the API server review tokens, which are the users' names; others are rejected.
-fn review(server: &ApiServer, rights: &Rights) {
+fn serve_reviews(server: &ApiServer, rights: &GrantedRights) {
     server.answer_posts(TOKEN_REVIEWS, |review| {
         let token = review["spec"]["token"].as_str().unwrap();
         // A token for another audience than the API server's would be accepted with the mesh's
@@ -172,7 +172,7 @@ fn review(server: &ApiServer, rights: &Rights) {
             true => json!({"authenticated": true, "user": {"username": token, "groups": ["team"]}}),
             false => json!({"authenticated": false}),
         };
-        answer(review, &status)
+        review_response(review, &status)
     });
     let rights = rights.clone();
     server.answer_posts(ACCESS_REVIEWS, move |review| {
@@ -187,20 +187,20 @@ fn review(server: &ApiServer, rights: &Rights) {
             let mut rights = rights.lock().clone().into_iter();
             rights.any(|right| right == (user, namespace))
         };
-        answer(
+        review_response(
             review,
             &json!({"allowed": is_allowed("*") || is_allowed(namespace)}),
         )
     });
 }
 
-fn answer(review: &Value, status: &Value) -> Value {
+fn review_response(review: &Value, status: &Value) -> Value {
     json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "metadata": {},
         "spec": review["spec"], "status": status})
 }
 
 /// Starts a scripted proxy that sends each received request line to the test, and one event to the reader.
-async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
+async fn serve_fake_proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
     let listener = TcpListener::bind((PROXY, 15022)).await.unwrap();
     let (sender, receiver) = mpsc::unbounded_channel();
     let mut config = rustls::ServerConfig::clone(&certificate.server_config().unwrap());
@@ -252,7 +252,7 @@ async fn lines_until(response: Response<Incoming>, text: &str) -> String {
 
 #[tokio::test]
 async fn users_read_what_the_api_server_permits() {
-    let mesh = Mesh::start().await;
+    let mesh = FlowTestbed::start().await;
     for (query, token, status, reason) in [
         ("", None, 401, "x-ambit-token"),
         ("", Some(""), 401, "x-ambit-token"),
@@ -299,9 +299,9 @@ async fn users_read_what_the_api_server_permits() {
 
 #[tokio::test]
 async fn events_are_confined_to_rights_that_may_be_revoked() {
-    let mesh = Mesh::start().await;
+    let mesh = FlowTestbed::start().await;
     let certificate = mesh.certificate("ztunnel").await;
-    let mut requests = proxy(certificate).await;
+    let mut requests = serve_fake_proxy(certificate).await;
     let own = "spiffe://cluster.local/ns/istio-system/sa/ambit-control";
     for (query, token, expected) in [
         ("", "admin", "/flows"),
@@ -340,7 +340,7 @@ async fn events_are_confined_to_rights_that_may_be_revoked() {
 
 #[tokio::test]
 async fn api_server_outage_interrupts_no_reader() {
-    let mesh = Mesh::start().await;
+    let mesh = FlowTestbed::start().await;
     let response = mesh.get("?namespace=shop", Some("dev")).await;
     mesh.server.set_away(true);
     let (status, text) = mesh.refused("?namespace=shop", Some("dev")).await;
@@ -355,7 +355,7 @@ async fn api_server_outage_interrupts_no_reader() {
 
 #[tokio::test]
 async fn readers_of_one_user_are_limited() {
-    let mesh = Mesh::start().await;
+    let mesh = FlowTestbed::start().await;
     let first = mesh.get("?namespace=shop", Some("dev")).await;
     let second = mesh.get("?namespace=shop", Some("dev")).await;
     let (status, text) = mesh.refused("?namespace=shop", Some("dev")).await;

@@ -11,7 +11,7 @@ use std::{path::PathBuf, time::Duration};
 use ambit_certificates::CertificateRequest;
 use ambit_control::{
     args::Args,
-    run::{self, Running},
+    run::{self, RunningControlPlane},
 };
 use ambit_control_channel::{ChannelConfig, RootCa};
 use ambit_model::Identity;
@@ -30,7 +30,7 @@ mod revisions;
 #[path = "kubernetes/trust_domains.rs"]
 mod trust_domains;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
 const NODES: &str = "/api/v1/nodes";
@@ -38,12 +38,12 @@ const PODS: &str = "/api/v1/pods";
 const SERVICES: &str = "/api/v1/services";
 const CONFIG_MAPS: &str = "/api/v1/configmaps";
 const SECRETS: &str = "/api/v1/secrets";
-const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const ENDPOINT_SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
-const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const DEFINITION: &str = "authorizationpolicies.security.istio.io";
-const ENTRIES: &str = "/apis/networking.istio.io/v1/serviceentries";
-const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const AUTHORIZATION_POLICY_CRD: &str = "authorizationpolicies.security.istio.io";
+const SERVICE_ENTRIES: &str = "/apis/networking.istio.io/v1/serviceentries";
+const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 struct Cluster {
     server: ApiServer,
@@ -142,7 +142,7 @@ impl Cluster {
 }
 
 struct Replica {
-    running: Running,
+    running: RunningControlPlane,
     root: PathBuf,
 }
 
@@ -155,7 +155,7 @@ impl Replica {
     async fn until_ready(&self) {
         let begin = std::time::Instant::now();
         while !self.page("/ready").await.starts_with("HTTP/1.1 200") {
-            assert!(begin.elapsed() < DEADLINE, "never ready");
+            assert!(begin.elapsed() < WAIT_TIMEOUT, "never ready");
             tokio::task::yield_now().await;
         }
     }
@@ -192,7 +192,7 @@ impl Replica {
         names
     }
 
-    async fn records_become(&self, expected: &[&str]) {
+    async fn wait_for_records(&self, expected: &[&str]) {
         let mut expected: Vec<_> = expected.iter().map(ToString::to_string).collect();
         expected.sort();
         let begin = std::time::Instant::now();
@@ -201,7 +201,10 @@ impl Replica {
             if records == expected {
                 return;
             }
-            assert!(begin.elapsed() < DEADLINE, "{records:?}, not {expected:?}");
+            assert!(
+                begin.elapsed() < WAIT_TIMEOUT,
+                "{records:?}, not {expected:?}"
+            );
             tokio::task::yield_now().await;
         }
     }
@@ -220,7 +223,7 @@ impl Replica {
         });
         call.metadata_mut()
             .insert("authorization", format!("Bearer {token}").parse().unwrap());
-        let channel = ambit_control_channel::channel(&ChannelConfig {
+        let channel = ambit_control_channel::create_channel(&ChannelConfig {
             address: format!("https://localhost:{}", self.running.xds.port()),
             roots: RootCa::from_setting(&self.root()),
             alternative_name: None,
@@ -235,13 +238,13 @@ impl Replica {
 }
 
 /// Repeats `look` until it returns a result; panics with `what` at a timeout.
-async fn shown<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+async fn wait_for_value<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = std::time::Instant::now();
     loop {
         if let Some(seen) = look() {
             return seen;
         }
-        assert!(begin.elapsed() < DEADLINE, "never: {what}");
+        assert!(begin.elapsed() < WAIT_TIMEOUT, "never: {what}");
         tokio::task::yield_now().await;
     }
 }
@@ -263,31 +266,31 @@ async fn records_follow_objects_through_an_outage() {
     };
     // Pods that Kubernetes derived from a selector are not selected again.
     let derived = slice("web-a", "endpointslice-controller.k8s.io", "192.0.2.1");
-    cluster.server.put(SLICES, derived);
+    cluster.server.put(ENDPOINT_SLICES, derived);
     cluster
         .server
-        .put(SLICES, slice("web-b", "me", "192.0.2.2"));
+        .put(ENDPOINT_SLICES, slice("web-b", "me", "192.0.2.2"));
     let replica = cluster.replica("a").await;
     let host = "web.shop.svc.cluster.local";
     let by_hand = "Kubernetes/discovery.k8s.io/EndpointSlice/shop/web-b/192.0.2.2";
     let pod = |name: &str| format!("Kubernetes//Pod/shop/{name}");
     replica
-        .records_become(&[host, by_hand, &pod("web-1")])
+        .wait_for_records(&[host, by_hand, &pod("web-1")])
         .await;
     let ready = replica.page("/ready").await;
     assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
     cluster.pod("shop", "web-2", "web", "10.0.0.2");
     replica
-        .records_become(&[host, by_hand, &pod("web-1"), &pod("web-2")])
+        .wait_for_records(&[host, by_hand, &pod("web-1"), &pod("web-2")])
         .await;
     cluster.server.set_away(true);
     cluster.server.delete(PODS, "shop", "web-1");
-    cluster.server.delete(SLICES, "shop", "web-b");
+    cluster.server.delete(ENDPOINT_SLICES, "shop", "web-b");
     cluster.pod("shop", "web-3", "web", "10.0.0.3");
     cluster.server.compact();
     cluster.server.set_away(false);
     replica
-        .records_become(&[host, &pod("web-2"), &pod("web-3")])
+        .wait_for_records(&[host, &pod("web-2"), &pod("web-3")])
         .await;
     replica.running.stop().await;
 }
@@ -296,17 +299,17 @@ async fn records_follow_objects_through_an_outage() {
 async fn kinds_are_followed_once_their_crd_exists() {
     let cluster = Cluster::start();
     let replica = cluster.replica("a").await;
-    replica.records_become(&[]).await;
+    replica.wait_for_records(&[]).await;
     cluster.server.serve(POLICIES, "AuthorizationPolicy");
     cluster.server.put(
-        DEFINITIONS,
+        CRDS,
         json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": DEFINITION},
+            "metadata": {"name": AUTHORIZATION_POLICY_CRD},
             "spec": {"versions": [{"name": "v1", "served": true}]}}),
     );
     cluster.policy("p", json!({"rules": [{}]}));
-    replica.records_become(&["p"]).await;
-    shown("the policy's condition", || {
+    replica.wait_for_records(&["p"]).await;
+    wait_for_value("the policy's condition", || {
         cluster
             .condition("p")
             .filter(|text| text == "ZtunnelAccepted=True Accepted")
@@ -329,7 +332,7 @@ async fn kinds_are_followed_once_their_crd_exists() {
     let spec = json!({"rules": [{}]});
     assert_eq!(names, [(&json!("AuthorizationPolicy"), &json!("p"), &spec)]);
     cluster.server.delete(POLICIES, "shop", "p");
-    replica.records_become(&[]).await;
+    replica.wait_for_records(&[]).await;
     replica.running.stop().await;
 }
 
@@ -343,13 +346,13 @@ async fn invalid_initial_policy_denies_until_corrected() {
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
     let replica = cluster.replica("a").await;
     replica
-        .records_become(&["Kubernetes//Pod/shop/web-1", "p"])
+        .wait_for_records(&["Kubernetes//Pod/shop/web-1", "p"])
         .await;
     let records = replica.page("/debug/ambientz").await;
     assert!(records.contains("Deny"), "{records}");
     let condition = |expected: &'static str| {
         let cluster = &cluster;
-        shown(expected, move || {
+        wait_for_value(expected, move || {
             cluster.condition("p").filter(|text| text == expected)
         })
     };
@@ -358,7 +361,7 @@ async fn invalid_initial_policy_denies_until_corrected() {
     condition("ZtunnelAccepted=True Accepted").await;
     let begin = std::time::Instant::now();
     while replica.page("/debug/ambientz").await.contains("Deny") {
-        assert!(begin.elapsed() < DEADLINE, "it still refuses");
+        assert!(begin.elapsed() < WAIT_TIMEOUT, "it still refuses");
     }
     // A policy that becomes invalid later keeps its last valid version.
     cluster.policy("p", json!({"rulez": [{}]}));
@@ -387,7 +390,7 @@ fn token(signature: &str) -> String {
 
 /// Makes the API server accept `token("good")` as the node proxy's, and nothing else.
 fn review_tokens(server: &ApiServer) {
-    server.answer_posts(REVIEWS, |review| {
+    server.answer_posts(TOKEN_REVIEWS, |review| {
         let good = review["spec"]["token"] == token("good")
             && review["spec"]["audiences"] == json!(["istio-ca"]);
         let status = if good {
@@ -405,10 +408,10 @@ fn review_tokens(server: &ApiServer) {
 }
 
 /// Returns the tokens that the API server reviewed.
-fn reviewed(server: &ApiServer) -> Vec<String> {
+fn reviewed_tokens(server: &ApiServer) -> Vec<String> {
     let requests = server.requests().into_iter();
     requests
-        .filter(|request| request.path.starts_with(REVIEWS))
+        .filter(|request| request.path.starts_with(TOKEN_REVIEWS))
         .filter_map(|request| request.body["spec"]["token"].as_str().map(str::to_owned))
         .collect()
 }
@@ -430,7 +433,7 @@ async fn token_reviews_are_cached_briefly() {
         let refused = replica.certificate(&bad, "web").await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated);
     }
-    assert_eq!(reviewed(&cluster.server), [good.clone(), bad]);
+    assert_eq!(reviewed_tokens(&cluster.server), [good.clone(), bad]);
     cluster.server.set_away(true);
     // A connection that is about to be closed may still respond.
     let mut outcomes = Vec::new();
@@ -458,7 +461,7 @@ async fn forged_tokens_cause_few_reviews() {
         let refused = replica.certificate(text, "web").await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated);
     }
-    assert_eq!(reviewed(&cluster.server), [token("good")]);
+    assert_eq!(reviewed_tokens(&cluster.server), [token("good")]);
     // A well-formed token is reviewed until its address has used up its share.
     let begin = std::time::Instant::now();
     for number in 0..60 {
@@ -466,7 +469,7 @@ async fn forged_tokens_cause_few_reviews() {
         assert!(replica.certificate(&made_up, "web").await.is_err());
     }
     let share = 22.0 + 2.0 * begin.elapsed().as_secs_f64();
-    let asked = reviewed(&cluster.server).len();
+    let asked = reviewed_tokens(&cluster.server).len();
     assert!(
         f64::from(u32::try_from(asked).unwrap()) <= share,
         "{asked} of 60 made up tokens were reviewed, in a time for {share}"
@@ -491,7 +494,7 @@ async fn replicas_share_one_root_and_the_leader_distributes_it() {
     assert_eq!(root, second.root());
     let copied = |namespace: &'static str| {
         let (cluster, root) = (&cluster, &root);
-        shown(namespace, move || {
+        wait_for_value(namespace, move || {
             cluster.config_map(namespace).filter(|copy| copy == root)
         })
     };
@@ -520,7 +523,7 @@ async fn replicas_share_one_root_and_the_leader_distributes_it() {
     cluster
         .server
         .delete(SECRETS, "istio-system", "istio-ca-secret");
-    let after = shown("the secret", || secret(&cluster)).await;
+    let after = wait_for_value("the secret", || secret(&cluster)).await;
     assert_eq!(before["data"], after["data"], "nothing issued becomes void");
     // The leader ends; the other replica takes over at once.
     first.running.stop().await;
@@ -534,13 +537,13 @@ async fn never_valid_policy_denies_all_in_every_replica() {
     let cluster = Cluster::start();
     cluster.policy("good", json!({"rules": [{}]}));
     let first = cluster.replica("a").await;
-    first.records_become(&["good"]).await;
+    first.wait_for_records(&["good"]).await;
     cluster.policy("bad", json!({"rulez": [{}]}));
-    first.records_become(&["bad", "good"]).await;
-    let condition = shown("its condition", || cluster.condition("bad")).await;
+    first.wait_for_records(&["bad", "good"]).await;
+    let condition = wait_for_value("its condition", || cluster.condition("bad")).await;
     assert_eq!(condition, "ZtunnelAccepted=False Outdated");
     let second = cluster.replica("b").await;
-    second.records_become(&["bad", "good"]).await;
+    second.wait_for_records(&["bad", "good"]).await;
     let records = second.page("/debug/ambientz").await;
     assert!(records.contains("Deny"), "{records}");
     first.running.stop().await;
@@ -548,8 +551,8 @@ async fn never_valid_policy_denies_all_in_every_replica() {
 }
 
 /// Returns the number of requests for the CRD of policies.
-fn looks(cluster: &Cluster) -> usize {
-    let place = format!("{DEFINITIONS}/{DEFINITION}");
+fn count_definition_reads(cluster: &Cluster) -> usize {
+    let place = format!("{CRDS}/{AUTHORIZATION_POLICY_CRD}");
     let requests = cluster.server.requests().into_iter();
     requests
         .filter(|request| request.path.starts_with(&place))
@@ -561,28 +564,28 @@ async fn policies_are_removed_only_after_two_missing_crd_responses() {
     let cluster = Cluster::start();
     cluster.policy("p", json!({"rules": [{}]}));
     let replica = cluster.replica("a").await;
-    replica.records_become(&["p"]).await;
+    replica.wait_for_records(&["p"]).await;
     // Incomplete responses: to the list of kinds, to the list of objects, and once to the request
     // for the CRD.
     let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
-    cluster.server.answer("/apis", incomplete);
-    let definition = format!("{DEFINITIONS}/{DEFINITION}");
+    cluster.server.set_fixed_response("/apis", incomplete);
+    let definition = format!("{CRDS}/{AUTHORIZATION_POLICY_CRD}");
     cluster.server.fail_next_at(&definition, &[404]);
-    let before = looks(&cluster);
+    let before = count_definition_reads(&cluster);
     cluster.server.fail_next_at(POLICIES, &[404, 404]);
     cluster.server.compact();
-    cluster.server.cut();
-    shown("two looks", || {
-        (looks(&cluster) >= before + 2).then_some(())
+    cluster.server.close_connections();
+    wait_for_value("two looks", || {
+        (count_definition_reads(&cluster) >= before + 2).then_some(())
     })
     .await;
     cluster.policy("q", json!({"rules": [{}]}));
-    replica.records_become(&["p", "q"]).await;
+    replica.wait_for_records(&["p", "q"]).await;
     // The CRD is deleted: so are its objects.
     for name in ["p", "q"] {
         cluster.server.delete(POLICIES, "shop", name);
     }
-    replica.records_become(&[]).await;
+    replica.wait_for_records(&[]).await;
     replica.running.stop().await;
 }
 
@@ -590,10 +593,10 @@ async fn policies_are_removed_only_after_two_missing_crd_responses() {
 async fn replica_does_not_start_without_policies_after_one_404() {
     let cluster = Cluster::start();
     cluster.policy("p", json!({"rules": [{}]}));
-    let definition = format!("{DEFINITIONS}/{DEFINITION}");
+    let definition = format!("{CRDS}/{AUTHORIZATION_POLICY_CRD}");
     cluster.server.fail_next_at(&definition, &[404]);
     let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
-    cluster.server.answer("/apis", incomplete);
+    cluster.server.set_fixed_response("/apis", incomplete);
     let replica = cluster.replica("a").await;
     replica.until_ready().await;
     assert_eq!(replica.records().await, ["p"]);
@@ -610,28 +613,28 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
         for (field, value) in spec.as_object().unwrap() {
             entry["spec"][field] = value.clone();
         }
-        cluster.server.put(ENTRIES, entry);
+        cluster.server.put(SERVICE_ENTRIES, entry);
     };
     let addresses = |name: &'static str| {
-        let entry = cluster.server.get(ENTRIES, "shop", name)?;
+        let entry = cluster.server.get(SERVICE_ENTRIES, "shop", name)?;
         let all = entry["status"]["addresses"].as_array()?.iter();
         let all = all.map(|one| one["value"].as_str().unwrap().to_owned());
         Some(all.collect::<Vec<_>>())
     };
     entry("a", json!({"hosts": ["a.example.com"]}));
     let first = cluster.replica("a").await;
-    let of_a = shown("addresses", || addresses("a")).await;
+    let of_a = wait_for_value("addresses", || addresses("a")).await;
     assert_eq!(of_a, ["240.240.0.1", "2001:2::1"]);
     let published = |page: String| page.contains("240.240.0.1");
     let begin = std::time::Instant::now();
     while !published(first.page("/debug/ambientz").await) {
-        assert!(begin.elapsed() < DEADLINE, "never published");
+        assert!(begin.elapsed() < WAIT_TIMEOUT, "never published");
         tokio::task::yield_now().await;
     }
     first.running.stop().await;
     let second = cluster.replica("b").await;
     entry("b", json!({"hosts": ["b.example.com"]}));
-    let of_b = shown("addresses", || addresses("b")).await;
+    let of_b = wait_for_value("addresses", || addresses("b")).await;
     assert_eq!(of_b, ["240.240.0.2", "2001:2::2"]);
     assert_eq!(addresses("a").unwrap(), of_a);
     // Address that another, younger object has, too.
@@ -641,14 +644,14 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
     );
     cluster.pod("istio-system", "victim", "victim", "10.0.0.7");
     let condition = || {
-        let entry = cluster.server.get(ENTRIES, "shop", "c")?;
+        let entry = cluster.server.get(SERVICE_ENTRIES, "shop", "c")?;
         let one = &entry["status"]["conditions"][0];
         Some((
             one["reason"].as_str()?.to_owned(),
             one["message"].to_string(),
         ))
     };
-    let (reason, message) = shown("its condition", condition).await;
+    let (reason, message) = wait_for_value("its condition", condition).await;
     assert_eq!(reason, "PartlyUsed");
     assert!(message.contains("Pod istio-system/victim"), "{message}");
     second.running.stop().await;
@@ -698,7 +701,7 @@ async fn startup_taint_is_removed_when_agent_and_proxy_are_ready() {
     mesh_pod(&cluster, "proxy-2", PROXY, "n2", true);
     let lost = |node: &'static str| {
         let (cluster, left) = (&cluster, json!([other]));
-        shown("the taint is gone", move || {
+        wait_for_value("the taint is gone", move || {
             (taints(cluster, node) == left).then_some(())
         })
     };
@@ -712,7 +715,7 @@ async fn startup_taint_is_removed_when_agent_and_proxy_are_ready() {
 
 /// Creates a pod of an agent or node proxy whose only container is in restart back-off, with the exit code of its last
 /// run.
-fn held_back(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
+fn put_back_off_pod(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
     cluster.server.put(
         PODS,
         json!({
@@ -731,15 +734,15 @@ fn held_back(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
 #[tokio::test]
 async fn killed_agents_and_proxies_in_back_off_are_replaced() {
     let cluster = Cluster::start();
-    held_back(&cluster, "failed", "ztunnel", 1);
-    held_back(&cluster, "foreign", "web", 137);
-    held_back(&cluster, "proxy", "ztunnel", 137);
+    put_back_off_pod(&cluster, "failed", "ztunnel", 1);
+    put_back_off_pod(&cluster, "foreign", "web", 137);
+    put_back_off_pod(&cluster, "proxy", "ztunnel", 137);
     let replica = cluster
         .replica_with("a", &["--reset-restart-backoff"])
         .await;
     let deleted = |name: &'static str| {
         let server = &cluster.server;
-        shown("the pod is deleted", move || {
+        wait_for_value("the pod is deleted", move || {
             server
                 .get(PODS, "istio-system", name)
                 .is_none()
@@ -747,7 +750,7 @@ async fn killed_agents_and_proxies_in_back_off_are_replaced() {
         })
     };
     deleted("proxy").await;
-    held_back(&cluster, "agent", "ambit-agent", 137);
+    put_back_off_pod(&cluster, "agent", "ambit-agent", 137);
     deleted("agent").await;
     for name in ["failed", "foreign"] {
         assert!(
@@ -793,7 +796,7 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"jwtRules": [{"issuer": "https://i.example", "jwks": "{\"keys\":[]}"}]}),
         ),
         (
-            ENTRIES,
+            SERVICE_ENTRIES,
             "ServiceEntry",
             "networking.istio.io/v1",
             json!({"hosts": ["a.example"], "addresses": ["240.0.0.1"], "resolution": "STATIC",
@@ -831,7 +834,7 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"url": "oci://r.example/one"}),
         ),
         (
-            FAULTS,
+            HTTP_FAULTS,
             "HTTPFault",
             "ambit.io/v1alpha1",
             json!({"abort": {"httpStatus": 503}}),
@@ -901,7 +904,7 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
     put_one_of_each_kind(&cluster);
     let others = READ_ONLY_KINDS.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
-    held_back(&cluster, "killed", "ztunnel", 137);
+    put_back_off_pod(&cluster, "killed", "ztunnel", 137);
     let flags = [
         "--untaint-nodes",
         "--reset-restart-backoff",
@@ -912,48 +915,54 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
     let replica = cluster.replica_with("a", &flags).await;
     replica.until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
-    shown("the roots", || cluster.config_map("shop")).await;
-    shown("the policy's condition", || cluster.condition("bad")).await;
-    for collection in WITH_CONDITIONS {
-        shown(collection, || {
+    wait_for_value("the roots", || cluster.config_map("shop")).await;
+    wait_for_value("the policy's condition", || cluster.condition("bad")).await;
+    for collection in KINDS_WITH_CONDITIONS {
+        wait_for_value(collection, || {
             let object = cluster.server.get(collection, "shop", "one")?;
             object["status"]["conditions"].as_array().map(drop)
         })
         .await;
     }
     for routes in [ROUTES, GRPC_ROUTES, TLS_ROUTES, TCP_ROUTES] {
-        shown(routes, || {
+        wait_for_value(routes, || {
             let route = cluster.server.get(routes, "shop", "one")?;
             route["status"]["parents"].as_array().map(drop)
         })
         .await;
     }
-    shown(TLS_POLICIES, || {
+    wait_for_value(TLS_POLICIES, || {
         let policy = cluster.server.get(TLS_POLICIES, "shop", "one")?;
         policy["status"]["ancestors"].as_array().map(drop)
     })
     .await;
-    shown("the class is accepted", || {
-        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+    wait_for_value("the class is accepted", || {
+        let class = cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")?;
         class["status"]["conditions"].as_array().map(drop)
     })
     .await;
-    shown("the Gateway's conditions", || cluster.programmed("way")).await;
-    for collection in [DEPLOYMENTS, AUTOSCALERS, ACCOUNTS, BUDGETS, CONFIG_MAPS] {
-        followed(&cluster, collection).await;
+    wait_for_value("the Gateway's conditions", || cluster.programmed("way")).await;
+    for collection in [
+        DEPLOYMENTS,
+        AUTOSCALERS,
+        SERVICE_ACCOUNTS,
+        DISRUPTION_BUDGETS,
+        CONFIG_MAPS,
+    ] {
+        wait_until_followed(&cluster, collection).await;
     }
-    shown("the autoscaler", || {
+    wait_for_value("the autoscaler", || {
         cluster.server.get(AUTOSCALERS, "shop", "way")
     })
     .await;
     for collection in others.iter().map(String::as_str).chain([SECRETS]) {
-        followed(&cluster, collection).await;
+        wait_until_followed(&cluster, collection).await;
     }
-    shown("no taint", || {
+    wait_for_value("no taint", || {
         (taints(&cluster, "n1") == json!([])).then_some(())
     })
     .await;
-    shown("the killed proxy is replaced", || {
+    wait_for_value("the killed proxy is replaced", || {
         let pod = cluster.server.get(PODS, "istio-system", "killed");
         pod.is_none().then_some(())
     })
@@ -961,18 +970,18 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
     cluster
         .server
         .delete(SECRETS, "istio-system", "istio-ca-secret");
-    shown("the secret", || {
+    wait_for_value("the secret", || {
         let server = &cluster.server;
         server.get(SECRETS, "istio-system", "istio-ca-secret")
     })
     .await;
     replica.running.stop().await;
-    let mut overrides = ambit_install::values::Overrides::default();
+    let mut overrides = ambit_install::values::ValueOverrides::default();
     for setting in ["pilot.taint.enabled=true", "pilot.imagePullSecrets=true"] {
         overrides.set(setting, false).unwrap();
     }
-    let values = overrides.complete().unwrap();
-    let chart = ambit_install::render::objects(&Default::default(), &values).unwrap();
+    let values = overrides.with_defaults().unwrap();
+    let chart = ambit_install::render::render_objects(&Default::default(), &values).unwrap();
     let requests = cluster.server.requests();
     let difference = ambit_testkit::roles::compare(&requests, &chart, "ambit-control");
     let mut surplus = difference.unused;
@@ -994,7 +1003,7 @@ async fn secrets_are_watched_by_label_if_configured() {
         &json!({"targetRefs": [target], "url": "oci://r.example/one", "imagePullSecret": "creds"}),
     );
     let stands = async |expected: &str| {
-        shown(expected, || {
+        wait_for_value(expected, || {
             let plugin = cluster.server.get(WASM_PLUGINS, "shop", "one")?;
             let conditions = plugin["status"]["conditions"].as_array()?;
             let is_it = |one: &&Value| one["type"] == "WaypointAccepted";
@@ -1039,8 +1048,8 @@ async fn secrets_are_watched_by_label_if_configured() {
 }
 
 /// Waits until a collection is watched, which begins only after its initial list.
-async fn followed(cluster: &Cluster, collection: &str) {
-    shown("it is followed", || {
+async fn wait_until_followed(cluster: &Cluster, collection: &str) {
+    wait_for_value("it is followed", || {
         let requests = cluster.server.requests();
         let follows = |path: &str| path.starts_with(collection) && path.contains("watch=true");
         let mut paths = requests.iter().map(|request| request.path.as_str());
@@ -1075,13 +1084,13 @@ const READ_ONLY_KINDS: [(&str, &str, &str); 2] = [
 ];
 
 /// Collections of objects whose status has conditions that the control plane writes.
-const WITH_CONDITIONS: &[&str] = &[
+const KINDS_WITH_CONDITIONS: &[&str] = &[
     SERVICES,
-    ENTRIES,
+    SERVICE_ENTRIES,
     WORKLOAD_ENTRIES,
     DESTINATION_RULES,
     VIRTUAL_SERVICES,
-    FAULTS,
+    HTTP_FAULTS,
     RATE_LIMITS,
     AUTHENTICATIONS,
     TELEMETRIES,
@@ -1092,7 +1101,7 @@ const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const VIRTUAL_SERVICES: &str = "/apis/networking.istio.io/v1/virtualservices";
-const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
+const HTTP_FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
 const RATE_LIMITS: &str = "/apis/ambit.io/v1alpha1/ratelimits";
 const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
@@ -1101,11 +1110,11 @@ const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
 const TLS_POLICIES: &str = "/apis/gateway.networking.k8s.io/v1/backendtlspolicies";
 const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tcproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
-const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
+const GATEWAY_CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
 const AUTOSCALERS: &str = "/apis/autoscaling/v2/horizontalpodautoscalers";
 const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
-const ACCOUNTS: &str = "/api/v1/serviceaccounts";
-const BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
+const SERVICE_ACCOUNTS: &str = "/api/v1/serviceaccounts";
+const DISRUPTION_BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
 
 impl Cluster {
     /// Starts a cluster with the CRDs of the Gateway API.
@@ -1124,7 +1133,7 @@ impl Cluster {
             let names = json!({"plural": plural, "kind": plural});
             let versions = json!([{"name": "v1", "served": true, "storage": true}]);
             cluster.server.put(
-                DEFINITIONS,
+                CRDS,
                 json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
                     "metadata": {"name": name},
                     "spec": {"group": "gateway.networking.k8s.io", "names": names,
@@ -1143,7 +1152,7 @@ impl Cluster {
         let collection = format!("/apis/{group}/{version}/{plural}");
         self.server.serve(&collection, kind);
         self.server.put(
-            DEFINITIONS,
+            CRDS,
             json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
                 "metadata": {"name": format!("{plural}.{group}")},
                 "spec": {"versions": [{"name": version, "served": true}]}}),
@@ -1180,7 +1189,7 @@ impl Cluster {
     }
 
     /// Makes our field manager the owner of the waypoint label and of these fields of `spec` of the object `way`.
-    fn applied_by_us(&self, collection: &str, fields: Value) {
+    fn fields_applied_by_control_plane(&self, collection: &str, fields: Value) {
         let mut object = self.server.get(collection, "shop", "way").unwrap();
         object["metadata"]["managedFields"] = json!([{
             "manager": "ambit-waypoints", "operation": "Apply", "fieldsType": "FieldsV1",
@@ -1219,31 +1228,35 @@ async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     let _replica = cluster
         .replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
         .await;
-    let class = shown("the class", || {
-        cluster.server.get(CLASSES, "", "istio-waypoint")
+    let class = wait_for_value("the class", || {
+        cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")
     })
     .await;
     assert_eq!(class["spec"]["controllerName"], "istio.io/mesh-controller");
-    for collection in [ACCOUNTS, SERVICES, DEPLOYMENTS, BUDGETS] {
-        let made = shown(collection, || cluster.server.get(collection, "shop", "way")).await;
+    for collection in [SERVICE_ACCOUNTS, SERVICES, DEPLOYMENTS, DISRUPTION_BUDGETS] {
+        let made =
+            wait_for_value(collection, || cluster.server.get(collection, "shop", "way")).await;
         assert_eq!(made["metadata"]["ownerReferences"][0]["name"], "way");
     }
     let deployment = cluster.server.get(DEPLOYMENTS, "shop", "way").unwrap();
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "w:1");
-    shown("no address yet", || {
+    wait_for_value("no address yet", || {
         (cluster.programmed("way")? == "False AddressNotAssigned").then_some(())
     })
     .await;
-    shown("the class is accepted", || {
-        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+    wait_for_value("the class is accepted", || {
+        let class = cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")?;
         (class["status"]["conditions"][0]["status"] == "True").then_some(())
     })
     .await;
 
     // A deleted object is applied again.
-    cluster.server.delete(BUDGETS, "shop", "way");
-    shown("the budget", || cluster.server.get(BUDGETS, "shop", "way")).await;
+    cluster.server.delete(DISRUPTION_BUDGETS, "shop", "way");
+    wait_for_value("the budget", || {
+        cluster.server.get(DISRUPTION_BUDGETS, "shop", "way")
+    })
+    .await;
 
     let mut service = cluster.server.get(SERVICES, "shop", "way").unwrap();
     service["spec"]["clusterIPs"] = json!(["10.96.0.9"]);
@@ -1251,7 +1264,7 @@ async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     let mut deployment = cluster.server.get(DEPLOYMENTS, "shop", "way").unwrap();
     deployment["status"] = json!({"readyReplicas": 1});
     cluster.server.put(DEPLOYMENTS, deployment);
-    shown("programmed", || {
+    wait_for_value("programmed", || {
         (cluster.programmed("way")? == "True Programmed").then_some(())
     })
     .await;
@@ -1291,13 +1304,13 @@ async fn waypoint_readiness_survives_a_restart() {
         Some(one["reason"].as_str()?.to_owned())
     };
     let bound = |name: &'static str, reason: &'static str| {
-        shown(reason, move || {
+        wait_for_value(reason, move || {
             let found = condition(SERVICES, name, "istio.io/WaypointBound")?;
             (found == reason).then_some(())
         })
     };
     let introduced = |reason: &'static str| {
-        shown(reason, move || {
+        wait_for_value(reason, move || {
             let found = condition(GATEWAYS, "way", "ambit.io/Introduced")?;
             (found == reason).then_some(())
         })
@@ -1335,31 +1348,31 @@ async fn overlays_are_applied_reverted_and_rejected() {
     cluster.scaled_gateway("way");
     let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
     let deployment = || cluster.server.get(DEPLOYMENTS, "shop", "way");
-    let scaler = shown("the autoscaler", || {
+    let scaler = wait_for_value("the autoscaler", || {
         cluster.server.get(AUTOSCALERS, "shop", "way")
     })
     .await;
     assert_eq!(scaler["spec"]["maxReplicas"], 9);
     assert_eq!(deployment().unwrap()["spec"].get("replicas"), None);
-    cluster.applied_by_us(AUTOSCALERS, json!({}));
+    cluster.fields_applied_by_control_plane(AUTOSCALERS, json!({}));
 
     cluster.overlays(json!({"deployment": "spec: {replicas: 4, minReadySeconds: 7}"}));
-    shown("the key is followed", || {
+    wait_for_value("the key is followed", || {
         (deployment()?["spec"]["minReadySeconds"] == 7).then_some(())
     })
     .await;
     assert_eq!(deployment().unwrap()["spec"]["replicas"], 4);
-    shown("no autoscaler any more", || {
+    wait_for_value("no autoscaler any more", || {
         let gone = cluster.server.get(AUTOSCALERS, "shop", "way").is_none();
         gone.then_some(())
     })
     .await;
 
-    cluster.applied_by_us(DEPLOYMENTS, json!({"f:replicas": {}}));
+    cluster.fields_applied_by_control_plane(DEPLOYMENTS, json!({"f:replicas": {}}));
     let stood = deployment().unwrap();
     let evil = "spec: {template: {spec: {serviceAccountName: admin}}}";
     cluster.overlays(json!({"deployment": evil}));
-    let (_, message) = shown("it is refused", || {
+    let (_, message) = wait_for_value("it is refused", || {
         let (reason, message) = cluster.accepted("way")?;
         (reason == "InvalidParameters").then_some((reason, message))
     })
@@ -1375,17 +1388,17 @@ async fn overlays_are_applied_reverted_and_rejected() {
     // Once another Gateway has its waypoint, the earlier work is complete: from here on only the
     // ConfigMap changes.
     cluster.gateway("other");
-    shown("another waypoint", || {
+    wait_for_value("another waypoint", || {
         cluster.server.get(DEPLOYMENTS, "shop", "other")
     })
     .await;
     cluster.overlays(json!({}));
-    shown("what the keys said is undone", || {
+    wait_for_value("what the keys said is undone", || {
         let spec = deployment()?["spec"].clone();
         (spec["replicas"] == 2).then_some(())
     })
     .await;
-    shown("it is accepted again", || {
+    wait_for_value("it is accepted again", || {
         (cluster.accepted("way")?.0 == "Accepted").then_some(())
     })
     .await;
@@ -1397,7 +1410,7 @@ async fn overlays_are_applied_reverted_and_rejected() {
                 "labels": {"gateway.istio.io/defaults-for-class": "istio-waypoint"}},
             "data": {"service": "spec: {type: NodePort}"}}),
     );
-    shown("what is said for all", || {
+    wait_for_value("what is said for all", || {
         let service = cluster.server.get(SERVICES, "shop", "way")?;
         (service["spec"]["type"] == "NodePort").then_some(())
     })
@@ -1409,28 +1422,31 @@ async fn gateway_class_reports_unknown_definition_releases() {
     let cluster = Cluster::with_gateways();
     let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
     let supported = || {
-        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+        let class = cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")?;
         let conditions = class["status"]["conditions"].as_array()?.clone();
         let is_it = |one: &&Value| one["type"] == "SupportedVersion";
         Some(conditions.iter().find(is_it)?["status"].clone())
     };
-    shown("none is named", || (supported()? == "False").then_some(())).await;
+    wait_for_value("none is named", || (supported()? == "False").then_some(())).await;
     let name = "gateways.gateway.networking.k8s.io";
     let release = |release: &str| {
-        let mut definition = cluster.server.get(DEFINITIONS, "", name).unwrap();
+        let mut definition = cluster.server.get(CRDS, "", name).unwrap();
         definition["metadata"]["annotations"] =
             json!({"gateway.networking.k8s.io/bundle-version": release});
-        cluster.server.put(DEFINITIONS, definition);
+        cluster.server.put(CRDS, definition);
     };
     release("v1.6.3");
-    shown("a known one", || (supported()? == "True").then_some(())).await;
+    wait_for_value("a known one", || (supported()? == "True").then_some(())).await;
     release("v9.0.0");
-    shown("another", || (supported()? == "False").then_some(())).await;
-    let mut class = cluster.server.get(CLASSES, "", "istio-waypoint").unwrap();
+    wait_for_value("another", || (supported()? == "False").then_some(())).await;
+    let mut class = cluster
+        .server
+        .get(GATEWAY_CLASSES, "", "istio-waypoint")
+        .unwrap();
     class["metadata"]["generation"] = json!(7);
-    cluster.server.put(CLASSES, class);
-    shown("conditions of the new generation", || {
-        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+    cluster.server.put(GATEWAY_CLASSES, class);
+    wait_for_value("conditions of the new generation", || {
+        let class = cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")?;
         let mut conditions = class["status"]["conditions"].as_array()?.iter();
         let all = conditions.all(|one| one["observedGeneration"] == 7);
         all.then_some(())
@@ -1446,7 +1462,7 @@ async fn foreign_objects_are_kept_and_reported() {
     cluster.server.put(SERVICES, own.clone());
     cluster.gateway("way");
     let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
-    shown("the reason", || {
+    wait_for_value("the reason", || {
         (cluster.programmed("way")? == "False Invalid").then_some(())
     })
     .await;

@@ -15,9 +15,9 @@ use std::{
 use ambit_certificates::CertificateRequest;
 use ambit_control::{
     args::Args,
-    run::{self, Running},
+    run::{self, RunningControlPlane},
 };
-use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource};
+use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource};
 use ambit_model::{Identity, WaypointGateway, WaypointService};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use ambit_wire::{
@@ -49,7 +49,7 @@ mod telemetry;
 #[path = "server/tokens.rs"]
 mod tokens;
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 const OBJECTS: &str = r#"
 apiVersion: v1
@@ -87,13 +87,13 @@ metadata: {name: p, namespace: shop}
 spec: {selector: {matchLabels: {app: api}}, rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/web]}}]}]}
 "#;
 
-struct Plane {
+struct ControlPlane {
     dir: tempfile::TempDir,
     key: KeyPair,
-    running: Running,
+    running: RunningControlPlane,
 }
 
-impl Plane {
+impl ControlPlane {
     async fn start() -> Self {
         Self::start_with(OBJECTS, &[]).await
     }
@@ -132,12 +132,12 @@ impl Plane {
     }
 
     fn sign(&self, claims: &serde_json::Value) -> String {
-        signed(&self.key, claims)
+        sign_claims(&self.key, claims)
     }
 
     fn channel(&self) -> Channel {
         let root = std::fs::read_to_string(self.dir.path().join("root.pem")).unwrap();
-        ambit_control_channel::channel(&ChannelConfig {
+        ambit_control_channel::create_channel(&ChannelConfig {
             address: format!("https://localhost:{}", self.running.xds.port()),
             roots: RootCa::from_setting(&root),
             alternative_name: None,
@@ -157,7 +157,8 @@ impl Plane {
             .insert("authorization", format!("Bearer {token}").parse().unwrap());
         let mut client = AggregatedDiscoveryServiceClient::new(self.channel())
             .max_decoding_message_size(200 << 20);
-        let opened = tokio::time::timeout(DEADLINE, client.delta_aggregated_resources(call)).await;
+        let opened =
+            tokio::time::timeout(WAIT_TIMEOUT, client.delta_aggregated_resources(call)).await;
         let responses = opened.expect("no answer to the call")?.into_inner();
         Ok(Stream {
             requests,
@@ -212,7 +213,7 @@ impl Plane {
                 return page;
             }
             assert!(
-                begin.elapsed() < DEADLINE,
+                begin.elapsed() < WAIT_TIMEOUT,
                 "{path} never contains {part:?}: {page}"
             );
             tokio::task::yield_now().await;
@@ -236,12 +237,12 @@ fn claims_of(namespace: &str, account: &str, pod: &str, uid: &str) -> serde_json
     })
 }
 
-fn signed(key: &KeyPair, claims: &serde_json::Value) -> String {
+fn sign_claims(key: &KeyPair, claims: &serde_json::Value) -> String {
     let key = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes()).unwrap();
     jsonwebtoken::encode(&Header::new(Algorithm::ES256), claims, &key).unwrap()
 }
 
-async fn start(dir: &Path, more: &[&str]) -> Running {
+async fn start(dir: &Path, more: &[&str]) -> RunningControlPlane {
     let path = |name: &str| dir.join(name).display().to_string();
     let (manifests, keys, ca, root) = (
         path("manifests"),
@@ -280,7 +281,7 @@ impl Stream {
     }
 
     async fn next(&mut self) -> Result<DeltaDiscoveryResponse, Status> {
-        match tokio::time::timeout(DEADLINE, self.responses.message()).await {
+        match tokio::time::timeout(WAIT_TIMEOUT, self.responses.message()).await {
             Ok(Ok(Some(response))) => Ok(response),
             Ok(Ok(None)) => panic!("the stream ended without a status"),
             Ok(Err(status)) => Err(status),
@@ -289,7 +290,7 @@ impl Stream {
     }
 
     async fn subscribe(&mut self, type_url: &str) -> DeltaDiscoveryResponse {
-        self.send(first(type_url)).await;
+        self.send(first_request(type_url)).await;
         let response = self.next().await.unwrap();
         self.ack(&response).await;
         response
@@ -329,7 +330,7 @@ fn node(id: &str, namespace: &str) -> Node {
     }
 }
 
-fn first(type_url: &str) -> DeltaDiscoveryRequest {
+fn first_request(type_url: &str) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         node: Some(node(
             "ztunnel~10.0.0.9~zt-1.istio-system~istio-system.svc.cluster.local",
@@ -360,7 +361,7 @@ const SERVICE: &str = "shop/api.shop.svc.cluster.local";
 
 #[tokio::test]
 async fn node_proxy_gets_all_records_and_changes() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
     assert_eq!(names(&addresses), [API, WEB, SERVICE]);
@@ -408,9 +409,9 @@ async fn node_proxy_gets_all_records_and_changes() {
 
 #[tokio::test]
 async fn rejection_is_reported_and_not_resent_before_a_change() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
-    stream.send(first(ADDRESS_TYPE_URL)).await;
+    stream.send(first_request(ADDRESS_TYPE_URL)).await;
     let response = stream.next().await.unwrap();
     stream
         .send(DeltaDiscoveryRequest {
@@ -441,7 +442,7 @@ async fn rejection_is_reported_and_not_resent_before_a_change() {
 
 #[tokio::test]
 async fn client_gets_only_missing_records_after_a_restart() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
     let mut known: HashMap<String, String> = addresses
@@ -464,7 +465,7 @@ async fn client_gets_only_missing_records_after_a_restart() {
     stream
         .send(DeltaDiscoveryRequest {
             initial_resource_versions: known,
-            ..first(ADDRESS_TYPE_URL)
+            ..first_request(ADDRESS_TYPE_URL)
         })
         .await;
     let response = stream.next().await.unwrap();
@@ -477,13 +478,13 @@ async fn client_gets_only_missing_records_after_a_restart() {
 
 #[tokio::test]
 async fn single_records_are_sent_on_demand() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     stream
         .send(DeltaDiscoveryRequest {
             resource_names_subscribe: vec!["*".into()],
             resource_names_unsubscribe: vec!["*".into()],
-            ..first(ADDRESS_TYPE_URL)
+            ..first_request(ADDRESS_TYPE_URL)
         })
         .await;
     let response = stream.next().await.unwrap();
@@ -519,7 +520,7 @@ async fn single_records_are_sent_on_demand() {
 
 #[tokio::test]
 async fn callers_with_a_bad_token_or_claim_are_rejected() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     for token in ["", "nonsense", "a.b.c"] {
         let status = plane.stream_as(token).await.err().unwrap();
         assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
@@ -561,7 +562,7 @@ async fn callers_with_a_bad_token_or_claim_are_rejected() {
         stream
             .send(DeltaDiscoveryRequest {
                 node: sent.clone(),
-                ..first(ADDRESS_TYPE_URL)
+                ..first_request(ADDRESS_TYPE_URL)
             })
             .await;
         let status = stream.next().await.unwrap_err();
@@ -573,14 +574,14 @@ async fn callers_with_a_bad_token_or_claim_are_rejected() {
 
 #[tokio::test]
 async fn oversized_subscription_ends_only_its_own_stream() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut good = plane.stream().await;
     good.subscribe(ADDRESS_TYPE_URL).await;
     let mut greedy = plane.stream().await;
     greedy
         .send(DeltaDiscoveryRequest {
             resource_names_subscribe: vec!["x".repeat(5000)],
-            ..first(ADDRESS_TYPE_URL)
+            ..first_request(ADDRESS_TYPE_URL)
         })
         .await;
     assert_eq!(
@@ -594,7 +595,7 @@ async fn oversized_subscription_ends_only_its_own_stream() {
 
 #[tokio::test]
 async fn node_proxy_gets_certificates_of_its_nodes_pods() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let identity = Identity::new("cluster.local", "shop", "web");
     let request = CertificateRequest::new(&identity).unwrap();
     plane.page_until("/ready", "200 OK").await;
@@ -635,7 +636,7 @@ async fn node_proxy_gets_certificates_of_its_nodes_pods() {
 
 #[tokio::test]
 async fn rejected_certificate_requests_reveal_no_reason() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     plane.page_until("/ready", "200 OK").await;
     let web = Identity::new("cluster.local", "shop", "web");
     let request = CertificateRequest::new(&web).unwrap();
@@ -694,7 +695,7 @@ async fn rejected_certificate_requests_reveal_no_reason() {
 
 #[tokio::test]
 async fn new_pod_gets_its_certificate_at_once() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     plane.page_until("/ready", "200 OK").await;
     let new = Identity::new("cluster.local", "shop", "new");
     let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: new-1, namespace: shop, uid: u9}\nspec: {nodeName: n1, serviceAccountName: new}\n";
@@ -712,7 +713,7 @@ async fn new_pod_gets_its_certificate_at_once() {
 
 #[tokio::test]
 async fn invalid_objects_are_reported_and_the_rest_is_served() {
-    let plane = Plane::start_with(OBJECTS, &[]).await;
+    let plane = ControlPlane::start_with(OBJECTS, &[]).await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
     stream.subscribe(AUTHORIZATION_TYPE_URL).await;
@@ -755,7 +756,7 @@ async fn invalid_objects_are_reported_and_the_rest_is_served() {
 #[tokio::test]
 async fn bytes_other_than_tls_are_rejected() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut open = Vec::new();
     for bytes in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
@@ -771,7 +772,7 @@ async fn bytes_other_than_tls_are_rejected() {
     }
     let mut end = Vec::new();
     // The peer gets a GOAWAY and is disconnected; a silent one may stay until its timeout.
-    tokio::time::timeout(DEADLINE, open[0].read_to_end(&mut end))
+    tokio::time::timeout(WAIT_TIMEOUT, open[0].read_to_end(&mut end))
         .await
         .unwrap()
         .ok();
@@ -781,8 +782,8 @@ async fn bytes_other_than_tls_are_rejected() {
 }
 
 /// Opens a connection from a separate address, completes the handshake, and never sends a request.
-async fn idle(
-    plane: &Plane,
+async fn idle_stream(
+    plane: &ControlPlane,
     source: &str,
 ) -> tokio_rustls::client::TlsStream<tokio::net::TcpStream> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
@@ -807,19 +808,19 @@ async fn idle(
 #[tokio::test]
 async fn idle_connections_evict_only_those_of_their_address() {
     use tokio::io::AsyncReadExt;
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
-    let mut modest = idle(&plane, "127.0.0.8:0").await;
+    let mut modest = idle_stream(&plane, "127.0.0.8:0").await;
     let mut greedy = Vec::new();
     for _ in 0..40 {
-        greedy.push(idle(&plane, "127.0.0.9:0").await);
+        greedy.push(idle_stream(&plane, "127.0.0.9:0").await);
     }
     let page = plane.page_until("/metrics", "ambit_callers_closed{reason=\"displaced\"} 8\n");
     page.await;
     let (mut first, mut last) = (greedy.remove(0), greedy.pop().unwrap());
     let mut rest = Vec::new();
-    let ended = tokio::time::timeout(DEADLINE, first.read_to_end(&mut rest)).await;
+    let ended = tokio::time::timeout(WAIT_TIMEOUT, first.read_to_end(&mut rest)).await;
     assert!(ended.is_ok(), "the oldest connection had to go");
     // Neither the latest connection nor that of another address is closed: they are only silent.
     for open in [&mut last, &mut modest] {
@@ -834,7 +835,7 @@ async fn idle_connections_evict_only_those_of_their_address() {
 
 #[tokio::test]
 async fn repeated_bad_tokens_close_the_connection() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let channel = plane.channel();
     for _ in 0..8 {
         let mut call = Request::new(IstioCertificateRequest::default());
@@ -852,7 +853,7 @@ async fn repeated_bad_tokens_close_the_connection() {
 #[tokio::test]
 async fn debug_pages_reject_foreign_host_names() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     for (path, status) in [
         ("/debug/ambientz", "403"),
         ("/debug/waypointz", "403"),
@@ -884,39 +885,41 @@ async fn debug_pages_reject_foreign_host_names() {
 }
 
 /// Records that Ambit's xDS client hands to its node proxy, as texts.
-struct Published(std::sync::mpsc::Sender<String>);
+struct PublishedUpdates(std::sync::mpsc::Sender<String>);
 
-impl ambit_xds::Handler for Published {
-    fn apply(&self, batch: &mut Vec<ambit_xds::Update>) {
-        use ambit_xds::Update;
+impl ambit_xds::UpdateHandler for PublishedUpdates {
+    fn apply(&self, batch: &mut Vec<ambit_xds::MeshUpdate>) {
+        use ambit_xds::MeshUpdate;
         for update in batch.drain(..) {
             let text = match update {
-                Update::Workload(workload) => format!(
+                MeshUpdate::Workload(workload) => format!(
                     "+{} {} {:?}",
                     workload.uid,
                     workload.identity(),
                     workload.authorization_policies
                 ),
-                Update::Service(service) => format!("+{}", service.namespaced_hostname()),
-                Update::Policy(policy) => format!("+{}", policy.key()),
-                Update::AddressGone(name) | Update::PolicyGone(name) => format!("-{name}"),
-                Update::Waypoint(update) => panic!("a node proxy is sent {update:?}"),
+                MeshUpdate::Service(service) => format!("+{}", service.namespaced_hostname()),
+                MeshUpdate::Policy(policy) => format!("+{}", policy.key()),
+                MeshUpdate::AddressRemoved(name) | MeshUpdate::PolicyRemoved(name) => {
+                    format!("-{name}")
+                }
+                MeshUpdate::Waypoint(update) => panic!("a node proxy is sent {update:?}"),
             };
             self.0.send(text).unwrap();
         }
     }
 
-    fn ready(&self) {
+    fn on_ready(&self) {
         self.0.send("ready".to_owned()).unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_proxy_client_follows_the_mesh_through_a_restart() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let (sender, handed) = std::sync::mpsc::channel::<String>();
     let wait = |expected: &str| loop {
-        let text = handed.recv_timeout(DEADLINE).unwrap();
+        let text = handed.recv_timeout(WAIT_TIMEOUT).unwrap();
         assert!(
             !text.starts_with('-') || text == expected,
             "{text} while waiting for {expected}"
@@ -926,21 +929,21 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
         }
     };
     let xds = plane.running.xds;
-    let options = |plane: &Plane| ambit_xds::ClientOptions {
+    let options = |plane: &ControlPlane| ambit_xds::ClientOptions {
         channel: plane.channel(),
         address: xds.to_string(),
-        headers: CallHeaders::new(
+        headers: CallMetadata::new(
             Some(TokenSource::Literal(plane.token())),
             Some("Kubernetes"),
             [],
         )
         .unwrap(),
         role: ambit_xds::Role::NodeProxy,
-        node: first(ADDRESS_TYPE_URL).node.unwrap(),
+        node: first_request(ADDRESS_TYPE_URL).node.unwrap(),
         on_demand: false,
-        not_understood: ambit_xds::NotUnderstoodPolicies::Deny,
+        invalid_policies: ambit_xds::InvalidPolicyMode::Deny,
     };
-    let client = ambit_xds::Client::new(options(&plane), Published(sender), None);
+    let client = ambit_xds::Client::new(options(&plane), PublishedUpdates(sender), None);
     let client = ambit_rt::spawn_abortable("client", client.run());
     wait(&format!("+{SERVICE}"));
     wait("ready");
@@ -950,7 +953,7 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
         "+{API} spiffe://cluster.local/ns/shop/sa/api [\"shop/p\"]"
     ));
     // While no control plane serves, one object changes and another is deleted.
-    let Plane { dir, key, running } = plane;
+    let ControlPlane { dir, key, running } = plane;
     running.stop().await;
     let without: Vec<_> = OBJECTS
         .split("\n---\n")
@@ -964,10 +967,10 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
     std::fs::remove_file(dir.path().join("manifests/policy.yaml")).unwrap();
     let listen = xds.to_string();
     let running = start(dir.path(), &["--listen-xds", &listen]).await;
-    let plane = Plane { dir, key, running };
+    let plane = ControlPlane { dir, key, running };
     let mut seen = Vec::new();
     while seen.len() < 3 {
-        seen.push(handed.recv_timeout(DEADLINE).unwrap());
+        seen.push(handed.recv_timeout(WAIT_TIMEOUT).unwrap());
     }
     seen.sort();
     let changed = format!("+{API} spiffe://cluster.local/ns/shop/sa/api []");
@@ -978,7 +981,7 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
 
 #[tokio::test]
 async fn aged_connection_ends_in_order_and_resumes_with_changes() {
-    let plane = Plane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
+    let plane = ControlPlane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
     let mut stream = plane.stream().await;
     let all = stream.subscribe(ADDRESS_TYPE_URL).await;
     let ended = stream.next().await.unwrap_err();
@@ -987,7 +990,7 @@ async fn aged_connection_ends_in_order_and_resumes_with_changes() {
         ended.message().starts_with("transport is closing"),
         "{ended}"
     );
-    let mut request = first(ADDRESS_TYPE_URL);
+    let mut request = first_request(ADDRESS_TYPE_URL);
     let versions = all.resources.iter();
     request.initial_resource_versions = versions
         .map(|resource| (resource.name.clone(), resource.version.clone()))
@@ -1031,7 +1034,7 @@ fn waypoint_node() -> Node {
 
 #[tokio::test]
 async fn waypoint_gets_its_records_and_certificate_while_its_pod_lives() {
-    let plane = Plane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
+    let plane = ControlPlane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
     let token = plane.token_of("shop", "wp", "wp-1", "wu1");
     let mut stream = plane.stream_as(&token).await.unwrap();
     let request = |url: &str| DeltaDiscoveryRequest {

@@ -6,14 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use ambit_authz::{Connection as Peer, Decision, Why};
+use ambit_authz::{Connection as Peer, Decision, DecisionReason};
 use ambit_model::{Action, Identity};
 use ambit_proxy::{
-    Course, Local, Report,
-    connection_table::Handle,
+    ConnectionPath, LocalPod, Report,
+    connection_table::ConnectionHandle,
     flow,
-    in_flight::{Full, Slot},
-    report::chain,
+    in_flight::{SetupLimitReached, SetupPermit},
+    report::format_error_chain,
 };
 use ambit_telemetry::Direction;
 
@@ -21,43 +21,43 @@ use crate::pod::Pod;
 
 /// Reason why an inbound connection is not allowed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Denied {
+pub(crate) enum DenialReason {
     #[error("connection closed due to policy rejection: explicitly denied by: {0}")]
-    By(String),
+    ByPolicy(String),
     #[error("connection closed due to policy rejection: allow policies exist, but none allowed")]
-    NoneAllowed,
+    NoAllowPolicyMatched,
     #[error("connection closed due to policy rejection: policy {0} of the workload is not known")]
-    Missing(String),
+    MissingPolicy(String),
     #[error("connection closed due to policy rejection: policy {policy} is not understood: {why}")]
-    NotUnderstood { policy: String, why: String },
+    UnsupportedPolicy { policy: String, why: String },
     #[error("the workload is gone")]
-    Gone,
+    PodGone,
 }
 
-impl Denied {
+impl DenialReason {
     /// Evaluates the policies for a connection that is in the pod's connection table already, with the pod's current
     /// record: the record includes every earlier change, and later ones are left to the recheck. A connection that must
     /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
     /// Returns the record, and the course of the connection: direct or through the waypoint.
-    pub(crate) fn check(
+    pub(crate) fn authorize(
         pod: &Pod,
         peer: &Peer,
-        listed: &Handle,
-    ) -> Result<(Arc<Local>, Course), Self> {
-        let (local, course) = course(pod, peer)?;
-        listed.takes(course);
+        listed: &ConnectionHandle,
+    ) -> Result<(Arc<LocalPod>, ConnectionPath), Self> {
+        let (local, course) = connection_path(pod, peer)?;
+        listed.set_path(course);
         let decision = match course {
-            Course::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
-            Course::Direct => pod.state.authorize(&local.workload, peer),
+            ConnectionPath::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
+            ConnectionPath::Direct => pod.state.authorize(&local.workload, peer),
         };
         for dry in &decision.dry_run {
             tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
         }
         // PeerAuthentication, the only policy for connections redirected to the waypoint, is never a dry run.
-        if course == Course::Direct {
+        if course == ConnectionPath::Direct {
             for policy in pod.state.would_refuse(&local.workload, peer) {
                 tracing::info!(target: "rbac", pod = %pod.name(), %policy, "dry-run policy would refuse");
-                pod.metrics.dry_run_denied(&policy);
+                pod.metrics.count_dry_run_denial(&policy);
             }
         }
         if pod.config.authz_policy_info_logging {
@@ -69,51 +69,53 @@ impl Denied {
                 "decided"
             );
         }
-        match Self::of(decision) {
+        match Self::from_decision(decision) {
             None => Ok((local, course)),
             Some(denied) => Err(denied),
         }
     }
 
     /// Converts a policy decision to the reason of the denial; `None` if it allows the connection.
-    pub(crate) fn of(decision: Decision) -> Option<Self> {
+    pub(crate) fn from_decision(decision: Decision) -> Option<Self> {
         if decision.allowed {
             return None;
         }
-        Some(match (decision.why, decision.decided_by) {
-            (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {
+        Some(match (decision.reason, decision.decided_by) {
+            (DecisionReason::InvalidPolicy(why), Some(policy)) => Self::UnsupportedPolicy {
                 policy: policy.to_string(),
                 why: why.to_string(),
             },
-            (Why::MissingPolicy(name), _) => Self::Missing(name.to_string()),
-            (_, Some(policy)) => Self::By(policy.to_string()),
-            (_, None) => Self::NoneAllowed,
+            (DecisionReason::MissingPolicy(name), _) => Self::MissingPolicy(name.to_string()),
+            (_, Some(policy)) => Self::ByPolicy(policy.to_string()),
+            (_, None) => Self::NoAllowPolicyMatched,
         })
     }
 
     /// Returns the policy that denies the connection, unless no single policy does.
     pub(crate) fn policy(&self) -> Option<&str> {
         match self {
-            Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
-                Some(policy)
-            }
-            Self::NoneAllowed | Self::Gone => None,
+            Self::ByPolicy(policy)
+            | Self::MissingPolicy(policy)
+            | Self::UnsupportedPolicy { policy, .. } => Some(policy),
+            Self::NoAllowPolicyMatched | Self::PodGone => None,
         }
     }
 
     /// Returns the policies that deny `peer`: the deciding one, or the ALLOW policies of which none matches.
-    pub(crate) fn policies(&self, pod: &Pod, local: &Local, peer: &Peer) -> Vec<String> {
+    pub(crate) fn policies(&self, pod: &Pod, local: &LocalPod, peer: &Peer) -> Vec<String> {
         match self {
-            Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
+            Self::ByPolicy(policy)
+            | Self::MissingPolicy(policy)
+            | Self::UnsupportedPolicy { policy, .. } => {
                 vec![policy.clone()]
             }
-            Self::NoneAllowed => {
+            Self::NoAllowPolicyMatched => {
                 let explanation = pod.state.explain(&local.workload, peer);
                 let allowing = explanation.policies.iter();
                 let allowing = allowing.filter(|one| one.action == Action::Allow && !one.dry_run);
                 allowing.map(|one| one.policy.to_string()).collect()
             }
-            Self::Gone => Vec::new(),
+            Self::PodGone => Vec::new(),
         }
     }
 }
@@ -122,55 +124,65 @@ impl Denied {
 ///
 /// # Errors
 /// When the pod has no record.
-pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Denied> {
-    let local = pod.local.now(None);
+pub(crate) fn connection_path(
+    pod: &Pod,
+    peer: &Peer,
+) -> Result<(Arc<LocalPod>, ConnectionPath), DenialReason> {
+    let local = pod.local.current(None);
     if !local.is_known {
-        return Err(Denied::Gone);
+        return Err(DenialReason::PodGone);
     }
-    let course = match pod.state.passes_by_waypoint(&local.workload, peer) {
-        true => Course::ThroughWaypoint,
-        false => Course::Direct,
+    let course = match pod.state.bypasses_waypoint(&local.workload, peer) {
+        true => ConnectionPath::ThroughWaypoint,
+        false => ConnectionPath::Direct,
     };
     Ok((local, course))
 }
 
 /// Acquires a slot for the setup of a connection from `peer`; logs and counts the connection as denied if there is
 /// none.
-pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slot> {
-    counted_slot(pod, peer)
+pub(crate) fn acquire_setup_permit(
+    pod: &Pod,
+    peer: SocketAddr,
+    local: SocketAddr,
+) -> Option<SetupPermit> {
+    acquire_counted_permit(pod, peer)
         .inspect_err(|full| {
-            let own = pod.local.now(None);
+            let own = pod.local.current(None);
             let ends = (peer, local);
-            flow::denied(
+            flow::report_denied(
                 &pod.metrics,
                 Some(&own),
                 ends,
                 Direction::Inbound,
-                &chain(full),
+                &format_error_chain(full),
             );
         })
         .ok()
 }
 
 /// Acquires a slot for the setup of a connection from `peer`; counts the connection as refused if there is none.
-pub(crate) fn counted_slot(pod: &Pod, peer: SocketAddr) -> Result<Slot, Full> {
+pub(crate) fn acquire_counted_permit(
+    pod: &Pod,
+    peer: SocketAddr,
+) -> Result<SetupPermit, SetupLimitReached> {
     pod.in_flight
-        .begin(peer.ip())
-        .inspect_err(|full| pod.metrics.setup_refused(full.limit()))
+        .try_acquire(peer.ip())
+        .inspect_err(|full| pod.metrics.count_refused_setup(full.limit()))
 }
 
 /// Looks up the client's workload by its address, and records it as the source in the report.
 pub(crate) fn record_source(
     report: &mut Report,
     pod: &Pod,
-    local: &Local,
+    local: &LocalPod,
     ip: IpAddr,
     proven: Option<&Identity>,
 ) {
     let network = &local.workload.network;
     let found = pod.state.table().workload_by_ip(network, ip).cloned();
     if let Some(workload) = found {
-        report.source(&workload.to_model(), proven);
+        report.set_source(&workload.to_model(), proven);
     }
 }
 

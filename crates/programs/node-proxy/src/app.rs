@@ -4,29 +4,29 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ambit_authz::MissingPolicies;
 use ambit_certificates::{CertificateMetrics, Certificates};
-use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::Turn, supervisor};
+use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::AcceptControl, supervisor};
 use ambit_model::{ArcStr, Identity};
 use ambit_otlp_export::Exporter;
 use ambit_proxy::{
     SharedState, Workers,
-    admin::{self, Admin, Ports},
-    control_plane::{self, Follower, XdsSettings},
+    admin::{self, Admin, AdminPorts},
+    control_plane::{self, MeshStateFollower, XdsSettings},
     identities::{self, CertificateSettings, SpiffeAgent},
     local_xds,
     policy_metrics::PolicyCollector,
-    state::{AddressDemand, NotUnderstoodPolicies, StateConfig},
+    state::{AddressDemand, InvalidPolicyMode, StateConfig},
     warm_start::{self, MeshCache, WarmCertificates},
 };
 use ambit_rt::{
     DrainMode, Env, Readiness, ReadyTask, Shutdown, drain,
     logging::{self, LogHandle},
-    panics::Ends,
+    panics::PanicScope,
 };
 use ambit_sys::{
     netns::Netns,
     privileges::{self, Capability},
 };
-use ambit_telemetry::{Metrics, Origin};
+use ambit_telemetry::{Metrics, ProxyIdentity};
 use ambit_xds::{NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -38,7 +38,7 @@ use crate::{
     enrolment_record, explain,
     pod::{Pod, Proxy},
     pod_handover::RestoredPod,
-    pods::{Enrolment, Served},
+    pods::{EnrolmentClient, ServedPods},
     termination::Termination,
 };
 
@@ -59,21 +59,21 @@ pub enum StartedBy {
 /// # Errors
 ///
 /// When the process cannot start; later errors are retried and logged.
-pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
-    if by == StartedBy::Supervisor {
+pub fn run(env: &Env, started_by: StartedBy) -> anyhow::Result<()> {
+    if started_by == StartedBy::Supervisor {
         supervisor::end_with_supervisor(c"ambit-node-prox")
             .context("cannot follow the supervisor's end")?;
     }
     let exporter = Exporter::from_env(env, "ambit-node-proxy")?;
     let logs = logging::init_with_sink(env, exporter.record_sink());
     let logs = logs.context("cannot set up logging")?;
-    ambit_rt::panics::follow(Ends::Task);
+    ambit_rt::panics::install_hook(PanicScope::Task);
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
     check_privileges(&config)?;
     drop_privileges();
-    let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
-    let result = runtime.block_on(run_with(env, config, (logs, exporter), by));
+    let runtime = ambit_rt::current_thread_runtime().context("cannot make the main runtime")?;
+    let result = runtime.block_on(run_with(env, config, (logs, exporter), started_by));
     // A blocking task, for instance a DNS lookup, must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
@@ -98,7 +98,7 @@ fn check_privileges(config: &Config) -> anyhow::Result<()> {
 /// Drops all capabilities except those for entering pods and opening their sockets. Called before threads start, since
 /// each thread has its own set.
 fn drop_privileges() {
-    if let Err(error) = privileges::keep(&[Capability::SysAdmin, Capability::NetAdmin]) {
+    if let Err(error) = privileges::keep_only(&[Capability::SysAdmin, Capability::NetAdmin]) {
         tracing::warn!(%error, "cannot drop the capabilities that are not needed");
     }
 }
@@ -109,9 +109,9 @@ fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<
     let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
     ambit_rt::metrics::register_build(registry, "ztunnel", version);
     let metrics = Arc::new(Metrics::register(registry));
-    metrics.flows().set_origin(Origin {
-        pod: config.own.name.to_string(),
-        namespace: config.own.namespace.to_string(),
+    metrics.flows().set_proxy_identity(ProxyIdentity {
+        pod: config.own_pod.name.to_string(),
+        namespace: config.own_pod.namespace.to_string(),
         node: config.local_node.to_string(),
         is_waypoint: false,
     });
@@ -143,12 +143,12 @@ async fn run_with(
 
     // On demand, each worker requests the records that its own connections need.
     let cached = (!config.xds_on_demand).then_some(Role::NodeProxy);
-    let mesh = follow_mesh(
+    let mesh = start_mesh_client(
         env,
         &config,
         &metrics,
         &mut registry,
-        warm_start::take_over(&mut held, &supervisor, cached),
+        warm_start::take_over_caches(&mut held, &supervisor, cached),
         state_ready,
     )?;
     let workers = Arc::new(Workers::start(config.num_worker_threads).context("no workers")?);
@@ -164,16 +164,16 @@ async fn run_with(
         metrics,
         gate,
     };
-    let mut enrolment = Enrolment::new(
+    let mut enrolment = EnrolmentClient::new(
         proxy.clone(),
         workers.clone(),
         supervisor.clone(),
         pods_ready,
     );
     let served = enrolment.served();
-    restore(held, &mut enrolment, &supervisor, &config);
-    let own = serve_own(&proxy, &workers);
-    let turn = Turn {
+    restore_pods(held, &mut enrolment, &supervisor, &config);
+    let own = serve_own_pod(&proxy, &workers);
+    let turn = AcceptControl {
         supervisor: supervisor.clone(),
         gate: gate_control,
         ready: taking_over,
@@ -181,12 +181,12 @@ async fn run_with(
     let prepared = {
         let (served, mesh) = (served.clone(), mesh.clone());
         // Certificates were requested when the pods were restored.
-        move || mesh.clone().prepared(identities_of(&served))
+        move || mesh.clone().prefetch_certificates(identities_of(&served))
     };
     ambit_rt::spawn_essential("taking turns", turn.follow(prepared));
     let (servers, watcher) = drain::channel();
     let dumped = served.clone();
-    let explain = explain::on(served.clone(), mesh.state.clone(), config.clone());
+    let explain = explain::handler(served.clone(), mesh.state.clone(), config.clone());
     let admin = Admin {
         title: "Ambit node proxy",
         state: mesh.state,
@@ -202,15 +202,15 @@ async fn run_with(
         flows,
     };
     let (registry, exporting) = exporter.start_with(registry);
-    let ports = Ports {
+    let ports = AdminPorts {
         admin: config.admin_port,
         metrics: config.stats_port,
         readiness: config.readiness_port,
         ipv6: config.ipv6_enabled,
-        wait_for_them: *supervisor.accept().borrow() == Accept::WhenReady,
+        wait_for_ports: *supervisor.accept().borrow() == Accept::WhenReady,
     };
     admin::serve(admin, registry, readiness, ports, &watcher).await?;
-    supervisor.started();
+    supervisor.report_started();
     let enrolling = ambit_rt::essential("enrolment", enrolment.run());
     let enrolment = ambit_rt::spawn_abortable("enrolment", enrolling);
     proxy_ready.ready();
@@ -232,28 +232,28 @@ async fn run_with(
 
 /// State of the mesh as this proxy knows it, updated continuously.
 #[derive(Clone, Debug)]
-struct Mesh {
+struct MeshClient {
     state: SharedState,
     certificates: Certificates,
     /// Path or variable (`LOCAL_XDS`) from which the mesh state was loaded, for dumps; null with a control plane.
     static_config: Value,
     /// Turns true when the control plane's first complete state was received.
-    known: watch::Receiver<bool>,
+    is_synced: watch::Receiver<bool>,
 }
 
 /// Starts receiving the mesh state and certificates, beginning with the warm-start cache if there is one.
-fn follow_mesh(
+fn start_mesh_client(
     env: &Env,
     config: &Config,
     metrics: &Arc<Metrics>,
     registry: &mut Registry,
     (cache, keys): (Option<Arc<MeshCache>>, Option<Arc<WarmCertificates>>),
     ready: ReadyTask,
-) -> anyhow::Result<Mesh> {
+) -> anyhow::Result<MeshClient> {
     let (state, demands) = shared_state(config, registry);
     let static_config = load_local(config, &state)?;
     let certificates = identities::start(env, &certificate_settings(config), keys.clone())?;
-    let following = identities::follow(state.clone(), certificates.clone(), keys);
+    let following = identities::prefetch_certificates(state.clone(), certificates.clone(), keys);
     ambit_rt::spawn_essential("identities", following);
     let (sender, known) = watch::channel(false);
     let synced = move || {
@@ -265,66 +265,66 @@ fn follow_mesh(
         state.mark_policies_known();
         synced();
     } else {
-        let follower = Follower {
+        let follower = MeshStateFollower {
             state: state.clone(),
             metrics: metrics.clone(),
             synced,
             cache,
         };
-        control_plane::follow(env, &xds_settings(config), follower, demands)?;
+        control_plane::start_xds_client(env, &xds_settings(config), follower, demands)?;
     }
-    Ok(Mesh {
+    Ok(MeshClient {
         state,
         certificates,
         static_config,
-        known,
+        is_synced: known,
     })
 }
 
-impl Mesh {
+impl MeshClient {
     /// Waits until connections to pods with these identities can be served: the mesh state and their certificates are
     /// available.
-    async fn prepared(mut self, identities: Vec<Identity>) {
-        if self.known.wait_for(|known| *known).await.is_err() {
+    async fn prefetch_certificates(mut self, identities: Vec<Identity>) {
+        if self.is_synced.wait_for(|known| *known).await.is_err() {
             // The state of the mesh is from a local file, and known.
         }
-        identities::obtained(&self.certificates, &identities).await;
+        identities::wait_for_certificates(&self.certificates, &identities).await;
     }
 }
 
-fn identities_of(served: &Served) -> Vec<Identity> {
+fn identities_of(served: &ServedPods) -> Vec<Identity> {
     let pods = served.pods();
     pods.iter().map(|pod| pod.identity().clone()).collect()
 }
 
 /// Restores the pods that the previous process served; without a hand-over, those of the agent's enrolment record,
 /// until the agent itself connects.
-fn restore(
+fn restore_pods(
     held: Handover<OwnedFd>,
-    enrolment: &mut Enrolment,
+    enrolment: &mut EnrolmentClient,
     supervisor: &Supervisor,
     config: &Config,
 ) {
     for (key, item) in held.into_items() {
-        match RestoredPod::read(&key, item) {
+        match RestoredPod::from_handover_item(&key, item) {
             Ok(pod) => enrolment.restore(pod),
             Err(error) => {
                 tracing::warn!(uid = %key, %error, "a pod was not handed over");
-                supervisor.release(&key);
+                supervisor.release_item(&key);
             }
         }
     }
     if supervisor.is_supervised() && enrolment.served().is_empty() {
-        let record = enrolment_record::path(&config.inpod_uds);
-        for pod in enrolment_record::regain(&record, &config.netns_dir) {
+        let record = enrolment_record::record_path(&config.inpod_uds);
+        for pod in enrolment_record::restore_pods(&record, &config.netns_dir) {
             enrolment.restore(pod);
         }
     }
 }
 
 /// Serves the proxy's own pod, if the environment names it. A failure does not affect other pods.
-fn serve_own(proxy: &Proxy, workers: &Workers) -> Option<Arc<Pod>> {
-    let own = &proxy.config.own;
+fn serve_own_pod(proxy: &Proxy, workers: &Workers) -> Option<Arc<Pod>> {
+    let own = &proxy.config.own_pod;
     if [&own.name, &own.namespace, &own.service_account].contains(&&ArcStr::default()) {
         return None;
     }
@@ -359,12 +359,12 @@ fn shared_state(
         missing_policies: if config.missing_policy_allow {
             MissingPolicies::Ignore
         } else {
-            MissingPolicies::Refuse
+            MissingPolicies::Deny
         },
         not_understood: if config.keep_last_good_policy {
-            NotUnderstoodPolicies::KeepLastGood
+            InvalidPolicyMode::KeepLastGood
         } else {
-            NotUnderstoodPolicies::Deny
+            InvalidPolicyMode::Deny
         },
     };
     let (state, demands) = if config.xds_on_demand {
@@ -391,7 +391,7 @@ fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
             mesh.apply_to(state);
             ambit_rt::spawn_essential(
                 "local xds",
-                local_xds::follow(path.clone(), mesh, state.clone()),
+                local_xds::watch_mesh_file(path.clone(), mesh, state.clone()),
             );
             Ok(Value::String(path.display().to_string()))
         }
@@ -419,8 +419,8 @@ fn xds_settings(config: &Config) -> XdsSettings {
         cluster_id: config.cluster_id.clone(),
         node: NodeInfo {
             role: Role::NodeProxy,
-            name: config.own.name.to_string(),
-            namespace: config.own.namespace.to_string(),
+            name: config.own_pod.name.to_string(),
+            namespace: config.own_pod.namespace.to_string(),
             ip: config.local_ip,
             node_name: config.local_node.to_string(),
             proxy_metadata: config.proxy_metadata.clone(),

@@ -65,7 +65,7 @@ pub(crate) async fn connect(
 }
 
 /// Sends a PROXY protocol header to the application, ahead of the client's bytes.
-pub(crate) async fn introduce(
+pub(crate) async fn send_proxy_header(
     app: &mut TcpStream,
     addr: SocketAddr,
     header: &ProxyHeader,

@@ -1,6 +1,6 @@
 //! Parses the command line, which selects the role of the process: supervisor or worker.
 
-use ambit_handover::{Meeting, Program};
+use ambit_handover::{Program, SupervisorSockets};
 use ambit_proxy::admin;
 use ambit_rt::Env;
 use anyhow::Context as _;
@@ -26,7 +26,7 @@ const WORKER: &str = "worker";
 
 /// Outcome of the command line, for `main`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The process exits with this code.
     Exit(u8),
     /// The process prints this text and exits.
@@ -38,17 +38,17 @@ pub enum Outcome {
 /// # Errors
 ///
 /// When the arguments are invalid, or the process cannot start.
-pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
+pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<CommandOutcome> {
     let (alone, rest) = match arguments {
         ["--no-supervisor", rest @ ..] => (true, rest),
         rest => (env.flag("AMBIT_SUPERVISOR")? == Some(false), rest),
     };
     match rest {
-        [] | ["proxy"] | ["proxy", "ztunnel"] if alone => work(env, StartedBy::Unsupervised),
-        [] | ["proxy"] | ["proxy", "ztunnel"] => supervise(env).map(Outcome::Exit),
-        [WORKER] => work(env, StartedBy::Supervisor),
-        ["version" | "--version"] => Ok(Outcome::Print(format!("{:#}\n", admin::version()))),
-        ["help" | "--help" | "-h"] => Ok(Outcome::Print(HELP.to_owned())),
+        [] | ["proxy"] | ["proxy", "ztunnel"] if alone => run_worker(env, StartedBy::Unsupervised),
+        [] | ["proxy"] | ["proxy", "ztunnel"] => supervise(env).map(CommandOutcome::Exit),
+        [WORKER] => run_worker(env, StartedBy::Supervisor),
+        ["version" | "--version"] => Ok(CommandOutcome::Print(format!("{:#}\n", admin::version()))),
+        ["help" | "--help" | "-h"] => Ok(CommandOutcome::Print(HELP.to_owned())),
         other => anyhow::bail!("unknown arguments {other:?}\n\n{HELP}"),
     }
 }
@@ -56,16 +56,16 @@ pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
 /// Runs the supervisor until its worker has exited for good; returns its exit code.
 fn supervise(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
-    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    ambit_rt::panics::install_hook(ambit_rt::panics::PanicScope::Process);
     Ok(ambit_handover::run(Program {
         name: "ambit-node-proxy",
         arguments: vec![WORKER.into()],
-        meeting: Meeting::from_env(env, &config::inpod_uds(env)),
+        sockets: SupervisorSockets::from_env(env, &config::inpod_uds(env)),
     })?)
 }
 
-fn work(env: &Env, by: StartedBy) -> anyhow::Result<Outcome> {
-    app::run(env, by).map(|()| Outcome::Exit(0))
+fn run_worker(env: &Env, started_by: StartedBy) -> anyhow::Result<CommandOutcome> {
+    app::run(env, started_by).map(|()| CommandOutcome::Exit(0))
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
         assert!(error.contains("prxy") && error.contains("Usage"), "{error}");
         assert_eq!(
             run(&["help"], &env).unwrap(),
-            Outcome::Print(HELP.to_owned())
+            CommandOutcome::Print(HELP.to_owned())
         );
         let env = Env::from_pairs([("AMBIT_SUPERVISOR", "perhaps")]);
         assert!(run(&[], &env).is_err());

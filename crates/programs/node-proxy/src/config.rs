@@ -11,7 +11,7 @@ use ambit_model::{ArcStr, Identity, PROXY_MARK, PodName};
 use ambit_proxy::{
     SetupLimits,
     control_plane::Upstream,
-    environment::{self, SettingError, first, upstream},
+    environment::{self, SettingError, first_set, upstream},
     flow_listener::FlowAccess,
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
@@ -74,7 +74,7 @@ pub enum LocalXds {
 pub struct Config {
     /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: name of the proxy's own pod.
     #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
-    pub own: PodName,
+    pub own_pod: PodName,
     /// `NODE_NAME`: name of the node.
     pub local_node: ArcStr,
     /// `INSTANCE_IP`: address of the proxy's own pod.
@@ -196,7 +196,7 @@ impl Config {
     ///
     /// When a value is invalid; the error names it.
     pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
-        let mesh = mesh::read(env)?;
+        let mesh = mesh::load_proxy_config(env)?;
         check_mode(env)?;
         let text = |name: &str| ArcStr::from(env.get(name).unwrap_or_default());
         let grace = env.parse("TERMINATION_GRACE_PERIOD_SECONDS", "a number of seconds")?;
@@ -209,7 +209,7 @@ impl Config {
             (None, None) => None,
         };
         Ok(Self {
-            own: PodName {
+            own_pod: PodName {
                 name: text("POD_NAME"),
                 namespace: text("POD_NAMESPACE"),
                 service_account: text("SERVICE_ACCOUNT"),
@@ -219,7 +219,7 @@ impl Config {
             node_ip: env.parse("HOST_IP", "an IP address")?,
             trust_domain: env.text("TRUST_DOMAIN", "cluster.local").into(),
             network: text("NETWORK"),
-            cluster_id: first(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
+            cluster_id: first_set(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
             cluster_domain: env.text("CLUSTER_DOMAIN", "cluster.local").into(),
             preferred_service_namespace: env
                 .get("PREFERED_SERVICE_NAMESPACE")
@@ -254,7 +254,7 @@ impl Config {
             netns_dir: env.text("AMBIT_NETNS_DIR", "/var/run/netns").into(),
             close_clear_connections: env.flag("AMBIT_CLOSE_CLEAR_CONNECTIONS")?.unwrap_or(false),
             setup_limits: environment::setup_limits(env)?,
-            num_worker_threads: environment::threads::workers(env, mesh.concurrency)?,
+            num_worker_threads: environment::threads::worker_count(env, mesh.concurrency)?,
             localhost_app_tunnel: env.flag("LOCALHOST_APP_TUNNEL")?.unwrap_or(true),
             response_baggage: env.flag("ENABLE_RESPONSE_BAGGAGE")?.unwrap_or(true),
             authz_policy_info_logging: env.flag("AUTHZ_POLICY_INFO_LOGGING")?.unwrap_or(false),
@@ -266,8 +266,8 @@ impl Config {
             keep_last_good_policy: env.flag("AMBIT_KEEP_LAST_GOOD_POLICY")?.unwrap_or(false),
             registry_only: registry_only(env)?,
             allowed_addresses: allowed_addresses(env)?,
-            crl_path: environment::path(env, "CRL_PATH"),
-            trust_domains_path: environment::path(env, "AMBIT_TRUST_DOMAINS_PATH"),
+            crl_path: environment::path_variable(env, "CRL_PATH"),
+            trust_domains_path: environment::path_variable(env, "AMBIT_TRUST_DOMAINS_PATH"),
             metrics_principals: env.flag("AMBIT_METRICS_PRINCIPALS")?.unwrap_or(true),
             flow_reader: env.parse("AMBIT_FLOW_READER", "a SPIFFE identity")?,
             admin_port: mesh.proxy_admin_port.unwrap_or(15000),
@@ -282,8 +282,8 @@ impl Config {
         Some(FlowAccess {
             own: Identity::new(
                 self.trust_domain.clone(),
-                self.own.namespace.clone(),
-                self.own.service_account.clone(),
+                self.own_pod.namespace.clone(),
+                self.own_pod.service_account.clone(),
             ),
             reader: self.flow_reader.clone()?,
         })

@@ -8,12 +8,12 @@ use std::{
 };
 
 use ambit_dns::{
-    Client, Egress, Family, Found, Host, Known, Limits, Outcome, Report, Server, look_up,
-    system_servers,
+    AddressFamily, DnsClient, DnsHost, Egress, Limits, MeshLookup, QueryOutcome, QueryReport,
+    ResolvedName, Server, resolve_name, system_dns_servers,
 };
 use ambit_model::ArcStr;
-use ambit_proxy::{Accepted, SharedState, report::chain};
-use ambit_telemetry::{ArcString, DnsLabels};
+use ambit_proxy::{AcceptedConnection, SharedState, report::format_error_chain};
+use ambit_telemetry::{ArcStrLabel, DnsLabels};
 
 use crate::{
     config::Config,
@@ -31,7 +31,7 @@ impl DnsSockets {
         let egress = Egress {
             netns: Some(pod.netns.clone()),
             mark: pod.config.packet_mark,
-            fallback: system_servers(),
+            fallback: system_dns_servers(),
         };
         let host = PodQueries(Arc::downgrade(pod));
         let server = Arc::new(Server::new(host, egress, Limits::default()));
@@ -50,29 +50,33 @@ impl DnsSockets {
 pub(crate) type PodDns = Server<PodQueries>;
 
 /// Serves DNS queries on one connection until the pod's connections are closed.
-pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Arc<PodDns>) {
+pub(crate) async fn serve_connection(
+    shard: Arc<Shard>,
+    accepted: AcceptedConnection,
+    server: Arc<PodDns>,
+) {
     let mut drain = shard.pod.drain_watcher();
     tokio::select! {
         () = ambit_dns::serve_connection(accepted.stream, &server) => {}
-        () = drain.cut() => {}
+        () = drain.wait_until_deadline() => {}
     }
 }
 
 /// Looks up a mesh name for pods of a namespace.
-pub(crate) fn find(
+pub(crate) fn find_client_pod(
     config: &Config,
     state: &SharedState,
     namespace: &str,
-    (name, family): (&str, Family),
-) -> Option<Found> {
-    let client = Client {
+    (name, family): (&str, AddressFamily),
+) -> Option<ResolvedName> {
+    let client = DnsClient {
         namespace,
         network: &config.network,
         cluster_id: &config.cluster_id,
         domain: &config.cluster_domain,
     };
-    let mut found = look_up(&state.table(), &client, name, family)?;
-    if family == Family::V6 && !config.ipv6_enabled {
+    let mut found = resolve_name(&state.table(), &client, name, family)?;
+    if family == AddressFamily::V6 && !config.ipv6_enabled {
         found.addresses.clear();
     }
     Some(found)
@@ -83,80 +87,82 @@ pub(crate) fn find(
 #[derive(Debug)]
 pub(crate) struct PodQueries(Weak<Pod>);
 
-impl Host for PodQueries {
-    fn look_up(&self, name: &str, family: Family) -> Known {
+impl DnsHost for PodQueries {
+    fn resolve_in_mesh(&self, name: &str, family: AddressFamily) -> MeshLookup {
         let Some(pod) = self.0.upgrade() else {
-            return Known::Unknown;
+            return MeshLookup::NotFound;
         };
         let (config, state) = (&pod.config, &pod.state);
         if !config.dns_proxy {
-            return Known::Unknown;
+            return MeshLookup::NotFound;
         }
         if !state.addresses_known() {
-            return Known::NotYet;
+            return MeshLookup::MeshStateMissing;
         }
         let namespace = &pod.name().namespace;
-        let found = find(config, state, namespace, (name, family));
-        found.map_or(Known::Unknown, Known::Found)
+        let found = find_client_pod(config, state, namespace, (name, family));
+        found.map_or(MeshLookup::NotFound, MeshLookup::Found)
     }
 
-    async fn mesh_known(&self) -> bool {
+    async fn wait_for_mesh_state(&self) -> bool {
         let Some(pod) = self.0.upgrade() else {
             return false;
         };
         // Clients usually give up after five seconds.
-        let deadline = tokio::time::Instant::now() + Limits::default().total;
+        let deadline = tokio::time::Instant::now() + Limits::default().total_timeout;
         pod.state.wait_for_addresses(deadline).await
     }
 
-    fn has_turn(&self) -> bool {
+    fn is_serving(&self) -> bool {
         self.0.upgrade().is_none_or(|pod| pod.gate.is_open())
     }
 
-    async fn turn(&self) {
+    async fn wait_until_serving(&self) {
         if let Some(pod) = self.0.upgrade() {
             let mut gate = pod.gate.clone();
             drop(pod);
-            gate.opened().await;
+            gate.wait_until_open().await;
         }
     }
 
-    fn report(&self, report: &Report<'_>) {
+    fn report(&self, report: &QueryReport<'_>) {
         if let Some(pod) = self.0.upgrade() {
-            count(&pod, report);
-            log(&pod, report);
+            count_query(&pod, report);
+            log_query(&pod, report);
         }
     }
 }
 
-fn count(pod: &Pod, report: &Report<'_>) {
-    let local = pod.local.now(None);
+fn count_query(pod: &Pod, report: &QueryReport<'_>) {
+    let local = pod.local.current(None);
     let known = |text: &ArcStr| {
-        ArcString(if text.is_empty() {
+        ArcStrLabel(if text.is_empty() {
             arcstr::literal!("unknown")
         } else {
             text.clone()
         })
     };
     let labels = DnsLabels {
-        request_query_type: ArcString(kind(report)),
-        request_protocol: ArcString(report.transport.as_str().into()),
+        request_query_type: ArcStrLabel(query_type(report)),
+        request_protocol: ArcStrLabel(report.transport.as_str().into()),
         source_canonical_service: known(&local.workload.canonical_name),
         source_canonical_revision: known(&local.workload.canonical_revision),
     };
     let metrics = &pod.metrics;
-    metrics.dns_request(&labels);
+    metrics.count_dns_request(&labels);
     match report.outcome {
-        Outcome::Relayed(_, after) => metrics.dns_forwarded(&labels, Some(after.as_secs_f64())),
-        Outcome::Failed(_) => metrics.dns_forwarded(&labels, None),
-        Outcome::Answered(_) | Outcome::NotYet => {}
+        QueryOutcome::Relayed(_, after) => {
+            metrics.count_dns_forwarded(&labels, Some(after.as_secs_f64()))
+        }
+        QueryOutcome::Failed(_) => metrics.count_dns_forwarded(&labels, None),
+        QueryOutcome::Answered(_) | QueryOutcome::MeshStateMissing => {}
     }
 }
 
 /// Returns the query's type as a metric label. A client may query any of 65,536 types, so all types without a name
 /// share one label.
-fn kind(report: &Report<'_>) -> ArcStr {
-    match report.question.kind_name() {
+fn query_type(report: &QueryReport<'_>) -> ArcStr {
+    match report.question.record_type_name() {
         Some("A") => arcstr::literal!("A"),
         Some("AAAA") => arcstr::literal!("AAAA"),
         Some(name) => name.into(),
@@ -164,26 +170,26 @@ fn kind(report: &Report<'_>) -> ArcStr {
     }
 }
 
-fn log(pod: &Pod, report: &Report<'_>) {
+fn log_query(pod: &Pod, report: &QueryReport<'_>) {
     if !tracing::enabled!(target: "dns", tracing::Level::DEBUG) {
         return;
     }
     let (result, endpoints, domain) = match report.outcome {
-        Outcome::Answered(found) => (
+        QueryOutcome::Answered(found) => (
             "success".to_owned(),
             Some(found.addresses.len()),
             &*found.host,
         ),
-        Outcome::Relayed(code, _) => (code.to_string(), None, ""),
-        Outcome::Failed(error) => (chain(error), None, ""),
-        Outcome::NotYet => ("the mesh is not known yet".to_owned(), None, ""),
+        QueryOutcome::Relayed(code, _) => (code.to_string(), None, ""),
+        QueryOutcome::Failed(error) => (format_error_chain(error), None, ""),
+        QueryOutcome::MeshStateMissing => ("the mesh is not known yet".to_owned(), None, ""),
     };
     tracing::event!(
         target: "dns",
         tracing::Level::DEBUG,
         src.workload = pod.name().name.as_str(),
         src.namespace = pod.name().namespace.as_str(),
-        query = report.question.kind_name().unwrap_or("unknown"),
+        query = report.question.record_type_name().unwrap_or("unknown"),
         domain = %report.question.name(),
         host = Some(domain).filter(|host| !host.is_empty()),
         result,

@@ -1,5 +1,5 @@
-//! Reads the agent's record of enrolled pods: [`regain`] restores pods when no process holds their namespaces, and
-//! [`follow`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the whole mesh
+//! Reads the agent's record of enrolled pods: [`restore_pods`] restores pods when no process holds their namespaces, and
+//! [`watch_record`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the whole mesh
 //! was removed.
 
 use std::{
@@ -8,12 +8,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_proxy::report::chain;
+use ambit_proxy::report::format_error_chain;
 use ambit_sys::{
     netns::Netns,
     procfs::{RejectReason, owns},
 };
-use ambit_wire::enrolled::{ENROLLED_FILE, Enrolled, EnrolledPod};
+use ambit_wire::enrolled::{ENROLLED_FILE, EnrolledPod, EnrolledPods};
 use tokio::sync::watch;
 
 use crate::pod_handover::RestoredPod;
@@ -25,7 +25,7 @@ const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 /// Reason why a pod of the record was not restored.
 #[derive(Debug, thiserror::Error)]
-enum RegainError {
+enum RestorePodError {
     #[error("its network namespace has no name on this node")]
     Unnamed,
     #[error("the name of its network namespace is a path")]
@@ -39,21 +39,21 @@ enum RegainError {
 }
 
 /// Returns the path of the record, in the directory of the agent's socket.
-pub(crate) fn path(agent: &Path) -> PathBuf {
+pub(crate) fn record_path(agent: &Path) -> PathBuf {
     agent.with_file_name(ENROLLED_FILE)
 }
 
-fn read(path: &Path) -> io::Result<Enrolled> {
+fn read_record(path: &Path) -> io::Result<EnrolledPods> {
     if fs::metadata(path)?.len() > MAX_RECORD_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    Ok(Enrolled::decode(&fs::read(path)?)?)
+    Ok(EnrolledPods::decode(&fs::read(path)?)?)
 }
 
 /// Returns the recorded pods whose namespaces are found in `netns_dir`: the file of the recorded name must be the
 /// recorded namespace, which must have one of the pod's addresses. Their sockets have to be opened anew.
-pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
-    let enrolled = match read(record) {
+pub(crate) fn restore_pods(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
+    let enrolled = match read_record(record) {
         Ok(enrolled) => enrolled,
         Err(error) => {
             tracing::debug!(record = %record.display(), %error, "no record of enrolled pods");
@@ -62,7 +62,7 @@ pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
     };
     let mut found = Vec::new();
     for pod in &enrolled.pods {
-        match find(pod, netns_dir) {
+        match open_netns(pod, netns_dir) {
             Ok(netns) => found.push(RestoredPod {
                 uid: pod.uid.as_str().into(),
                 info: pod.info(),
@@ -70,7 +70,7 @@ pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
                 sockets: Vec::new(),
             }),
             Err(error) => tracing::info!(
-                pod = %pod.info().pod, uid = pod.uid, error = chain(&error),
+                pod = %pod.info().pod, uid = pod.uid, error = format_error_chain(&error),
                 "waiting for the agent to enrol the pod again"
             ),
         }
@@ -78,30 +78,30 @@ pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
     found
 }
 
-fn find(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RegainError> {
-    let named = pod.netns.as_ref().ok_or(RegainError::Unnamed)?;
+fn open_netns(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RestorePodError> {
+    let named = pod.netns.as_ref().ok_or(RestorePodError::Unnamed)?;
     let file = Path::new(&named.name);
     if file.file_name() != Some(file.as_os_str()) {
-        return Err(RegainError::Path);
+        return Err(RestorePodError::Path);
     }
-    let netns = Netns::open(netns_dir.join(file)).map_err(RegainError::Open)?;
+    let netns = Netns::open(netns_dir.join(file)).map_err(RestorePodError::Open)?;
     if netns.id().ino != named.inode {
-        return Err(RegainError::Another);
+        return Err(RestorePodError::Another);
     }
-    owns(&netns, &pod.addresses).map_err(RegainError::NotOwned)?;
+    owns(&netns, &pod.addresses).map_err(RestorePodError::NotOwned)?;
     Ok(netns)
 }
 
 /// Polls the record until the receiver is dropped; the value is `None` until there is a record. An unreadable record
 /// changes nothing.
-pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
+pub(crate) fn watch_record(record: PathBuf) -> watch::Receiver<Option<EnrolledPods>> {
     let (sender, receiver) = watch::channel(None);
     ambit_rt::spawn_essential("record of enrolled pods", async move {
         let mut seen: Option<SystemTime> = None;
         while !sender.is_closed() {
             let written = fs::metadata(&record).and_then(|file| file.modified()).ok();
             if written.is_some() && written != seen {
-                match read(&record) {
+                match read_record(&record) {
                     Ok(enrolled) => {
                         seen = written;
                         sender.send_replace(Some(enrolled));
@@ -136,7 +136,7 @@ mod tests {
         EnrolledPod::new(&uid.into(), &info, Some(netns))
     }
 
-    fn record(dir: &Path, enrolled: &Enrolled) -> PathBuf {
+    fn record(dir: &Path, enrolled: &EnrolledPods) -> PathBuf {
         let path = dir.join(ENROLLED_FILE);
         fs::write(&path, enrolled.encode().unwrap()).unwrap();
         path
@@ -159,11 +159,11 @@ mod tests {
             pod("a path", "../proc/self/ns/net", here, "127.0.0.1"),
             unnamed,
         ];
-        let enrolled = Enrolled {
+        let enrolled = EnrolledPods {
             removed: false,
             pods,
         };
-        let found = regain(&record(dir.path(), &enrolled), dir.path());
+        let found = restore_pods(&record(dir.path(), &enrolled), dir.path());
         let uids: Vec<_> = found.iter().map(|pod| &*pod.uid).collect();
         assert_eq!(uids, ["good"]);
         assert!(found[0].sockets.is_empty());
@@ -173,8 +173,8 @@ mod tests {
     fn missing_or_invalid_record_yields_no_pods() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(ENROLLED_FILE);
-        assert!(regain(&path, dir.path()).is_empty());
+        assert!(restore_pods(&path, dir.path()).is_empty());
         fs::write(&path, "{").unwrap();
-        assert!(regain(&path, dir.path()).is_empty());
+        assert!(restore_pods(&path, dir.path()).is_empty());
     }
 }

@@ -7,41 +7,45 @@ use std::{
     sync::Arc,
 };
 
-use ambit_authz::{Connection as Connecting, Explanation as Decided, Outcome};
+use ambit_authz::{Connection as Connecting, Explanation as Decided, PolicyOutcome};
 use ambit_codec::Authority;
-use ambit_dns::Family;
+use ambit_dns::AddressFamily;
 use ambit_mesh_json::explain::{
-    End, Explanation, Hop, HopKind, InboundQuery, NodeProxyQuery, OutboundQuery, Peer, Step,
-    StepKind, StepResult,
+    ExplainedResult, Explanation, Hop, HopKind, InboundQuery, NodeProxyQuery, OutboundQuery, Peer,
+    Step, StepKind, StepResult,
 };
 use ambit_model::Identity;
 use ambit_proxy::{
-    Course, Local, SharedState,
-    explain::{self as shared, Explain},
-    report::chain,
+    ConnectionPath, LocalPod, SharedState,
+    explain::{self as shared, ExplainHandler},
+    report::format_error_chain,
 };
 use ambit_route::{ConnectTarget, InboundRequest, Route};
 use ambit_rt::http::{Response, text};
 
 use crate::{
-    admission::{self, Denied},
+    admission::{self, DenialReason},
     config::Config,
     dns_capture, outbound,
     pod::Pod,
-    pods::Served,
+    pods::ServedPods,
     redirection,
 };
 
 /// Predicts how connections are handled, for `POST /explain`.
 #[derive(Debug)]
 struct Explainer {
-    served: Served,
+    served: ServedPods,
     state: SharedState,
     config: Arc<Config>,
 }
 
 /// Creates the handler of `POST /explain` for connections of, and to, the served pods.
-pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
+pub(crate) fn handler(
+    served: ServedPods,
+    state: SharedState,
+    config: Arc<Config>,
+) -> ExplainHandler {
     let explainer = Arc::new(Explainer {
         served,
         state,
@@ -49,7 +53,7 @@ pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Exp
     });
     Box::new(move |body| {
         let explainer = explainer.clone();
-        Box::pin(async move { explainer.answer(&body).await })
+        Box::pin(async move { explainer.handle_query(&body).await })
     })
 }
 
@@ -77,14 +81,14 @@ impl QueryError {
 
 /// Steps of the prediction so far.
 #[derive(Default)]
-struct Walk(Vec<Step>);
+struct ExplanationSteps(Vec<Step>);
 
-impl Walk {
+impl ExplanationSteps {
     fn push(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
         self.0.push(Step::new(step, result, why));
     }
 
-    fn ends(self, end: End) -> Explanation {
+    fn finish(self, end: ExplainedResult) -> Explanation {
         Explanation { steps: self.0, end }
     }
 
@@ -92,14 +96,14 @@ impl Walk {
     fn refused(mut self, step: StepKind, why: &str) -> Explanation {
         self.push(step, StepResult::Refused, why);
         let why = why.to_owned();
-        self.ends(End::Refused { why })
+        self.finish(ExplainedResult::Refused { why })
     }
 }
 
 impl Explainer {
     /// Responds to `POST /explain` with this body.
-    async fn answer(&self, body: &[u8]) -> Response {
-        let query = match shared::query(body) {
+    async fn handle_query(&self, body: &[u8]) -> Response {
+        let query = match shared::parse_query(body) {
             Ok(query) => query,
             Err(response) => return *response,
         };
@@ -108,20 +112,20 @@ impl Explainer {
             NodeProxyQuery::Inbound(query) => Box::pin(self.inbound(query)).await,
         };
         match explained {
-            Ok(explanation) => shared::answer(&explanation),
+            Ok(explanation) => shared::explanation_response(&explanation),
             Err(error) => text(error.status(), format!("{error}\n")),
         }
     }
 
     async fn outbound(&self, query: &OutboundQuery) -> Result<Explanation, QueryError> {
-        let (namespace, name) = split(&query.pod)?;
-        let mut walk = Walk::default();
+        let (namespace, name) = split_pod_name(&query.pod)?;
+        let mut walk = ExplanationSteps::default();
         let pod = self.served.find(namespace, name);
         let ip = self.address_of(namespace, name);
         let Some(ip) = ip.or_else(|| {
             pod.as_ref()?
                 .local
-                .now(None)
+                .current(None)
                 .workload
                 .workload_ips
                 .first()
@@ -144,12 +148,12 @@ impl Explainer {
             let why = format!(
                 "the mesh knows no name {host:?}: the pod's DNS resolver decides what it resolves to"
             );
-            return Ok(walk.refused(StepKind::Name, &why));
+            return Ok(walk.refused(StepKind::NameResolution, &why));
         };
         let dst = SocketAddr::new(called, query.port);
         Ok(match pod {
-            Some(pod) => captured(walk, &pod, ip, dst).await,
-            None => self.uncaptured(walk, namespace, ip, dst),
+            Some(pod) => explain_captured(walk, &pod, ip, dst).await,
+            None => self.explain_uncaptured(walk, namespace, ip, dst),
         })
     }
 
@@ -162,27 +166,35 @@ impl Explainer {
     }
 
     /// Returns the address that a host name, or an address as text, resolves to for pods of a namespace.
-    fn resolve(&self, namespace: &str, query: &OutboundQuery, walk: &mut Walk) -> Option<IpAddr> {
+    fn resolve(
+        &self,
+        namespace: &str,
+        query: &OutboundQuery,
+        walk: &mut ExplanationSteps,
+    ) -> Option<IpAddr> {
         if let Ok(ip) = query.host.parse() {
             return Some(ip);
         }
         let name = query.host.trim_end_matches('.').to_ascii_lowercase();
-        let find =
-            |family| dns_capture::find(&self.config, &self.state, namespace, (&name, family));
-        let (found, ip) = [Family::V4, Family::V6].into_iter().find_map(|family| {
-            let found = find(family)?;
-            let ip = found.addresses.first().copied()?;
-            Some((found, ip))
-        })?;
+        let find = |family| {
+            dns_capture::find_client_pod(&self.config, &self.state, namespace, (&name, family))
+        };
+        let (found, ip) = [AddressFamily::V4, AddressFamily::V6]
+            .into_iter()
+            .find_map(|family| {
+                let found = find(family)?;
+                let ip = found.addresses.first().copied()?;
+                Some((found, ip))
+            })?;
         let why = format!("{name} is {}, at {ip}", found.host);
-        walk.push(StepKind::Name, StepResult::Passed, why);
+        walk.push(StepKind::NameResolution, StepResult::Passed, why);
         Some(ip)
     }
 
     /// Predicts a connection of a pod that is not captured: to the first eligible endpoint of a service.
-    fn uncaptured(
+    fn explain_uncaptured(
         &self,
-        mut walk: Walk,
+        mut walk: ExplanationSteps,
         namespace: &str,
         ip: IpAddr,
         dst: SocketAddr,
@@ -222,7 +234,7 @@ impl Explainer {
         let hop = Hop {
             to: match workload {
                 Some(_) => HopKind::Plaintext,
-                None => HopKind::Outside,
+                None => HopKind::OutsideMesh,
             },
             workload: workload.map(shared::full_name).unwrap_or_default(),
             node: workload.map_or_else(String::new, |one| one.node().to_string()),
@@ -231,33 +243,33 @@ impl Explainer {
             peer,
             original: None,
         };
-        walk.ends(End::Forwarded(hop))
+        walk.finish(ExplainedResult::Forwarded(hop))
     }
 
     async fn inbound(&self, query: &InboundQuery) -> Result<Explanation, QueryError> {
-        let (namespace, name) = split(&query.pod)?;
+        let (namespace, name) = split_pod_name(&query.pod)?;
         let authority = || QueryError::Authority(query.authority.clone());
         let target = Authority::parse(query.authority.as_bytes()).map_err(|_| authority())?;
         let identity = query.peer.identity.as_ref();
         let identity: Option<Identity> = identity
             .map(|text| text.parse().map_err(|_| QueryError::Identity(text.clone())))
             .transpose()?;
-        let mut walk = Walk::default();
+        let mut walk = ExplanationSteps::default();
         let Some(pod) = self.served.find(namespace, name) else {
             let why = "the pod is not captured: no policy is enforced for it";
             walk.push(StepKind::Capture, StepResult::Passed, why);
-            return Ok(walk.ends(End::Delivered {
+            return Ok(walk.finish(ExplainedResult::Delivered {
                 address: query.authority.clone(),
             }));
         };
-        let Some(local) = pod.local.known().await else {
+        let Some(local) = pod.local.wait_until_known().await else {
             let why = "the control plane has not published the pod";
             return Ok(walk.refused(StepKind::Tunnel, why));
         };
         let (authorize, app) = match (query.plaintext, &target) {
             (true, Authority::Ip(address)) => (*address, *address),
             (true, Authority::Host { .. }) => return Err(authority()),
-            (false, _) => match route(&pod, &local, query.address, target).await {
+            (false, _) => match resolve_inbound_route(&pod, &local, query.address, target).await {
                 Ok(found) => found,
                 Err(why) => return Ok(walk.refused(StepKind::Tunnel, &why)),
             },
@@ -281,46 +293,55 @@ impl Explainer {
     }
 }
 
-fn split(pod: &str) -> Result<(&str, &str), QueryError> {
+fn split_pod_name(pod: &str) -> Result<(&str, &str), QueryError> {
     pod.split_once('/')
         .ok_or_else(|| QueryError::Pod(pod.to_owned()))
 }
 
 /// Predicts an outbound connection of a captured pod.
-async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Explanation {
-    let local = pod.local.now(Some(ip));
-    let route = match outbound::choose(pod, &local, dst, &[]).await {
+async fn explain_captured(
+    mut walk: ExplanationSteps,
+    pod: &Pod,
+    ip: IpAddr,
+    dst: SocketAddr,
+) -> Explanation {
+    let local = pod.local.current(Some(ip));
+    let route = match outbound::select_route(pod, &local, dst, &[]).await {
         Ok(route) => route,
-        Err(error) => return walk.refused(StepKind::Endpoint, &chain(&error)),
+        Err(error) => return walk.refused(StepKind::Endpoint, &format_error_chain(&error)),
     };
-    if let Err(error) = redirection::check(&pod.guard, dst.ip(), &route) {
+    if let Err(error) = redirection::check_destination(&pod.guard, dst.ip(), &route) {
         return walk.refused(StepKind::Endpoint, &error.to_string());
     }
-    walk.push(StepKind::Waypoint, StepResult::Passed, waypoint(&route));
+    walk.push(
+        StepKind::Waypoint,
+        StepResult::Passed,
+        waypoint_text(&route),
+    );
     let sender = Peer {
         identity: Some(pod.identity().to_string()),
         address: ip,
     };
-    let Some(hop) = shared::hop(&route, sender) else {
+    let Some(hop) = shared::next_hop(&route, sender) else {
         let why = "the endpoint is known by name only; its name is not looked up here";
-        walk.push(StepKind::Endpoint, StepResult::Open, why);
-        return walk.ends(End::Delivered {
+        walk.push(StepKind::Endpoint, StepResult::NotEvaluated, why);
+        return walk.finish(ExplainedResult::Delivered {
             address: "a host outside of the mesh".to_owned(),
         });
     };
     let why = match hop.to {
-        HopKind::Outside => format!("{}, outside of the mesh", hop.address),
+        HopKind::OutsideMesh => format!("{}, outside of the mesh", hop.address),
         HopKind::Plaintext => format!("{} at {}, in plaintext", hop.workload, hop.address),
         HopKind::Waypoint | HopKind::Tunnel => {
             format!("{} at {}, in a tunnel", hop.workload, hop.address)
         }
     };
     walk.push(StepKind::Endpoint, StepResult::Passed, why);
-    walk.ends(End::Forwarded(hop))
+    walk.finish(ExplainedResult::Forwarded(hop))
 }
 
 /// Describes the waypoint of a route, and whether the service or the workload is bound to it.
-fn waypoint(route: &Route) -> String {
+fn waypoint_text(route: &Route) -> String {
     let of_service = route.service().and_then(|one| {
         let waypoint = shared::waypoint_of(one)?;
         Some((one.namespaced_hostname(), waypoint))
@@ -348,9 +369,9 @@ fn waypoint(route: &Route) -> String {
 }
 
 /// Returns for a tunnel's authority the destination that policies match, and the application's address.
-async fn route(
+async fn resolve_inbound_route(
     pod: &Pod,
-    local: &Local,
+    local: &LocalPod,
     local_ip: IpAddr,
     target: Authority,
 ) -> Result<(SocketAddr, SocketAddr), String> {
@@ -374,33 +395,33 @@ async fn route(
 
 /// Predicts the decision of a pod's policies about a connection, and whether it is direct or passes the waypoint.
 async fn explain_policies(
-    mut walk: Walk,
+    mut walk: ExplanationSteps,
     pod: &Pod,
     peer: &Connecting,
     app: SocketAddr,
 ) -> Explanation {
-    let (local, course) = match admission::course(pod, peer) {
+    let (local, course) = match admission::connection_path(pod, peer) {
         Ok(found) => found,
         Err(denied) => return walk.refused(StepKind::Authorization, &denied.to_string()),
     };
     let decided = match course {
-        Course::ThroughWaypoint => pod.state.explain_authentication(&local.workload, peer),
-        Course::Direct => pod.state.explain(&local.workload, peer),
+        ConnectionPath::ThroughWaypoint => pod.state.explain_authentication(&local.workload, peer),
+        ConnectionPath::Direct => pod.state.explain(&local.workload, peer),
     };
-    let denied = Denied::of(decided.decision.clone());
+    let denied = DenialReason::from_decision(decided.decision.clone());
     walk.0
-        .push(authorization(&decided, denied.as_ref(), course));
+        .push(authorization_step(&decided, denied.as_ref(), course));
     if let Some(denied) = denied {
         let why = denied.to_string();
-        return walk.ends(End::Refused { why });
+        return walk.finish(ExplainedResult::Refused { why });
     }
-    if course == Course::Direct {
+    if course == ConnectionPath::Direct {
         let address = app.to_string();
-        return walk.ends(End::Delivered { address });
+        return walk.finish(ExplainedResult::Delivered { address });
     }
     let route = pod.state.hairpin(&local.workload, peer.destination, &[]);
     let hop = match route.await {
-        Ok(route) => shared::hop(
+        Ok(route) => shared::next_hop(
             &route,
             Peer {
                 identity: Some(pod.identity().to_string()),
@@ -418,7 +439,7 @@ async fn explain_policies(
         hop.workload, hop.address
     );
     walk.push(StepKind::Waypoint, StepResult::Passed, why);
-    walk.ends(End::Forwarded(Hop {
+    walk.finish(ExplainedResult::Forwarded(Hop {
         original: Some(Peer {
             identity: peer.source.as_ref().map(ToString::to_string),
             address: peer.source_ip,
@@ -427,31 +448,35 @@ async fn explain_policies(
     }))
 }
 
-fn authorization(decided: &Decided, denied: Option<&Denied>, course: Course) -> Step {
+fn authorization_step(
+    decided: &Decided,
+    denied: Option<&DenialReason>,
+    path: ConnectionPath,
+) -> Step {
     let considered = decided.policies.iter().map(|one| {
         let rule = match one.outcome {
-            Outcome::Matches { rule } => Some(rule),
-            Outcome::NoMatch => None,
+            PolicyOutcome::Matches { rule } => Some(rule),
+            PolicyOutcome::NoMatch => None,
         };
-        shared::considered(&one.policy, one.action, one.dry_run, rule)
+        shared::evaluated_policy(&one.policy, one.action, one.dry_run, rule)
     });
     let by = decided.decision.decided_by.as_ref();
-    let (result, why) = match (denied, by, course) {
+    let (result, why) = match (denied, by, path) {
         (Some(denied), ..) => (StepResult::Refused, denied.to_string()),
         (None, Some(_), _) => (StepResult::Passed, "an ALLOW policy matches".to_owned()),
-        (None, None, Course::ThroughWaypoint) => (
+        (None, None, ConnectionPath::ThroughWaypoint) => (
             StepResult::Passed,
             "PeerAuthentication, the only policy that applies here, allows it".to_owned(),
         ),
-        (None, None, Course::Direct) => (
+        (None, None, ConnectionPath::Direct) => (
             StepResult::Passed,
             "no DENY policy matches, no ALLOW policy applies".to_owned(),
         ),
     };
     let step = Step::new(StepKind::Authorization, result, why);
-    let step = step.considering(considered.collect());
+    let step = step.with_evaluated_objects(considered.collect());
     match by {
-        Some(policy) => step.by(format!("AuthorizationPolicy {policy}")),
+        Some(policy) => step.with_object(format!("AuthorizationPolicy {policy}")),
         None => step,
     }
 }

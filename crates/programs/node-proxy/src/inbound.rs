@@ -9,13 +9,14 @@ use ambit_codec::{Authority, Forwarded, ProxyHeader};
 use ambit_hbone::{Incoming, refusal, server::IncomingError, tls};
 use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_proxy::{
-    Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown,
-    connection::Failure,
-    connection_table::Handle,
-    dial::BAGGAGE,
+    AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
+    LocalPod, RelayTransport, Report, TerminationReason,
+    connection::ConnectionFailure,
+    connection_table::ConnectionHandle,
+    dial::BAGGAGE_HEADER,
     flow,
-    in_flight::{Full, Slot},
-    report::chain,
+    in_flight::{SetupLimitReached, SetupPermit},
+    report::format_error_chain,
     tunnel_server,
 };
 use ambit_route::{ConnectTarget, InboundError, InboundRequest, InboundRoute};
@@ -26,7 +27,7 @@ use http::{HeaderMap, HeaderName, StatusCode};
 use tokio::net::TcpStream;
 
 use crate::{
-    admission::{self, Denied, record_source},
+    admission::{self, DenialReason, record_source},
     application::{self, AppError},
     pod::Pod,
     shard::Shard,
@@ -45,7 +46,7 @@ enum StreamError {
     #[error(transparent)]
     Route(#[from] InboundError),
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] DenialReason),
     #[error(transparent)]
     App(#[from] AppError),
     #[error(transparent)]
@@ -53,22 +54,22 @@ enum StreamError {
     #[error("the client disconnected before the tunnel was established")]
     ClientGone(#[source] h2::Error),
     #[error(transparent)]
-    Cut(#[from] Cut),
+    Terminated(#[from] TerminationReason),
     #[error(transparent)]
-    Full(#[from] Full),
+    SetupLimitReached(#[from] SetupLimitReached),
 }
 
-impl Failure for StreamError {
+impl ConnectionFailure for StreamError {
     fn reason(&self) -> Reason {
         match self {
             Self::Denied(_) => Reason::Deny,
-            Self::Cut(cut) => cut.reason(),
+            Self::Terminated(cut) => cut.reason(),
             Self::ClientGone(_) => Reason::H2Failure,
             Self::Hairpin(error) => error.reason(),
             Self::Request(_)
             | Self::UnknownWorkload
             | Self::Route(_)
-            | Self::Full(_)
+            | Self::SetupLimitReached(_)
             | Self::App(_) => Reason::Connect,
         }
     }
@@ -85,9 +86,12 @@ impl StreamError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
-            Self::Denied(_) | Self::Cut(Cut::Policy | Cut::MissingPolicy | Cut::WaypointRule) => {
-                StatusCode::UNAUTHORIZED
-            }
+            Self::Denied(_)
+            | Self::Terminated(
+                TerminationReason::PolicyChange
+                | TerminationReason::MissingPolicy
+                | TerminationReason::WaypointRuleMayApply,
+            ) => StatusCode::UNAUTHORIZED,
             Self::Hairpin(error) => error.status(),
             Self::Route(error) => {
                 StatusCode::from_u16(error.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
@@ -98,7 +102,7 @@ impl StreamError {
 }
 
 /// State of one HBONE connection, shared by its tunnels.
-struct Client {
+struct TunnelClient {
     shard: Arc<Shard>,
     peer: SocketAddr,
     local: SocketAddr,
@@ -106,8 +110,8 @@ struct Client {
 }
 
 /// Serves one HBONE connection that was accepted on port 15008.
-pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
-    let Accepted {
+pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
+    let AcceptedConnection {
         stream,
         peer,
         open: _open,
@@ -116,10 +120,10 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         return;
     };
     let pod = &shard.pod;
-    let Some(slot) = admission::slot(pod, peer, local) else {
+    let Some(slot) = admission::acquire_setup_permit(pod, peer, local) else {
         return;
     };
-    if pod.is_near(peer.ip()) {
+    if pod.is_on_this_node(peer.ip()) {
         let near = Tuning {
             near: true,
             ..Tuning::default()
@@ -128,15 +132,17 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         let _gone = socket::tune(&stream, &near);
     }
     let mut drain = pod.drain_watcher();
-    let stream = match tunnel_server::agree(&pod.dialer, stream, &mut drain).await {
+    let stream = match tunnel_server::accept_tls(&pod.dialer, stream, &mut drain).await {
         Some(Ok(stream)) => stream,
-        Some(Err(error)) => return denied(pod, (peer, local), &chain(&*error)),
+        Some(Err(error)) => {
+            return record_denied_connection(pod, (peer, local), &format_error_chain(&*error));
+        }
         None => return,
     };
     drop(slot);
     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
     let settings = pod.config.http2.clone();
-    let client = Arc::new(Client {
+    let client = Arc::new(TunnelClient {
         shard,
         peer,
         local,
@@ -153,9 +159,9 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
 }
 
 /// Logs and counts an HBONE connection that failed before its client was authenticated.
-fn denied(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
-    let own = pod.local.now(None);
-    flow::denied(
+fn record_denied_connection(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
+    let own = pod.local.current(None);
+    flow::report_denied(
         &pod.metrics,
         Some(&own),
         (peer, local),
@@ -164,7 +170,7 @@ fn denied(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
     );
 }
 
-async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
+async fn serve_tunnel(client: Arc<TunnelClient>, incoming: Incoming, open: OpenWork) {
     let Some(mut connection) = Box::pin(open_tunnel(client, incoming, open)).await else {
         return;
     };
@@ -172,55 +178,59 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
 }
 
 async fn open_tunnel(
-    client: Arc<Client>,
+    client: Arc<TunnelClient>,
     mut incoming: Incoming,
     open: OpenWork,
-) -> Option<Established> {
+) -> Option<EstablishedConnection> {
     let pod = &client.shard.pod;
-    let early = early(&client, incoming.target());
-    let early = incoming.unless_gone(pin!(early)).await;
-    let Early {
+    let early = prepare_tunnel(&client, incoming.target());
+    let early = incoming.run_until_cancelled(pin!(early)).await;
+    let PreparedTunnel {
         request,
         local,
         slot: _slot,
     } = match early.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(early) => early,
         Err(error) => {
-            denied(pod, (client.peer, client.local), &chain(&error));
+            record_denied_connection(
+                pod,
+                (client.peer, client.local),
+                &format_error_chain(&error),
+            );
             incoming.refuse(error.status());
             return None;
         }
     };
-    let report = report(&client, &incoming, &local, &request);
-    let Request { authority, route } = request;
+    let report = build_report(&client, &incoming, &local, &request);
+    let TunnelRequest { authority, route } = request;
     let who = Peer {
         source: client.identity.clone(),
         source_ip: client.peer.ip(),
         destination: route.authorize,
     };
-    let shown = Shown {
+    let shown = ConnectionDetails {
         src: client.peer,
         original_dst: authority,
         actual_dst: route.addr.to_string(),
         protocol: "HBONE",
     };
-    let mut opening = Opening {
+    let mut opening = ConnectionSetup {
         report,
         tracked: pod.connections().inbound(shown, who.clone()),
         open,
     };
     let listed = opening.tracked.handle();
     let headers = incoming.headers().clone();
-    let reaching = pin!(reach(&client, &route, &who, &listed, &headers));
-    let reaching = incoming.unless_gone(reaching);
-    let reached = opening.tracked.unless_cut(pin!(reaching)).await;
+    let reaching = pin!(connect_target(&client, &route, &who, &listed, &headers));
+    let reaching = incoming.run_until_cancelled(reaching);
+    let reached = opening.tracked.run_until_terminated(pin!(reaching)).await;
     let reached = reached.unwrap_or_else(|cut| Ok(Err(cut.into())));
     let error = match reached.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(app) => {
-            if matches!(app, End::Tunnel(_)) {
-                opening.report.forwarded_to_waypoint(&local.workload);
+            if matches!(app, RelayTransport::Tunnel(_)) {
+                opening.report.set_forwarded_to_waypoint(&local.workload);
             }
-            match incoming.accept(answer(pod, &local)) {
+            match incoming.accept(response_headers(pod, &local)) {
                 Ok(tunnel) => return Some(opening.established(app, tunnel)),
                 Err(error) => {
                     opening.failed(&StreamError::ClientGone(error));
@@ -237,38 +247,38 @@ async fn open_tunnel(
 
 /// Returns the header lines of a response that rejects a tunnel: the denying policies, only for the workload's own
 /// waypoint. Other peers do not learn which policies a workload has.
-fn refusal_headers(pod: &Pod, local: &Local, who: &Peer, error: &StreamError) -> HeaderMap {
+fn refusal_headers(pod: &Pod, local: &LocalPod, who: &Peer, error: &StreamError) -> HeaderMap {
     let attached = local.workload.endpoint_waypoint.as_ref();
     let is_waypoint = |peer| attached.is_some_and(|one| one.identities.contains(peer));
     match error {
         StreamError::Denied(denied) if who.source.as_ref().is_some_and(is_waypoint) => {
             let policies = denied.policies(pod, local, who);
-            refusal::naming(policies.iter().map(String::as_str))
+            refusal::header_with_policies(policies.iter().map(String::as_str))
         }
         _ => HeaderMap::new(),
     }
 }
 
-struct Request {
+struct TunnelRequest {
     authority: String,
     route: InboundRoute,
 }
 
-struct Early {
-    request: Request,
-    local: Arc<Local>,
-    slot: Slot,
+struct PreparedTunnel {
+    request: TunnelRequest,
+    local: Arc<LocalPod>,
+    slot: SetupPermit,
 }
 
 /// Validates a CONNECT request, before the pod's policies are evaluated: setup limit, the pod's record and the
 /// authority.
-async fn early(
-    client: &Client,
+async fn prepare_tunnel(
+    client: &TunnelClient,
     target: Result<Authority, IncomingError>,
-) -> Result<Early, StreamError> {
+) -> Result<PreparedTunnel, StreamError> {
     let pod = &client.shard.pod;
     let authority = target?;
-    let slot = admission::counted_slot(pod, client.peer)?;
+    let slot = admission::acquire_counted_permit(pod, client.peer)?;
     let text = authority.to_string();
     let target = match authority {
         Authority::Ip(addr) => ConnectTarget::Addr(addr),
@@ -277,7 +287,7 @@ async fn early(
             port,
         },
     };
-    let local = pod.local.known().await;
+    let local = pod.local.wait_until_known().await;
     let local = local.ok_or(StreamError::UnknownWorkload)?;
     let request = InboundRequest {
         local: &local.workload,
@@ -286,8 +296,8 @@ async fn early(
         localhost_app_tunnel: pod.config.localhost_app_tunnel,
     };
     let route = pod.state.inbound(&request).await?;
-    Ok(Early {
-        request: Request {
+    Ok(PreparedTunnel {
+        request: TunnelRequest {
             authority: text,
             route,
         },
@@ -297,25 +307,26 @@ async fn early(
 }
 
 /// Evaluates the policies, and connects to the application, or to the waypoint if the connection must pass it first.
-async fn reach(
-    client: &Client,
+async fn connect_target(
+    client: &TunnelClient,
     route: &InboundRoute,
     who: &Peer,
-    listed: &Handle,
+    listed: &ConnectionHandle,
     headers: &HeaderMap,
-) -> Result<End, StreamError> {
-    let Client { shard, peer, .. } = client;
-    match Denied::check(&shard.pod, who, listed)? {
-        (local, Course::ThroughWaypoint) => {
-            let (tunnel, route) = hairpin::open(shard, &local, who, *peer, Some(headers)).await?;
+) -> Result<RelayTransport, StreamError> {
+    let TunnelClient { shard, peer, .. } = client;
+    match DenialReason::authorize(&shard.pod, who, listed)? {
+        (local, ConnectionPath::ThroughWaypoint) => {
+            let (tunnel, route) =
+                hairpin::open_hairpin(shard, &local, who, *peer, Some(headers)).await?;
             listed.connected_to(route.addr.to_string(), "HBONE");
             Ok(tunnel.into())
         }
-        (_, Course::Direct) => Ok(reach_app(client, route).await?.into()),
+        (_, ConnectionPath::Direct) => Ok(connect_app(client, route).await?.into()),
     }
 }
 
-async fn reach_app(client: &Client, route: &InboundRoute) -> Result<TcpStream, AppError> {
+async fn connect_app(client: &TunnelClient, route: &InboundRoute) -> Result<TcpStream, AppError> {
     let pod = &client.shard.pod;
     let source = route.proxy_header.is_none().then(|| client.peer.ip());
     let mut app = application::connect(pod, route.addr, source).await?;
@@ -325,27 +336,32 @@ async fn reach_app(client: &Client, route: &InboundRoute) -> Result<TcpStream, A
             destination: header.dst,
             identity: client.identity.as_ref().map(ToString::to_string),
         };
-        application::introduce(&mut app, route.addr, &header).await?;
+        application::send_proxy_header(&mut app, route.addr, &header).await?;
     }
     Ok(app)
 }
 
-fn answer(pod: &Pod, local: &Local) -> HeaderMap {
+fn response_headers(pod: &Pod, local: &LocalPod) -> HeaderMap {
     let mut headers = HeaderMap::new();
     if pod.config.response_baggage
         && let Some(baggage) = &local.baggage
     {
-        headers.insert(BAGGAGE, baggage.clone());
+        headers.insert(BAGGAGE_HEADER, baggage.clone());
     }
     headers
 }
 
 /// Creates the access log report of a tunnel that is not accepted yet.
-fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request) -> Report {
+fn build_report(
+    client: &TunnelClient,
+    incoming: &Incoming,
+    local: &LocalPod,
+    request: &TunnelRequest,
+) -> Report {
     let pod = &client.shard.pod;
     let mut report = Report::inbound(&pod.metrics, local, client.peer, client.local);
-    report.tunnel(client.local, request.authority.as_str().into());
-    report.mutual_tls(client.identity.as_ref(), Some(pod.identity()));
+    report.set_tunnel(client.local, request.authority.as_str().into());
+    report.set_mutual_tls_identities(client.identity.as_ref(), Some(pod.identity()));
     record_peer(&mut report, client, incoming, local);
     let port = request.route.authorize.port();
     record_service(&mut report, pod, local, incoming.headers(), port);
@@ -353,7 +369,7 @@ fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request
 }
 
 /// Records the client's workload in the report by its address, unless the client is in another network.
-fn record_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &Local) {
+fn record_peer(report: &mut Report, client: &TunnelClient, incoming: &Incoming, local: &LocalPod) {
     let foreign = incoming
         .headers()
         .get(FORWARDED_NETWORK)
@@ -370,13 +386,19 @@ fn record_peer(report: &mut Report, client: &Client, incoming: &Incoming, local:
 
 /// Records the destination service in the report: the one that the caller names (`Forwarded`) if the pod belongs to it,
 /// otherwise the one with this port.
-fn record_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderMap, port: u16) {
+fn record_service(
+    report: &mut Report,
+    pod: &Pod,
+    local: &LocalPod,
+    headers: &HeaderMap,
+    port: u16,
+) {
     let named_host = headers
         .get(http::header::FORWARDED)
         .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
         .and_then(|forwarded| forwarded.host);
     let table = pod.state.table();
     if let Some(service) = table.inbound_service(&local.workload, named_host.as_deref(), port) {
-        report.service(service);
+        report.set_service(service);
     }
 }

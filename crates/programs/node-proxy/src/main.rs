@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use ambit_node_proxy::command::{self, Outcome};
+use ambit_node_proxy::command::{self, CommandOutcome};
 use ambit_rt::Env;
 
 #[global_allocator]
@@ -17,8 +17,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match command::run(&arguments, &Env::from_process()) {
-        Ok(Outcome::Exit(code)) => ExitCode::from(code),
-        Ok(Outcome::Print(text)) => {
+        Ok(CommandOutcome::Exit(code)) => ExitCode::from(code),
+        Ok(CommandOutcome::Print(text)) => {
             print!("{text}");
             ExitCode::SUCCESS
         }

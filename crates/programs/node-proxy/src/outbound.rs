@@ -7,15 +7,16 @@ use ambit_egress::Forbidden;
 use ambit_hbone::Tunnel;
 use ambit_model::{ArcStr, Reason, canonical_socket};
 use ambit_proxy::{
-    Accepted, Cut, End, Established, Local, Opening, Report, ResolveError, Shown,
-    connection::Failure,
-    connection_table::Handle,
+    AcceptedConnection, ConnectionDetails, ConnectionSetup, EstablishedConnection, LocalPod,
+    RelayTransport, Report, ResolveError, TerminationReason,
+    connection::ConnectionFailure,
+    connection_table::ConnectionHandle,
     dial::{ConnectError, InnerError, tunnel_headers},
     flow,
-    report::chain,
+    report::format_error_chain,
     resolve,
 };
-use ambit_route::{HboneRoute, OWN_PORTS, Route, RouteError};
+use ambit_route::{HboneRoute, PROXY_PORTS, Route, RouteError};
 use ambit_sys::socket;
 use ambit_telemetry::Direction;
 use http::HeaderMap;
@@ -45,52 +46,55 @@ pub(crate) enum OutboundError {
     #[error("{0}, and the connection was made to another one (global.egress.allowedAddresses)")]
     Forbidden(#[from] Forbidden),
     #[error(transparent)]
-    Cut(#[from] Cut),
+    Terminated(#[from] TerminationReason),
 }
 
 impl OutboundError {
     /// Whether the error is temporary, so that the connection waits and retries.
-    fn is_passing(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
-            Self::Route(error) => error.is_passing(),
-            Self::Connect(error) => error.is_passing(),
+            Self::Route(error) => error.is_transient(),
+            Self::Connect(error) => error.is_transient(),
             _ => false,
         }
     }
 }
 
-impl Failure for OutboundError {
+impl ConnectionFailure for OutboundError {
     fn reason(&self) -> Reason {
         match self {
             Self::Connect(error) => error.reason(),
             Self::Inner(error) => error.reason(),
             Self::Route(error) => error.reason(),
-            Self::Cut(cut) => cut.reason(),
+            Self::Terminated(cut) => cut.reason(),
             Self::NotRegistered(_) | Self::Forbidden(_) => Reason::Deny,
             Self::OriginalDst(_) | Self::SelfCall | Self::Resolve(_) => Reason::Connect,
         }
     }
 }
 
-/// Serves one captured connection: [`original_dst`], [`decide`], [`dial`], and the relay of bytes.
-pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
+/// Serves one captured connection: [`original_dst`], [`select_resolved_route`], [`dial`], and the relay of bytes.
+pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
     // Setup needs much more memory than relaying: the box, dropped with this statement, frees it.
-    let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
+    let Some(mut connection) = Box::pin(open_connection(shard, accepted)).await else {
         return;
     };
     connection.relay().await;
 }
 
-async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
-    let Accepted { stream, peer, open } = accepted;
+async fn open_connection(
+    shard: Arc<Shard>,
+    accepted: AcceptedConnection,
+) -> Option<EstablishedConnection> {
+    let AcceptedConnection { stream, peer, open } = accepted;
     let pod = &shard.pod;
     let dst = match original_dst(&stream) {
         Ok(dst) => dst,
         Err(error) => {
             let at = stream.local_addr().map_or(peer, canonical_socket);
-            let local = pod.local.now(Some(peer.ip()));
-            let error = chain(&error);
-            flow::denied(
+            let local = pod.local.current(Some(peer.ip()));
+            let error = format_error_chain(&error);
+            flow::report_denied(
                 &pod.metrics,
                 Some(&local),
                 (peer, at),
@@ -100,10 +104,10 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
             return None;
         }
     };
-    let local = pod.local.now(Some(peer.ip()));
-    let mut opening = Opening {
+    let local = pod.local.current(Some(peer.ip()));
+    let mut opening = ConnectionSetup {
         report: Report::outbound(&pod.metrics, &local, peer, dst),
-        tracked: pod.connections().outbound(Shown {
+        tracked: pod.connections().outbound(ConnectionDetails {
             src: peer,
             original_dst: dst.to_string(),
             actual_dst: String::new(),
@@ -111,7 +115,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         }),
         open,
     };
-    let Opening {
+    let ConnectionSetup {
         report, tracked, ..
     } = &mut opening;
     let shown = tracked.handle();
@@ -120,17 +124,17 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         loop {
             let connected = connect(&shard, &local, (peer, dst), report, &shown).await;
             match connected {
-                Err(error) if error.is_passing() && wait.again().await => {}
+                Err(error) if error.is_transient() && wait.wait_for_retry().await => {}
                 connected => return connected,
             }
         }
     };
-    let connected = tracked.unless_cut(pin!(connecting)).await;
+    let connected = tracked.run_until_terminated(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
         Ok(far) => Some(opening.established(stream, far)),
         Err(error) => {
             opening.failed(&error);
-            refusal::reset(stream).await;
+            refusal::reset_after_delay(stream).await;
             None
         }
     }
@@ -139,19 +143,19 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
 /// Routes the connection and connects to the destination; if that fails, to another replica.
 async fn connect(
     shard: &Shard,
-    local: &Local,
+    local: &LocalPod,
     (peer, dst): (SocketAddr, SocketAddr),
     report: &mut Report,
-    shown: &Handle,
-) -> Result<End, OutboundError> {
+    shown: &ConnectionHandle,
+) -> Result<RelayTransport, OutboundError> {
     let pod = &shard.pod;
-    let route = decide(pod, local, dst, &[]).await?;
-    describe(pod, &route, report, shown);
+    let route = select_resolved_route(pod, local, dst, &[]).await?;
+    record_route(pod, &route, report, shown);
     match route {
         Route::Hbone(hbone) if hbone.waypoint.is_some() || hbone.service.is_some() => {
-            let (tunnel, used) = to_replica(shard, local, (peer, dst), hbone).await?;
-            describe(pod, &Route::Hbone(used), report, shown);
-            Ok(End::Tunnel(tunnel))
+            let (tunnel, used) = connect_replica(shard, local, (peer, dst), hbone).await?;
+            record_route(pod, &Route::Hbone(used), report, shown);
+            Ok(RelayTransport::Tunnel(tunnel))
         }
         route => dial(shard, local, peer, route, report).await,
     }
@@ -163,33 +167,36 @@ fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     let dst = socket::original_dst(stream).map_err(OutboundError::OriginalDst)?;
     let local = stream.local_addr().map_err(OutboundError::OriginalDst)?;
     let to_ourselves = dst.ip().is_loopback() || dst == canonical_socket(local);
-    if to_ourselves && OWN_PORTS.contains(&dst.port()) {
+    if to_ourselves && PROXY_PORTS.contains(&dst.port()) {
         return Err(OutboundError::SelfCall);
     }
     Ok(dst)
 }
 
 /// Routes the connection to an endpoint other than those in `failed`, and resolves its host name.
-async fn decide(
+async fn select_resolved_route(
     pod: &Pod,
-    local: &Local,
+    local: &LocalPod,
     dst: SocketAddr,
     failed: &[ArcStr],
 ) -> Result<Route, OutboundError> {
-    let route = choose(pod, local, dst, failed).await?;
-    let route = resolved(pod, local, route).await?;
-    redirection::check(&pod.guard, dst.ip(), &route)?;
+    let route = select_route(pod, local, dst, failed).await?;
+    let route = resolve_route(pod, local, route).await?;
+    redirection::check_destination(&pod.guard, dst.ip(), &route)?;
     Ok(route)
 }
 
 /// Routes the connection to an endpoint other than those in `failed`, without resolving host names.
-pub(crate) async fn choose(
+pub(crate) async fn select_route(
     pod: &Pod,
-    local: &Local,
+    local: &LocalPod,
     dst: SocketAddr,
     failed: &[ArcStr],
 ) -> Result<Route, OutboundError> {
-    let route = pod.state.route_again(&local.workload, dst, failed).await?;
+    let route = pod
+        .state
+        .route_excluding(&local.workload, dst, failed)
+        .await?;
     // Also while nothing is known yet, after the start.
     if pod.config.registry_only
         && let Route::Passthrough { dst, service: None } = route
@@ -200,14 +207,15 @@ pub(crate) async fn choose(
 }
 
 /// Resolves the host name of a route, if it has one.
-pub(crate) async fn resolved(
+pub(crate) async fn resolve_route(
     pod: &Pod,
-    local: &Local,
+    local: &LocalPod,
     route: Route,
 ) -> Result<Route, ResolveError> {
     match route {
         Route::NeedsDns(pending) => {
-            pod.metrics.on_demand_dns(&local.party, &pending.hostname);
+            pod.metrics
+                .count_on_demand_dns(&local.party, &pending.hostname);
             let ip = resolve(&pending, pod.config.ipv6_enabled).await?;
             Ok(pending.resolve(ip))
         }
@@ -216,28 +224,28 @@ pub(crate) async fn resolved(
 }
 
 /// Records the route in the access log report and the connection table.
-fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
+fn record_route(pod: &Pod, route: &Route, report: &mut Report, handle: &ConnectionHandle) {
     if let Some(service) = route.service() {
-        report.service(service);
+        report.set_service(service);
     }
     if let Some(workload) = route.workload() {
-        report.destination(&workload.to_model());
+        report.set_destination(&workload.to_model());
     }
     match route {
-        Route::Passthrough { dst, .. } => shown.connected_to(dst.to_string(), "TCP"),
-        Route::Plain(plain) => shown.connected_to(plain.addr.to_string(), "TCP"),
+        Route::Passthrough { dst, .. } => handle.connected_to(dst.to_string(), "TCP"),
+        Route::Plain(plain) => handle.connected_to(plain.addr.to_string(), "TCP"),
         Route::Hbone(hbone) => {
-            report.tunnel(hbone.addr, hbone.authority.as_str().into());
-            report.mutual_tls(Some(pod.identity()), hbone.expected.first());
+            report.set_tunnel(hbone.addr, hbone.authority.as_str().into());
+            report.set_mutual_tls_identities(Some(pod.identity()), hbone.expected.first());
             if let Some(waypoint) = &hbone.waypoint {
-                report.waypoint(waypoint);
+                report.set_waypoint(waypoint);
             }
-            shown.connected_to(hbone.addr.to_string(), "HBONE");
+            handle.connected_to(hbone.addr.to_string(), "HBONE");
         }
         Route::DoubleHbone { outer, inner } => {
-            report.tunnel(outer.addr, inner.authority.as_str().into());
-            report.mutual_tls(Some(pod.identity()), None);
-            shown.connected_to(outer.addr.to_string(), "HBONE");
+            report.set_tunnel(outer.addr, inner.authority.as_str().into());
+            report.set_mutual_tls_identities(Some(pod.identity()), None);
+            handle.connected_to(outer.addr.to_string(), "HBONE");
         }
         Route::NeedsDns(_) => {}
     }
@@ -246,31 +254,31 @@ fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
 /// Opens the tunnel, nested tunnels or plain connection of a route.
 async fn dial(
     shard: &Shard,
-    local: &Local,
+    local: &LocalPod,
     peer: SocketAddr,
     route: Route,
     report: &mut Report,
-) -> Result<End, OutboundError> {
+) -> Result<RelayTransport, OutboundError> {
     let Shard { pod, pool } = shard;
     let dialer = &pod.dialer;
     match route {
-        Route::Passthrough { dst, .. } => Ok(End::Plain(dialer.plain(dst).await?)),
-        Route::Plain(plain) => Ok(End::Plain(dialer.plain(plain.addr).await?)),
+        Route::Passthrough { dst, .. } => Ok(RelayTransport::Plain(dialer.plain(dst).await?)),
+        Route::Plain(plain) => Ok(RelayTransport::Plain(dialer.plain(plain.addr).await?)),
         Route::Hbone(hbone) => {
-            let headers = headers(local, peer, &hbone);
+            let headers = connect_headers(local, peer, &hbone);
             let tunnel = dialer.tunnel(pool, &hbone, peer.ip(), headers).await?;
-            Ok(End::Tunnel(tunnel))
+            Ok(RelayTransport::Tunnel(tunnel))
         }
         Route::DoubleHbone { outer, inner } => {
-            let headers = headers(local, peer, &outer);
+            let headers = connect_headers(local, peer, &outer);
             let tunnel = dialer
                 .tunnel(pool, &outer, peer.ip(), headers.clone())
                 .await?;
             let (inner, far) = dialer
-                .inner_tunnel(tunnel, &inner, outer.addr, headers)
+                .open_nested_tunnel(tunnel, &inner, outer.addr, headers)
                 .await?;
-            report.mutual_tls(Some(pod.identity()), far.as_ref());
-            Ok(End::Inner(Box::new(inner)))
+            report.set_mutual_tls_identities(Some(pod.identity()), far.as_ref());
+            Ok(RelayTransport::Inner(Box::new(inner)))
         }
         Route::NeedsDns(pending) => Err(ResolveError::Unresolved(pending.hostname).into()),
     }
@@ -278,30 +286,30 @@ async fn dial(
 
 /// Opens a tunnel to a pod of the waypoint, or to an endpoint of the service; if one fails, to another. Also returns
 /// the route that succeeded.
-async fn to_replica(
+async fn connect_replica(
     shard: &Shard,
-    local: &Local,
+    local: &LocalPod,
     (peer, dst): (SocketAddr, SocketAddr),
     route: HboneRoute,
 ) -> Result<(Tunnel, HboneRoute), OutboundError> {
     let Shard { pod, pool } = shard;
     let through_waypoint = route.waypoint.is_some();
     let another = |failed: Vec<ArcStr>| async move {
-        match decide(pod, local, dst, &failed).await {
+        match select_resolved_route(pod, local, dst, &failed).await {
             Ok(Route::Hbone(route)) => {
                 Some(route).filter(|route| route.waypoint.is_some() == through_waypoint)
             }
             _ => None,
         }
     };
-    let headers = headers(local, peer, &route);
+    let headers = connect_headers(local, peer, &route);
     let dialer = &pod.dialer;
     Ok(dialer
         .replica_tunnel(pool, route, peer.ip(), headers, another)
         .await?)
 }
 
-fn headers(local: &Local, client: SocketAddr, route: &HboneRoute) -> HeaderMap {
+fn connect_headers(local: &LocalPod, client: SocketAddr, route: &HboneRoute) -> HeaderMap {
     let service = route.service.as_ref();
     let host = service.map(|service| service.hostname.clone());
     tunnel_headers(local, &Forwarded { client, host })

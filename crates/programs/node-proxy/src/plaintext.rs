@@ -9,16 +9,17 @@ use std::{
 use ambit_authz::Connection as Peer;
 use ambit_model::Reason;
 use ambit_proxy::{
-    Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown, connection::Failure,
-    connection_table::Handle, flow, report::chain,
+    AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
+    LocalPod, RelayTransport, Report, TerminationReason, connection::ConnectionFailure,
+    connection_table::ConnectionHandle, flow, report::format_error_chain,
 };
-use ambit_route::OWN_PORTS;
+use ambit_route::PROXY_PORTS;
 use ambit_sys::socket;
 use ambit_telemetry::Direction;
 use tokio::net::TcpStream;
 
 use crate::{
-    admission::{self, Denied, record_source},
+    admission::{self, DenialReason, record_source},
     application::{self, AppError},
     inbound::hairpin::{self, HairpinError},
     pod::Pod,
@@ -30,22 +31,22 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 enum PlaintextError {
     #[error("{0} is not an address of the pod")]
-    NotOurs(IpAddr),
+    ForeignAddress(IpAddr),
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(#[from] DenialReason),
     #[error(transparent)]
     App(#[from] AppError),
     #[error(transparent)]
     Hairpin(#[from] HairpinError),
     #[error(transparent)]
-    Cut(#[from] Cut),
+    Terminated(#[from] TerminationReason),
 }
 
-impl Failure for PlaintextError {
+impl ConnectionFailure for PlaintextError {
     fn reason(&self) -> Reason {
         match self {
-            Self::NotOurs(_) | Self::Denied(_) => Reason::Deny,
-            Self::Cut(cut) => cut.reason(),
+            Self::ForeignAddress(_) | Self::Denied(_) => Reason::Deny,
+            Self::Terminated(cut) => cut.reason(),
             Self::Hairpin(error) => error.reason(),
             Self::App(_) => Reason::Connect,
         }
@@ -60,21 +61,24 @@ impl Failure for PlaintextError {
 }
 
 /// Serves one captured plaintext connection.
-pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
-    let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
+pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
+    let Some(mut connection) = Box::pin(open_connection(shard, accepted)).await else {
         return;
     };
     connection.relay().await;
 }
 
-async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
-    let Accepted { stream, peer, open } = accepted;
+async fn open_connection(
+    shard: Arc<Shard>,
+    accepted: AcceptedConnection,
+) -> Option<EstablishedConnection> {
+    let AcceptedConnection { stream, peer, open } = accepted;
     let pod = &shard.pod;
     let dst = original_dst(pod, &stream, peer)?;
-    let _slot = admission::slot(pod, peer, dst)?;
-    let Some(local) = pod.local.known().await else {
+    let _slot = admission::acquire_setup_permit(pod, peer, dst)?;
+    let Some(local) = pod.local.wait_until_known().await else {
         let error = "failed to fetch information about local workload";
-        flow::denied(&pod.metrics, None, (peer, dst), Direction::Inbound, error);
+        flow::report_denied(&pod.metrics, None, (peer, dst), Direction::Inbound, error);
         return None;
     };
     let mut report = Report::inbound(&pod.metrics, &local, peer, dst);
@@ -84,31 +88,31 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         source_ip: peer.ip(),
         destination: dst,
     };
-    let shown = Shown {
+    let shown = ConnectionDetails {
         src: peer,
         original_dst: dst.to_string(),
         actual_dst: dst.to_string(),
         protocol: "TCP",
     };
-    let mut opening = Opening {
+    let mut opening = ConnectionSetup {
         report,
         tracked: pod.connections().inbound(shown, who.clone()),
         open,
     };
     let listed = opening.tracked.handle();
-    let connecting = reach(&shard, &local, &who, peer, &listed);
-    let connected = opening.tracked.unless_cut(pin!(connecting)).await;
+    let connecting = connect_target(&shard, &local, &who, peer, &listed);
+    let connected = opening.tracked.run_until_terminated(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
         // The application's bytes count as sent by the application.
         Ok(app) => {
-            if matches!(app, End::Tunnel(_)) {
-                opening.report.forwarded_to_waypoint(&local.workload);
+            if matches!(app, RelayTransport::Tunnel(_)) {
+                opening.report.set_forwarded_to_waypoint(&local.workload);
             }
             Some(opening.established(app, stream))
         }
         Err(error) => {
             opening.failed(&error);
-            refusal::reset(stream).await;
+            refusal::reset_after_delay(stream).await;
             None
         }
     }
@@ -118,8 +122,8 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
 /// proxy's own ports.
 fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
     let denied = |dst, error: &str| {
-        let local = pod.local.now(None);
-        flow::denied(
+        let local = pod.local.current(None);
+        flow::report_denied(
             &pod.metrics,
             Some(&local),
             (peer, dst),
@@ -128,40 +132,40 @@ fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<Socke
         );
     };
     match socket::original_dst(stream) {
-        Ok(dst) if OWN_PORTS.contains(&dst.port()) => {
+        Ok(dst) if PROXY_PORTS.contains(&dst.port()) => {
             let error = "attempted recursive call to ourselves";
             denied(dst, error);
             None
         }
         Ok(dst) => Some(dst),
         Err(error) => {
-            denied(peer, &chain(&error));
+            denied(peer, &format_error_chain(&error));
             None
         }
     }
 }
 
 /// Evaluates the policies, and connects to the application, or to the waypoint if the connection must pass it first.
-async fn reach(
+async fn connect_target(
     shard: &Shard,
-    local: &Local,
+    local: &LocalPod,
     who: &Peer,
     peer: SocketAddr,
-    listed: &Handle,
-) -> Result<End, PlaintextError> {
+    listed: &ConnectionHandle,
+) -> Result<RelayTransport, PlaintextError> {
     let (pod, dst) = (&shard.pod, who.destination);
     // The rules redirect no other connections; but one that arrives on another path would reach a
     // listener for the pod alone, or make the pod a relay.
     if !pod.owns(local, dst.ip()) {
-        return Err(PlaintextError::NotOurs(dst.ip()));
+        return Err(PlaintextError::ForeignAddress(dst.ip()));
     }
-    match Denied::check(pod, who, listed)? {
-        (local, Course::ThroughWaypoint) => {
-            let (tunnel, route) = hairpin::open(shard, &local, who, peer, None).await?;
+    match DenialReason::authorize(pod, who, listed)? {
+        (local, ConnectionPath::ThroughWaypoint) => {
+            let (tunnel, route) = hairpin::open_hairpin(shard, &local, who, peer, None).await?;
             listed.connected_to(route.addr.to_string(), "HBONE");
             Ok(tunnel.into())
         }
-        (_, Course::Direct) => Ok(application::connect(pod, dst, Some(peer.ip()))
+        (_, ConnectionPath::Direct) => Ok(application::connect(pod, dst, Some(peer.ip()))
             .await?
             .into()),
     }

@@ -20,21 +20,22 @@ use ambit_egress::Guard;
 use ambit_handover::Gate;
 use ambit_model::{ArcStr, HBONE_PORT, INBOUND_PLAINTEXT_PORT, Identity, OUTBOUND_PORT, PodName};
 use ambit_proxy::{
-    Connections, Dialer, InFlight, Lifecycle, Local, LocalWorkload, SharedState, dial::Waits,
+    ConnectionTable, Dialer, Lifecycle, LocalPod, LocalWorkload, SetupCounters, SharedState,
+    dial::WaypointWaits,
 };
 use ambit_rt::DrainWatcher;
 use ambit_sys::{
     addresses::addresses_in,
     netns::Netns,
     socket::SocketError,
-    tcp_sockets::{State, tcp_sockets},
+    tcp_sockets::{TcpStateFilter, tcp_sockets},
 };
 use ambit_telemetry::Metrics;
 
 use crate::config::Config;
 
 pub(crate) use dns_sockets::DnsSockets;
-pub use listeners::{Captured, PodListeners};
+pub use listeners::{CaptureListeners, PodListeners};
 
 /// Parts that the proxy instances of all pods share.
 #[derive(Clone, Debug)]
@@ -71,7 +72,7 @@ pub struct Pod {
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
     /// Number of connections whose setup is in flight, and its limits.
-    pub(crate) in_flight: InFlight,
+    pub(crate) in_flight: SetupCounters,
     /// Inode numbers of the pod's listeners, by which those of other processes are recognized.
     listeners: HashSet<u64>,
     /// Whether another proxy's own listeners accept the pod's connections: this proxy's are drained and closed.
@@ -97,7 +98,7 @@ impl Pod {
     ) -> Result<(Arc<Self>, Vec<PodListeners>), SocketError> {
         let (listeners, preserves_client_address) =
             listeners::open_captured(&proxy.config, &netns, inherited, workers)?;
-        let pod = Self::with(
+        let pod = Self::build(
             proxy,
             uid,
             name,
@@ -122,12 +123,15 @@ impl Pod {
     ) -> Result<(Arc<Self>, Vec<PodListeners>), SocketError> {
         let config = &proxy.config;
         let listeners = listeners::open_own(config, &netns, workers)?;
-        let (name, addresses) = (config.own.clone(), config.local_ip.into_iter().collect());
-        let pod = Self::with(proxy, "".into(), name, addresses, netns, false, &listeners);
+        let (name, addresses) = (
+            config.own_pod.clone(),
+            config.local_ip.into_iter().collect(),
+        );
+        let pod = Self::build(proxy, "".into(), name, addresses, netns, false, &listeners);
         Ok((pod, listeners))
     }
 
-    fn with(
+    fn build(
         proxy: &Proxy,
         uid: ArcStr,
         name: PodName,
@@ -157,7 +161,7 @@ impl Pod {
             node: config.local_node.clone(),
             network: config.network.clone(),
             state: state.clone(),
-            waits: Waits::default(),
+            waits: WaypointWaits::default(),
         };
         Arc::new(Self {
             uid,
@@ -166,8 +170,8 @@ impl Pod {
             local: LocalWorkload::new(state.clone(), name, addresses),
             guard: Guard::new(config.allowed_addresses.clone()),
             dialer,
-            in_flight: InFlight::new(config.setup_limits),
-            listeners: listeners::inodes(listeners),
+            in_flight: SetupCounters::new(config.setup_limits),
+            listeners: listeners::listener_inodes(listeners),
             is_surrendered: AtomicBool::new(false),
             lifecycle: Lifecycle::default(),
             config,
@@ -181,7 +185,7 @@ impl Pod {
     #[cfg(test)]
     pub(crate) fn idle(proxy: &Proxy, name: PodName) -> Arc<Self> {
         let netns = Netns::current().unwrap();
-        Self::with(proxy, "".into(), name, Vec::new(), netns, false, &[])
+        Self::build(proxy, "".into(), name, Vec::new(), netns, false, &[])
     }
 
     /// Returns the pod's name.
@@ -195,18 +199,18 @@ impl Pod {
     }
 
     /// Returns the pod's open connections.
-    pub fn connections(&self) -> &Connections {
+    pub fn connections(&self) -> &ConnectionTable {
         self.lifecycle.connections()
     }
 
     /// Completes when the pod's proxy has no strong references any more.
-    pub(crate) fn gone(&self) -> impl Future<Output = ()> + use<> {
-        self.lifecycle.gone()
+    pub(crate) fn terminated(&self) -> impl Future<Output = ()> + use<> {
+        self.lifecycle.wait_until_dropped()
     }
 
     /// Whether an address is the pod's own: in its workload record, its enrolment, or on one of its interfaces.
     /// Loopback addresses are not.
-    pub(crate) fn owns(&self, local: &Local, ip: IpAddr) -> bool {
+    pub(crate) fn owns(&self, local: &LocalPod, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
             return false;
@@ -217,9 +221,9 @@ impl Pod {
             || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
-    /// Whether an address is on this node: see [`Dialer::is_near`].
-    pub fn is_near(&self, ip: IpAddr) -> bool {
-        self.dialer.is_near(ip)
+    /// Whether an address is on this node: see [`Dialer::is_on_this_node`].
+    pub fn is_on_this_node(&self, ip: IpAddr) -> bool {
+        self.dialer.is_on_this_node(ip)
     }
 
     /// Returns a watcher of the pod's drain.
@@ -229,7 +233,7 @@ impl Pod {
 
     /// Whether another process listens on the pod's ports too, with sockets of its own instead of this proxy's.
     pub(crate) fn others_listen(&self) -> io::Result<bool> {
-        let listening = tcp_sockets(&self.netns, State::Listening)?;
+        let listening = tcp_sockets(&self.netns, TcpStateFilter::Listening)?;
         let others: HashSet<u16> = listening
             .iter()
             .filter(|socket| !self.listeners.contains(&socket.inode))
@@ -239,7 +243,7 @@ impl Pod {
         Ok(ports.iter().all(|port| others.contains(port)))
     }
 
-    /// Marks that another proxy's own listeners accept the pod's connections. Called before [`Self::finish`].
+    /// Marks that another proxy's own listeners accept the pod's connections. Called before [`Self::drain_connections`].
     pub(crate) fn surrender(&self) {
         self.is_surrendered.store(true, Ordering::Relaxed);
     }
@@ -250,9 +254,9 @@ impl Pod {
         self.gate.is_open() || self.is_surrendered.load(Ordering::Relaxed)
     }
 
-    /// Drains the pod: see [`Lifecycle::finish`].
-    pub async fn finish(&self, limit: Option<Duration>) {
-        self.lifecycle.finish(limit).await;
+    /// Drains the pod: see [`Lifecycle::drain_connections`].
+    pub async fn drain_connections(&self, limit: Option<Duration>) {
+        self.lifecycle.drain_connections(limit).await;
     }
 
     /// Closes the pod's connections, see [`Lifecycle::stop_now`].

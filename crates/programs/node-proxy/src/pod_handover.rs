@@ -26,17 +26,17 @@ pub(crate) struct RestoredPod {
 pub(crate) enum RestoreError {
     /// The metadata cannot be decoded.
     #[error("cannot decode its description")]
-    About(#[from] ZdsDecodeError),
+    Metadata(#[from] ZdsDecodeError),
     /// The metadata is of another pod, or of none.
     #[error("its description is of another pod")]
-    Another,
+    OtherNetns,
     /// The item has no usable network namespace.
     #[error("it came without a network namespace")]
     Netns(#[source] std::io::Error),
 }
 
 /// Encodes the metadata of a pod's item: its enrolment, in the agent's format.
-pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
+pub(crate) fn encode_metadata(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
     encode_request(&Request::Add {
         uid: uid.clone(),
         info: Some(info.clone()),
@@ -49,16 +49,19 @@ impl RestoredPod {
     /// # Errors
     ///
     /// When the item is not a pod.
-    pub(crate) fn read(key: &str, item: HandoverItem<OwnedFd>) -> Result<Self, RestoreError> {
+    pub(crate) fn from_handover_item(
+        key: &str,
+        item: HandoverItem<OwnedFd>,
+    ) -> Result<Self, RestoreError> {
         let Request::Add {
             uid,
             info: Some(info),
         } = decode_request(&item.about)?
         else {
-            return Err(RestoreError::Another);
+            return Err(RestoreError::OtherNetns);
         };
         if *uid != *key {
-            return Err(RestoreError::Another);
+            return Err(RestoreError::OtherNetns);
         }
         let mut descriptors = item.descriptors.into_iter();
         let netns = descriptors
@@ -93,14 +96,16 @@ mod tests {
         };
         let open = |path: &&str| std::fs::File::open(path).unwrap().into();
         HandoverItem {
-            about: about(&uid.into(), &info).into(),
+            about: encode_metadata(&uid.into(), &info).into(),
             descriptors: descriptors.iter().map(open).collect(),
         }
     }
 
     #[test]
     fn handed_over_pod_round_trips() {
-        let pod = RestoredPod::read("a", item("a", &["/proc/self/ns/net", "/dev/null"])).unwrap();
+        let pod =
+            RestoredPod::from_handover_item("a", item("a", &["/proc/self/ns/net", "/dev/null"]))
+                .unwrap();
         assert_eq!((&*pod.uid, &*pod.info.pod.name), ("a", "web"));
         assert_eq!(pod.netns, Netns::current().unwrap());
         assert_eq!(pod.sockets.len(), 1);
@@ -108,11 +113,11 @@ mod tests {
 
     #[test]
     fn items_other_than_pods_are_rejected() {
-        let another = RestoredPod::read("b", item("a", &["/proc/self/ns/net"]));
-        assert!(matches!(another, Err(RestoreError::Another)));
-        let without = RestoredPod::read("a", item("a", &[]));
+        let another = RestoredPod::from_handover_item("b", item("a", &["/proc/self/ns/net"]));
+        assert!(matches!(another, Err(RestoreError::OtherNetns)));
+        let without = RestoredPod::from_handover_item("a", item("a", &[]));
         assert!(matches!(without, Err(RestoreError::Netns(_))));
-        let a_file = RestoredPod::read("a", item("a", &["/dev/null"]));
+        let a_file = RestoredPod::from_handover_item("a", item("a", &["/dev/null"]));
         assert!(matches!(a_file, Err(RestoreError::Netns(_))));
     }
 }

@@ -12,15 +12,15 @@ use std::{
 use ambit_handover::{Accept, Supervisor};
 use ambit_mesh_json::Json;
 use ambit_model::ArcStr;
-use ambit_proxy::{Workers, report::chain};
+use ambit_proxy::{Workers, report::format_error_chain};
 use ambit_rt::{Backoff, ReadyTask};
 use ambit_sys::{
     netns::Netns,
-    seqpacket::{Received, SeqPacket},
+    seqpacket::{ReceivedRecord, SeqPacket},
 };
 use ambit_wire::zds_codec::{decode_request, encode_ack, encode_hello};
 use ambit_zds::{
-    Ack, Generation, MAX_RECORD, PodUid, ProxyEffect, ProxyEvent, ProxySide, StopReason,
+    Ack, Generation, MAX_RECORD_BYTES, PodUid, ProxyEffect, ProxyEvent, ProxySide, StopReason,
     WorkloadInfo,
 };
 use parking_lot::Mutex;
@@ -38,7 +38,7 @@ const LISTENER_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pods that this proxy serves, for dumps and for the termination.
 #[derive(Clone, Debug, Default)]
-pub struct Served {
+pub struct ServedPods {
     inner: Arc<Mutex<Inner>>,
     /// Pods that have left the mesh and still have open connections.
     leaving: TaskTracker,
@@ -46,16 +46,16 @@ pub struct Served {
 
 #[derive(Debug, Default)]
 struct Inner {
-    up: BTreeMap<PodUid, (Generation, Arc<Pod>)>,
+    running: BTreeMap<PodUid, (Generation, Arc<Pod>)>,
     pending: BTreeMap<PodUid, WorkloadInfo>,
 }
 
-impl Served {
+impl ServedPods {
     /// Returns the pods whose listeners are open.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.inner
             .lock()
-            .up
+            .running
             .values()
             .map(|(_, pod)| pod.clone())
             .collect()
@@ -70,15 +70,15 @@ impl Served {
 
     /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`, since the end of
     /// the process terminates them.
-    pub async fn left(&self, limit: Duration) {
+    pub async fn wait_until_drained(&self, limit: Duration) {
         self.leaving.close();
         let _late = tokio::time::timeout(limit, self.leaving.wait()).await;
     }
 
-    fn leave(&self, pod: Arc<Pod>, limit: Option<Duration>) {
+    fn drain_pod(&self, pod: Arc<Pod>, limit: Option<Duration>) {
         let leaving = self.leaving.token();
         ambit_rt::spawn_essential("pod drain", async move {
-            pod.finish(limit).await;
+            pod.drain_connections(limit).await;
             drop(leaving);
         });
     }
@@ -92,15 +92,15 @@ impl Served {
 
     /// Whether no pods are served.
     pub fn is_empty(&self) -> bool {
-        self.inner.lock().up.is_empty()
+        self.inner.lock().running.is_empty()
     }
 
     /// Returns the served pods by UID, as `workloadState` of a configuration dump.
     pub fn dump(&self) -> Value {
         let inner = self.inner.lock();
-        let up = inner.up.iter().map(|(uid, (_, pod))| {
+        let up = inner.running.iter().map(|(uid, (_, pod))| {
             let mut connections = pod.connections().dump();
-            connections.pre_capture = pre_capture::shown(pod);
+            connections.pre_capture = pre_capture::connection_details(pod);
             let state =
                 json!({"state": "Up", "info": Json(pod.name()), "connections": connections});
             (uid.to_string(), state)
@@ -117,12 +117,12 @@ impl Served {
 
 /// Client of the node agent (ZDS), which serves the pods that the agent enrols.
 #[derive(Debug)]
-pub struct Enrolment {
+pub struct EnrolmentClient {
     proxy: Proxy,
     workers: Arc<Workers>,
     supervisor: Supervisor,
-    side: ProxySide<Netns>,
-    served: Served,
+    protocol: ProxySide<Netns>,
+    served: ServedPods,
     ready: ReadyTask,
     path: PathBuf,
 }
@@ -146,7 +146,7 @@ enum LinkError {
     Superseded,
 }
 
-impl Enrolment {
+impl EnrolmentClient {
     /// Creates a client without pods. `ready` completes once all pods of a complete snapshot are served.
     pub fn new(
         proxy: Proxy,
@@ -159,15 +159,15 @@ impl Enrolment {
             proxy,
             workers,
             supervisor,
-            side: ProxySide::new(),
-            served: Served::default(),
+            protocol: ProxySide::new(),
+            served: ServedPods::default(),
             ready,
             path,
         }
     }
 
     /// Returns the handle of the served pods.
-    pub fn served(&self) -> Served {
+    pub fn served(&self) -> ServedPods {
         self.served.clone()
     }
 
@@ -179,9 +179,11 @@ impl Enrolment {
             netns,
             sockets,
         } = pod;
-        let generation = self.side.restore(uid.clone(), info.clone(), netns.clone());
+        let generation = self
+            .protocol
+            .restore(uid.clone(), info.clone(), netns.clone());
         let event = self.start(uid, generation, &info, netns, sockets);
-        let _nobody_asked = self.react(event);
+        let _nobody_asked = self.handle_event(event);
     }
 
     /// Connects to the agent and follows it until the task is dropped. While the agent is unavailable, the pods are
@@ -196,7 +198,7 @@ impl Enrolment {
                 Ok(link) => {
                     reported = None;
                     let began = Instant::now();
-                    let error = self.follow(&link).await;
+                    let error = self.serve_link(&link).await;
                     if began.elapsed() > Duration::from_secs(5) {
                         backoff.reset();
                     }
@@ -207,7 +209,7 @@ impl Enrolment {
                     source,
                 },
             };
-            let error = chain(&error);
+            let error = format_error_chain(&error);
             if reported.as_ref() == Some(&error) {
                 tracing::debug!(error, "still not connected to the node agent");
             } else {
@@ -217,7 +219,7 @@ impl Enrolment {
                 );
                 reported = Some(error);
             }
-            let _none = self.react(ProxyEvent::Disconnected);
+            let _none = self.handle_event(ProxyEvent::Disconnected);
             let wait = backoff.next_delay(rand::random());
             self.wait_ticking(wait).await;
         }
@@ -231,8 +233,8 @@ impl Enrolment {
         while *accept.borrow_and_update() == Accept::Paused {
             for pod in self.served.pods() {
                 if pod.others_listen().is_ok_and(|others| others) {
-                    for effect in self.side.surrender(&pod.uid) {
-                        self.carry_out_stop(effect);
+                    for effect in self.protocol.surrender(&pod.uid) {
+                        self.apply_stop(effect);
                     }
                 }
             }
@@ -243,7 +245,7 @@ impl Enrolment {
         }
     }
 
-    fn carry_out_stop(&self, effect: ProxyEffect<Netns>) {
+    fn apply_stop(&self, effect: ProxyEffect<Netns>) {
         if let ProxyEffect::Stop {
             uid,
             generation,
@@ -258,24 +260,24 @@ impl Enrolment {
     async fn wait_ticking(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {
-            let tick = self.side.deadline().map(tokio::time::Instant::from_std);
+            let tick = self.protocol.deadline().map(tokio::time::Instant::from_std);
             match tick.filter(|tick| *tick < until) {
                 Some(tick) => {
                     tokio::time::sleep_until(tick).await;
-                    let _none = self.react(ProxyEvent::Tick);
+                    let _none = self.handle_event(ProxyEvent::Tick);
                 }
                 None => return tokio::time::sleep_until(until).await,
             }
         }
     }
 
-    async fn follow(&mut self, link: &SeqPacket) -> LinkError {
+    async fn serve_link(&mut self, link: &SeqPacket) -> LinkError {
         if let Err(error) = link.send(&encode_hello(), None).await {
             return LinkError::Exchange(error);
         }
         tracing::info!(path = %self.path.display(), "connected to the node agent");
-        let mut reply = self.react(ProxyEvent::Connected);
-        let mut buffer = [0; MAX_RECORD];
+        let mut reply = self.handle_event(ProxyEvent::Connected);
+        let mut buffer = [0; MAX_RECORD_BYTES];
         let mut accept = self.supervisor.accept();
         loop {
             for ack in reply.acks.drain(..) {
@@ -286,12 +288,12 @@ impl Enrolment {
             if reply.disconnect {
                 return LinkError::Protocol;
             }
-            let tick = self.side.deadline().map(tokio::time::Instant::from_std);
+            let tick = self.protocol.deadline().map(tokio::time::Instant::from_std);
             let event = tokio::select! {
                 received = link.recv(&mut buffer) => match received {
-                    Ok(Received { len: 0, fd: None }) => return LinkError::Closed,
-                    Ok(Received { len, fd }) => {
-                        event(buffer.get(..len).unwrap_or_default(), fd)
+                    Ok(ReceivedRecord { len: 0, fd: None }) => return LinkError::Closed,
+                    Ok(ReceivedRecord { len, fd }) => {
+                        to_event(buffer.get(..len).unwrap_or_default(), fd)
                     }
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                         ProxyEvent::Malformed(error.to_string())
@@ -303,16 +305,16 @@ impl Enrolment {
                     return LinkError::Superseded;
                 }
             };
-            reply = self.react(event);
+            reply = self.handle_event(event);
         }
     }
 
     /// Passes an event to the enrolment protocol and executes its effects, which may cause further events.
-    fn react(&mut self, event: ProxyEvent<Netns>) -> Reply {
-        let mut reply = Reply::default();
+    fn handle_event(&mut self, event: ProxyEvent<Netns>) -> AgentReply {
+        let mut reply = AgentReply::default();
         let mut events = std::collections::VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            for effect in self.side.on_event(event, Instant::now()) {
+            for effect in self.protocol.on_event(event, Instant::now()) {
                 match effect {
                     ProxyEffect::Start {
                         uid,
@@ -324,8 +326,8 @@ impl Enrolment {
                     }
                     ProxyEffect::Update { uid, info, .. } => {
                         self.supervisor
-                            .about(&uid, &pod_handover::about(&uid, &info));
-                        if let Some((_, pod)) = self.served.inner.lock().up.get(&uid) {
+                            .update_item(&uid, &pod_handover::encode_metadata(&uid, &info));
+                        if let Some((_, pod)) = self.served.inner.lock().running.get(&uid) {
                             pod.local.update_addresses(info.addresses);
                         }
                     }
@@ -344,10 +346,10 @@ impl Enrolment {
         // A successor that took over needs none of this; and if it ends, this process is ready
         // again as soon as it is needed.
         if *self.supervisor.accept().borrow() != Accept::Paused {
-            self.ready.set(self.side.is_ready());
+            self.ready.set(self.protocol.is_ready());
         }
         let pending: BTreeMap<_, _> = self
-            .side
+            .protocol
             .pending()
             .map(|(uid, info, _)| (uid.clone(), info.clone()))
             .collect();
@@ -358,7 +360,7 @@ impl Enrolment {
             .set(i64::try_from(pending.len()).unwrap_or(i64::MAX));
         metrics
             .active_proxies
-            .set(i64::try_from(served.up.len()).unwrap_or(i64::MAX));
+            .set(i64::try_from(served.running.len()).unwrap_or(i64::MAX));
         served.pending = pending;
         drop(served);
         reply
@@ -384,7 +386,7 @@ impl Enrolment {
         let (pod, listeners) = match opened {
             Ok(opened) => opened,
             Err(error) => {
-                let error = chain(&error);
+                let error = format_error_chain(&error);
                 tracing::warn!(pod = %info.pod, %uid, error, "cannot start the pod's proxy");
                 return ProxyEvent::StartFailed {
                     uid,
@@ -395,20 +397,29 @@ impl Enrolment {
         };
         let sockets = listeners.iter().flat_map(PodListeners::descriptors);
         let descriptors: Vec<_> = std::iter::once(pod.netns.as_fd()).chain(sockets).collect();
-        self.supervisor
-            .hold(&uid, &pod_handover::about(&uid, info), &descriptors);
+        self.supervisor.store_item(
+            &uid,
+            &pod_handover::encode_metadata(&uid, info),
+            &descriptors,
+        );
         pod.serve(&self.workers, listeners);
         if self.proxy.config.close_clear_connections {
-            ambit_rt::spawn_essential("earlier connections", pre_capture::close(pod.clone()));
+            ambit_rt::spawn_essential(
+                "earlier connections",
+                pre_capture::close_connections(pod.clone()),
+            );
         } else {
-            ambit_rt::spawn_essential("earlier connections", pre_capture::enforce(pod.clone()));
+            ambit_rt::spawn_essential(
+                "earlier connections",
+                pre_capture::enforce_policies(pod.clone()),
+            );
         }
         tracing::info!(pod = %pod.name(), %uid, "serving the pod");
         self.proxy.metrics.proxies_started.inc();
         self.served
             .inner
             .lock()
-            .up
+            .running
             .insert(uid.clone(), (generation, pod));
         ProxyEvent::Started { uid, generation }
     }
@@ -416,43 +427,45 @@ impl Enrolment {
     fn stop(&self, uid: &PodUid, generation: Generation, reason: StopReason) {
         let pod = {
             let mut served = self.served.inner.lock();
-            match served.up.get(uid) {
+            match served.running.get(uid) {
                 Some((current, _)) if *current == generation => {
-                    served.up.remove(uid).map(|(_, pod)| pod)
+                    served.running.remove(uid).map(|(_, pod)| pod)
                 }
                 _ => None,
             }
         };
         let Some(pod) = pod else { return };
-        self.supervisor.release(uid);
+        self.supervisor.release_item(uid);
         self.proxy.metrics.proxies_stopped.inc();
         tracing::info!(pod = %pod.name(), %uid, ?reason, "no longer serving the pod");
         match reason {
             StopReason::Surrendered => {
                 pod.surrender();
-                self.served.leave(pod, self.proxy.config.unenrolled_drain);
+                self.served
+                    .drain_pod(pod, self.proxy.config.unenrolled_drain);
             }
             // No process can use a namespace that was replaced.
             StopReason::Replaced => pod.stop_now(),
             // The pod may only have left the mesh: its connections continue until they end. If the
             // pod was deleted, its connections end with it, by reset or by the tunnels' pings.
             StopReason::Deleted | StopReason::NotInSnapshot => {
-                self.served.leave(pod, self.proxy.config.unenrolled_drain);
+                self.served
+                    .drain_pod(pod, self.proxy.config.unenrolled_drain);
             }
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Reply {
+struct AgentReply {
     acks: Vec<Ack>,
     disconnect: bool,
 }
 
-fn event(record: &[u8], fd: Option<OwnedFd>) -> ProxyEvent<Netns> {
+fn to_event(record: &[u8], fd: Option<OwnedFd>) -> ProxyEvent<Netns> {
     let request = match decode_request(record) {
         Ok(request) => request,
-        Err(error) => return ProxyEvent::Malformed(chain(&error)),
+        Err(error) => return ProxyEvent::Malformed(format_error_chain(&error)),
     };
     match fd.map(Netns::from_fd).transpose() {
         Ok(netns) => ProxyEvent::Request(request, netns),

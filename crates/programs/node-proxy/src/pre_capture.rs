@@ -11,17 +11,17 @@ use std::{
     time::Duration,
 };
 
-use ambit_authz::{Connection as Peer, Decision, Why};
+use ambit_authz::{Connection as Peer, Decision, DecisionReason};
 use ambit_model::Workload;
 use ambit_proxy::{
-    Bypass, Shown,
-    recheck::{WaypointGrace, WaypointLook},
+    Bypass, ConnectionDetails,
+    recheck::{WaypointGraceCheck, WaypointGracePeriod},
 };
 use ambit_sys::{
     addresses::gateways_of,
-    tcp_sockets::{self, Direction, State, TcpSocket, Unproxied},
+    tcp_sockets::{self, Direction, TcpSocket, TcpStateFilter, UnproxiedSocket},
 };
-use ambit_telemetry::EarlierCause;
+use ambit_telemetry::ReplacedConnectionCause;
 use tokio::time::Instant;
 
 use crate::pod::Pod;
@@ -46,14 +46,14 @@ const CHECK_DELAYS: [Duration; 3] = [
 const PROBE_GRACE: Duration = Duration::from_secs(60);
 
 /// Returns the pre-capture connections that are open now, for dumps.
-pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
-    let found = find(pod, State::Established).unwrap_or_else(|error| {
+pub(crate) fn connection_details(pod: &Pod) -> Vec<ConnectionDetails> {
+    let found = find_sockets(pod, TcpStateFilter::Established).unwrap_or_else(|error| {
         tracing::debug!(pod = %pod.name(), %error, "cannot look for plaintext connections");
         Vec::new()
     });
     found
         .iter()
-        .map(|Unproxied { socket, .. }| Shown {
+        .map(|UnproxiedSocket { socket, .. }| ConnectionDetails {
             src: socket.local,
             original_dst: socket.remote.to_string(),
             actual_dst: socket.remote.to_string(),
@@ -63,20 +63,20 @@ pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
 }
 
 /// Closes a pod's pre-capture connections, repeatedly while some may still be established.
-pub(crate) async fn close(pod: Arc<Pod>) {
+pub(crate) async fn close_connections(pod: Arc<Pod>) {
     let pod = weak(pod);
     for pause in CLOSE_DELAYS {
         tokio::time::sleep(pause).await;
         let Some(pod) = pod.upgrade() else { return };
-        let found = match find(&pod, State::Open) {
+        let found = match find_sockets(&pod, TcpStateFilter::Open) {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(pod = %pod.name(), %error, "cannot look for plaintext connections");
                 return;
             }
         };
-        for Unproxied { socket, .. } in found {
-            if destroy(&pod, &socket, EarlierCause::Setting) {
+        for UnproxiedSocket { socket, .. } in found {
+            if destroy(&pod, &socket, ReplacedConnectionCause::Setting) {
                 let TcpSocket { local, remote, .. } = socket;
                 tracing::info!(
                     pod = %pod.name(), %local, %remote,
@@ -88,13 +88,13 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 }
 
 /// Closes a pod's inbound pre-capture connections when a policy starts to deny them (STRICT or any other), and when a
-/// waypoint becomes required, see [`WaypointGrace`]. Connections that were already denied at capture continue, since a
-/// setting decides about them; so do connections within the pod, and for a while those that may be kubelet's. Completes
-/// when none are left.
-pub(crate) async fn enforce(pod: Arc<Pod>) {
+/// waypoint becomes required, see [`WaypointGracePeriod`]. Connections that were already denied at capture continue,
+/// since a setting decides about them; so do connections within the pod, and for a while those that may be kubelet's.
+/// Completes when none are left.
+pub(crate) async fn enforce_policies(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
-    let mut gone = pin!(pod.gone());
-    let mut grace = WaypointGrace::new(pod.config.waypoint_grace);
+    let mut gone = pin!(pod.terminated());
+    let mut grace = WaypointGracePeriod::new(pod.config.waypoint_grace);
     let pod = weak(pod);
     let mut earlier = PreCaptureConnections::default();
     let mut looks = CHECK_DELAYS.into_iter();
@@ -118,7 +118,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
         let Some(workload) = pod.state.local_workload(pod.name()) else {
             continue;
         };
-        let found = match find(&pod, State::Open) {
+        let found = match find_sockets(&pod, TcpStateFilter::Open) {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(pod = %pod.name(), %error, "cannot look for plaintext connections");
@@ -135,12 +135,12 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
             .filter(|found| found.direction == Direction::Inbound);
         let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
         let refused = {
-            let mut look = grace.look(Instant::now());
+            let mut look = grace.begin_check(Instant::now());
             let evaluate = |socket: &TcpSocket| evaluate(&pod, &workload, socket);
             earlier.newly_denied(sockets, &mut look, may_be_probe, evaluate)
         };
         for (socket, evaluation) in refused {
-            if destroy(&pod, &socket, EarlierCause::Policy) {
+            if destroy(&pod, &socket, ReplacedConnectionCause::Policy) {
                 let TcpSocket { local, remote, .. } = socket;
                 let Evaluation { decision, .. } = evaluation;
                 let policy = decision.decided_by.as_ref().map(ToString::to_string);
@@ -213,7 +213,7 @@ impl PreCaptureConnections {
     fn newly_denied(
         &mut self,
         found: Vec<TcpSocket>,
-        waypoint: &mut WaypointLook<'_>,
+        waypoint: &mut WaypointGraceCheck<'_>,
         is_spared: impl Fn(&TcpSocket) -> bool,
         evaluate: impl Fn(&TcpSocket) -> Evaluation,
     ) -> Vec<(TcpSocket, Evaluation)> {
@@ -222,15 +222,15 @@ impl PreCaptureConnections {
         for socket in found {
             let was_allowed = before.get(&socket.cookie()).copied();
             let evaluation = evaluate(&socket);
-            let by_policy = match evaluation.decision.why {
+            let by_policy = match evaluation.decision.reason {
                 // An unknown decision is not a change.
-                Why::MissingPolicy(_) => was_allowed.unwrap_or(true),
+                DecisionReason::MissingPolicy(_) => was_allowed.unwrap_or(true),
                 _ => evaluation.decision.allowed,
             };
             let allowed = by_policy
                 && evaluation.bypass.is_none_or(|bypass| match was_allowed {
-                    Some(true) => waypoint.spares(bypass),
-                    _ => waypoint.exempts(bypass),
+                    Some(true) => waypoint.allows_for_now(bypass),
+                    _ => waypoint.allows_until_end(bypass),
                 });
             if was_allowed == Some(true) && !allowed {
                 if is_spared(&socket) {
@@ -247,17 +247,17 @@ impl PreCaptureConnections {
 }
 
 /// Destroys the application's socket of a pre-capture connection, and counts it. Returns whether it was open.
-fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
+fn destroy(pod: &Pod, socket: &TcpSocket, cause: ReplacedConnectionCause) -> bool {
     let metrics = &pod.metrics;
     match tcp_sockets::destroy(&pod.netns, socket) {
         Ok(()) => {
-            metrics.earlier_connection(cause, true);
+            metrics.count_earlier_connection(cause, true);
             true
         }
         // The connection has ended by itself.
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) => {
-            metrics.earlier_connection(cause, false);
+            metrics.count_earlier_connection(cause, false);
             let TcpSocket { local, remote, .. } = socket;
             tracing::warn!(
                 pod = %pod.name(), %local, %remote, %error,
@@ -268,7 +268,7 @@ fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
     }
 }
 
-fn find(pod: &Pod, state: State) -> io::Result<Vec<Unproxied>> {
+fn find_sockets(pod: &Pod, state: TcpStateFilter) -> io::Result<Vec<UnproxiedSocket>> {
     let mark = pod.config.packet_mark.unwrap_or_default();
     tcp_sockets::unproxied(&pod.netns, mark, state)
 }
@@ -284,26 +284,26 @@ mod tests {
         TcpSocket::new(local.parse().unwrap(), remote.parse().unwrap(), 0)
     }
 
-    fn decision(allowed: bool, why: Why) -> Decision {
+    fn decision(allowed: bool, why: DecisionReason) -> Decision {
         Decision {
             allowed,
             decided_by: None,
-            why,
+            reason: why,
             dry_run: Vec::new(),
         }
     }
 
-    fn evaluation(allowed: bool, why: Why) -> Evaluation {
+    fn evaluation(allowed: bool, why: DecisionReason) -> Evaluation {
         Evaluation {
             decision: decision(allowed, why),
             bypass: None,
         }
     }
 
-    fn refused(earlier: &mut PreCaptureConnections, allowed: bool, why: Why) -> usize {
+    fn refused(earlier: &mut PreCaptureConnections, allowed: bool, why: DecisionReason) -> usize {
         let evaluate = |_: &TcpSocket| evaluation(allowed, why.clone());
-        let mut grace = WaypointGrace::new(Some(Duration::ZERO));
-        let mut look = grace.look(Instant::now());
+        let mut grace = WaypointGracePeriod::new(Some(Duration::ZERO));
+        let mut look = grace.begin_check(Instant::now());
         earlier
             .newly_denied(vec![socket()], &mut look, |_| false, evaluate)
             .len()
@@ -313,16 +313,16 @@ mod tests {
     fn new_waypoint_closes_bypassing_connections_after_a_grace() {
         let evaluate = |passes_by: bool| {
             move |_: &TcpSocket| Evaluation {
-                bypass: passes_by.then_some(Bypass::Unknown),
-                ..evaluation(true, Why::NoPolicies)
+                bypass: passes_by.then_some(Bypass::RulesUnknown),
+                ..evaluation(true, DecisionReason::NoPolicies)
             }
         };
         let length = Duration::from_secs(30);
-        let mut grace = WaypointGrace::new(Some(length));
+        let mut grace = WaypointGracePeriod::new(Some(length));
         let mut earlier = PreCaptureConnections::default();
         let begin = Instant::now();
         let mut refused = |earlier: &mut PreCaptureConnections, now, passes_by| {
-            let mut look = grace.look(now);
+            let mut look = grace.begin_check(now);
             earlier
                 .newly_denied(vec![socket()], &mut look, |_| false, evaluate(passes_by))
                 .len()
@@ -342,21 +342,21 @@ mod tests {
     #[test]
     fn bypass_continues_until_a_layer_7_rule_could_apply() {
         let mut earlier = PreCaptureConnections::default();
-        let mut grace = WaypointGrace::new(None);
+        let mut grace = WaypointGracePeriod::new(None);
         let begin = Instant::now();
         let mut refused = |after: u64, bypass| {
-            let mut look = grace.look(begin + Duration::from_secs(after));
+            let mut look = grace.begin_check(begin + Duration::from_secs(after));
             let evaluate = |_: &TcpSocket| Evaluation {
                 bypass: Some(bypass),
-                ..evaluation(true, Why::NoPolicies)
+                ..evaluation(true, DecisionReason::NoPolicies)
             };
             earlier
                 .newly_denied(vec![socket()], &mut look, |_| false, evaluate)
                 .len()
         };
-        assert_eq!(refused(0, Bypass::Unruled), 0);
-        assert_eq!(refused(3600, Bypass::Unruled), 0);
-        assert_eq!(refused(3600, Bypass::Ruled), 1);
+        assert_eq!(refused(0, Bypass::NoRuleApplies), 0);
+        assert_eq!(refused(3600, Bypass::NoRuleApplies), 0);
+        assert_eq!(refused(3600, Bypass::RuleMayApply), 1);
     }
 
     #[test]
@@ -364,21 +364,24 @@ mod tests {
         let mut earlier = PreCaptureConnections::default();
         // At capture the mode is STRICT already: the setting decides, and other changes do not
         // close the connection.
-        assert_eq!(refused(&mut earlier, false, Why::Denied), 0);
-        assert_eq!(refused(&mut earlier, false, Why::NoneAllowed), 0);
+        assert_eq!(refused(&mut earlier, false, DecisionReason::Denied), 0);
+        assert_eq!(
+            refused(&mut earlier, false, DecisionReason::NoAllowPolicyMatched),
+            0
+        );
         // Allowed for some time, and then denied.
-        assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
-        assert_eq!(refused(&mut earlier, false, Why::Denied), 1);
+        assert_eq!(refused(&mut earlier, true, DecisionReason::NoPolicies), 0);
+        assert_eq!(refused(&mut earlier, false, DecisionReason::Denied), 1);
         assert!(earlier.is_empty());
     }
 
     #[test]
     fn connections_from_the_node_are_spared_while_possibly_probes() {
         let mut earlier = PreCaptureConnections::default();
-        let mut grace = WaypointGrace::new(Some(Duration::ZERO));
+        let mut grace = WaypointGracePeriod::new(Some(Duration::ZERO));
         let mut refused = |allowed, is_spared| {
-            let mut look = grace.look(Instant::now());
-            let evaluate = |_: &TcpSocket| evaluation(allowed, Why::Denied);
+            let mut look = grace.begin_check(Instant::now());
+            let evaluate = |_: &TcpSocket| evaluation(allowed, DecisionReason::Denied);
             earlier
                 .newly_denied(vec![socket()], &mut look, |_| is_spared, evaluate)
                 .len()
@@ -392,19 +395,19 @@ mod tests {
     #[test]
     fn policy_that_has_not_arrived_closes_nothing() {
         let mut earlier = PreCaptureConnections::default();
-        let missing = Why::MissingPolicy(ArcStr::from("shop/strict"));
-        assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
+        let missing = DecisionReason::MissingPolicy(ArcStr::from("shop/strict"));
+        assert_eq!(refused(&mut earlier, true, DecisionReason::NoPolicies), 0);
         assert_eq!(refused(&mut earlier, false, missing), 0);
-        assert_eq!(refused(&mut earlier, false, Why::Denied), 1);
+        assert_eq!(refused(&mut earlier, false, DecisionReason::Denied), 1);
     }
 
     #[test]
     fn ended_connections_are_removed() {
         let mut earlier = PreCaptureConnections::default();
-        assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
-        let mut grace = WaypointGrace::new(Some(Duration::ZERO));
-        let mut look = grace.look(Instant::now());
-        let evaluate = |_: &TcpSocket| evaluation(true, Why::NoPolicies);
+        assert_eq!(refused(&mut earlier, true, DecisionReason::NoPolicies), 0);
+        let mut grace = WaypointGracePeriod::new(Some(Duration::ZERO));
+        let mut look = grace.begin_check(Instant::now());
+        let evaluate = |_: &TcpSocket| evaluation(true, DecisionReason::NoPolicies);
         let none = earlier.newly_denied(Vec::new(), &mut look, |_| false, evaluate);
         assert!(none.is_empty() && earlier.is_empty());
     }

@@ -13,19 +13,23 @@ use std::net::IpAddr;
 use ambit_egress::{Forbidden, Guard};
 use ambit_route::Route;
 
-/// Checks the route of a connection that the application opened to the address `dialled`.
+/// Checks the route of a connection that the application opened to the address `address`.
 ///
 /// # Errors
 ///
-/// The reason, if the route leads to a forbidden address other than `dialled`.
-pub(crate) fn check(guard: &Guard, dialled: IpAddr, route: &Route) -> Result<(), Forbidden> {
+/// The reason, if the route leads to a forbidden address other than `address`.
+pub(crate) fn check_destination(
+    guard: &Guard,
+    address: IpAddr,
+    route: &Route,
+) -> Result<(), Forbidden> {
     let redirected = match route {
         Route::Plain(plain) => plain.addr.ip(),
         Route::Hbone(hbone) => hbone.addr.ip(),
         Route::DoubleHbone { outer, .. } => outer.addr.ip(),
         Route::Passthrough { .. } | Route::NeedsDns(_) => return Ok(()),
     };
-    if redirected.to_canonical() == dialled.to_canonical() {
+    if redirected.to_canonical() == address.to_canonical() {
         return Ok(());
     }
     guard.check(redirected)

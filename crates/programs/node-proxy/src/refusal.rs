@@ -13,7 +13,7 @@ const RESET_DELAY: Duration = Duration::from_millis(100);
 
 /// Resets an application's connection once `connect` has certainly returned: after the first byte that it sends, or
 /// after [`RESET_DELAY`].
-pub(crate) async fn reset(stream: TcpStream) {
+pub(crate) async fn reset_after_delay(stream: TcpStream) {
     // An earlier reset may be faster than the application's thread, whose `connect` would fail
     // then.
     let _silent = timeout(RESET_DELAY, stream.peek(&mut [0])).await;

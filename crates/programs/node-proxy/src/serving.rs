@@ -4,21 +4,21 @@ use std::{io, sync::Arc};
 
 use ambit_hbone::Pool;
 use ambit_proxy::{
-    Accepted, Listeners, Workers,
-    recheck::{Graces, Recheck},
+    AcceptedConnection, Listeners, Workers,
+    recheck::{GracePeriods, Recheck},
 };
 use tokio::net::TcpListener;
 
 use crate::{
     config::Config,
     dns_capture::PodDns,
-    pod::{Captured, Pod, PodListeners},
+    pod::{CaptureListeners, Pod, PodListeners},
     shard::Shard,
 };
 
 /// Kind of a listener, which determines how its connections are handled.
 #[derive(Clone, Debug)]
-enum Port {
+enum PortKind {
     Outbound,
     Plaintext,
     Hbone,
@@ -34,7 +34,7 @@ impl Pod {
             waypoint_grace,
             ..
         } = *self.config;
-        let graces = Graces::new(missing_policy_grace, waypoint_grace);
+        let graces = GracePeriods::new(missing_policy_grace, waypoint_grace);
         let recheck = Recheck::new(&self.local, self.connections(), graces);
         if let Some(first) = listeners.first() {
             workers.steer(&first.hbone);
@@ -50,7 +50,7 @@ impl Pod {
         }));
         // The first connection needs the certificate; requesting it need not wait for xDS.
         self.dialer.certificates.prefetch(self.identity());
-        ambit_rt::spawn_essential("policy changes", recheck.run(self.gone()));
+        ambit_rt::spawn_essential("policy changes", recheck.run(self.terminated()));
     }
 }
 
@@ -61,29 +61,29 @@ fn serve(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
         hbone,
         dns,
     } = listeners;
-    let mut all = vec![(TcpListener::from_std(hbone)?, Port::Hbone)];
-    if let Some(Captured {
+    let mut all = vec![(TcpListener::from_std(hbone)?, PortKind::Hbone)];
+    if let Some(CaptureListeners {
         outbound,
         plaintext,
     }) = captured
     {
-        all.push((TcpListener::from_std(outbound)?, Port::Outbound));
-        all.push((TcpListener::from_std(plaintext)?, Port::Plaintext));
+        all.push((TcpListener::from_std(outbound)?, PortKind::Outbound));
+        all.push((TcpListener::from_std(plaintext)?, PortKind::Plaintext));
     }
     if let Some(dns) = dns {
         let (server, listeners) = dns.serve(&pod)?;
         for listener in listeners {
-            all.push((listener, Port::Dns(server.clone())));
+            all.push((listener, PortKind::Dns(server.clone())));
         }
     }
     let pool = Pool::new(pod.config.http2.clone());
-    pod.state.follow_pool(&pool);
+    pod.state.close_departed_in(&pool);
     let shard = Arc::new(Shard { pod, pool });
     ambit_rt::spawn_essential("listeners", accept(shard, Listeners::new(all)));
     Ok(())
 }
 
-async fn accept(shard: Arc<Shard>, mut listeners: Listeners<Port>) {
+async fn accept(shard: Arc<Shard>, mut listeners: Listeners<PortKind>) {
     let pod = &shard.pod;
     let (mut gate, mut drain) = (pod.gate.clone(), pod.drain_watcher());
     listeners
@@ -97,26 +97,29 @@ async fn accept(shard: Arc<Shard>, mut listeners: Listeners<Port>) {
         .await;
 }
 
-fn handle(shard: Arc<Shard>, accepted: Accepted, port: Port) {
+fn handle(shard: Arc<Shard>, accepted: AcceptedConnection, port: PortKind) {
     // Each kind of connection has a task type of its own, of the size that it needs.
     match port {
-        Port::Outbound => {
+        PortKind::Outbound => {
             ambit_rt::spawn(
                 "outbound connection",
-                crate::outbound::handle(shard, accepted),
+                crate::outbound::handle_connection(shard, accepted),
             );
         }
-        Port::Plaintext => {
+        PortKind::Plaintext => {
             ambit_rt::spawn(
                 "inbound connection",
-                crate::plaintext::handle(shard, accepted),
+                crate::plaintext::handle_connection(shard, accepted),
             );
         }
-        Port::Hbone => {
-            ambit_rt::spawn("hbone server", crate::inbound::handle(shard, accepted));
+        PortKind::Hbone => {
+            ambit_rt::spawn(
+                "hbone server",
+                crate::inbound::handle_connection(shard, accepted),
+            );
         }
-        Port::Dns(server) => {
-            let connection = crate::dns_capture::connection(shard, accepted, server);
+        PortKind::Dns(server) => {
+            let connection = crate::dns_capture::serve_connection(shard, accepted, server);
             ambit_rt::spawn("dns connection", connection);
         }
     }

@@ -9,25 +9,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_handover::{Supervisor, rollout::succeeded};
+use ambit_handover::{Supervisor, rollout::wait_for_successor};
 use ambit_rt::AbortOnDrop;
-use ambit_wire::enrolled::Enrolled;
+use ambit_wire::enrolled::EnrolledPods;
 use tokio::{sync::watch, time::sleep};
 
-use crate::{config::Config, enrolment_record, pod::Pod, pods::Served};
+use crate::{config::Config, enrolment_record, pod::Pod, pods::ServedPods};
 
 /// Maximum drain time when the mesh is being uninstalled.
-const REMOVED_DRAIN: Duration = Duration::from_secs(30);
+const REMOVED_DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for which the process waits until the resets of closed connections are sent.
 const RESET_GRACE: Duration = Duration::from_secs(1);
 
-type Record = watch::Receiver<Option<Enrolled>>;
+type EnrolmentWatch = watch::Receiver<Option<EnrolledPods>>;
 
 /// Parts of the process that its termination needs.
 #[derive(Debug)]
 pub(crate) struct Termination {
     pub(crate) config: Arc<Config>,
-    pub(crate) served: Served,
+    pub(crate) served: ServedPods,
     pub(crate) supervisor: Supervisor,
     /// The proxy's own pod.
     pub(crate) own: Option<Arc<Pod>>,
@@ -47,16 +47,17 @@ impl Termination {
         } = self;
         let limit = config.self_termination_deadline;
         let ends = Instant::now() + limit;
-        let record = enrolment_record::follow(enrolment_record::path(&config.inpod_uds));
+        let record =
+            enrolment_record::watch_record(enrolment_record::record_path(&config.inpod_uds));
         tokio::select! {
-            () = succeeded(&supervisor, limit, || served.is_needed()) => {}
-            () = removed(record.clone()) => {}
+            () = wait_for_successor(&supervisor, limit, || served.is_needed()) => {}
+            () = wait_until_removed(record.clone()) => {}
         }
         drop(enrolment);
         let pods = served.pods();
         // Unused listeners must be closed: with a successor, they are the successor's.
         for pod in &pods {
-            supervisor.release(&pod.uid);
+            supervisor.release_item(&pod.uid);
         }
         let left = ends.saturating_duration_since(Instant::now());
         tracing::info!(cause, ?left, "draining");
@@ -65,23 +66,24 @@ impl Termination {
         let _leaving = ambit_rt::spawn_abortable("unenrolment while draining", leaving);
         let own = async {
             if let Some(own) = own {
-                own.finish(Some(left)).await;
+                own.drain_connections(Some(left)).await;
             }
         };
-        let drained = async { tokio::join!(drain(pods, left), served.left(left), own) };
+        let drained =
+            async { tokio::join!(drain_pods(pods, left), served.wait_until_drained(left), own) };
         tokio::select! {
             _all = drained => {}
             () = async {
-                removed(record).await;
-                sleep(REMOVED_DRAIN + RESET_GRACE).await;
+                wait_until_removed(record).await;
+                sleep(REMOVED_DRAIN_TIMEOUT + RESET_GRACE).await;
             } => {}
         }
     }
 }
 
 /// Waits until the agent's record states that the mesh is being uninstalled.
-async fn removed(mut record: Record) {
-    let is_removed = |record: &Option<Enrolled>| record.as_ref().is_some_and(|now| now.removed);
+async fn wait_until_removed(mut record: EnrolmentWatch) {
+    let is_removed = |record: &Option<EnrolledPods>| record.as_ref().is_some_and(|now| now.removed);
     if record.wait_for(is_removed).await.is_err() {
         // The record is no longer followed.
         std::future::pending::<()>().await;
@@ -90,7 +92,7 @@ async fn removed(mut record: Record) {
 
 /// Limits the drain time of pods that the agent's record no longer lists.
 async fn shorten_drains_of_leaving_pods(
-    mut record: Record,
+    mut record: EnrolmentWatch,
     mut pods: Vec<Arc<Pod>>,
     unenrolled: Option<Duration>,
 ) {
@@ -99,7 +101,7 @@ async fn shorten_drains_of_leaving_pods(
             let now = record.borrow_and_update();
             let Some(now) = &*now else { continue };
             let limit = if now.removed {
-                Some(REMOVED_DRAIN)
+                Some(REMOVED_DRAIN_TIMEOUT)
             } else {
                 unenrolled
             };
@@ -116,16 +118,23 @@ async fn shorten_drains_of_leaving_pods(
         }
         for pod in gone {
             tracing::info!(pod = %pod.name(), ?limit, "the pod has left the mesh: its drain is shortened");
-            ambit_rt::spawn_essential("pod drain", async move { pod.finish(limit).await });
+            ambit_rt::spawn_essential(
+                "pod drain",
+                async move { pod.drain_connections(limit).await },
+            );
         }
     }
 }
 
 /// Drains the connections of all pods, at most for `deadline`.
-async fn drain(pods: Vec<Arc<Pod>>, deadline: Duration) {
+async fn drain_pods(pods: Vec<Arc<Pod>>, deadline: Duration) {
     let draining: Vec<_> = pods
         .into_iter()
-        .map(|pod| ambit_rt::spawn("pod drain", async move { pod.finish(Some(deadline)).await }))
+        .map(|pod| {
+            ambit_rt::spawn("pod drain", async move {
+                pod.drain_connections(Some(deadline)).await
+            })
+        })
         .collect();
     for pod in draining {
         // A drain's panic has been logged.

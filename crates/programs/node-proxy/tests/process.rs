@@ -44,7 +44,7 @@ impl Testbed {
             .env("LOCAL_XDS", "{}")
             .env("CA_ADDRESS", "https://127.0.0.1:1")
             .env("INPOD_UDS", self.directory.path().join("zds.sock"))
-            .env("AMBIT_PAIR_UDS", self.pair())
+            .env("AMBIT_PAIR_UDS", self.start_pair())
             .envs(more.iter().copied())
             .stdout(Stdio::null());
         Running {
@@ -52,13 +52,13 @@ impl Testbed {
         }
     }
 
-    async fn serving(&self) -> Running {
+    async fn start_serving(&self) -> Running {
         let running = self.start();
-        running.until_it_serves().await;
+        running.wait_until_serving().await;
         running
     }
 
-    fn pair(&self) -> std::path::PathBuf {
+    fn start_pair(&self) -> std::path::PathBuf {
         self.directory.path().join("pair.sock")
     }
 
@@ -72,7 +72,7 @@ impl Testbed {
             let mut words = line.split_whitespace().skip(5);
             let (state, _inode, path) = (words.next()?, words.next()?, words.next()?);
             // The socket is bound under another name first, which the kernel keeps.
-            path.starts_with(self.pair().with_extension("").to_str()?)
+            path.starts_with(self.start_pair().with_extension("").to_str()?)
                 .then_some(state)
         });
         // unix(7): 01 listens, 03 is connected.
@@ -86,7 +86,7 @@ struct Running {
 }
 
 impl Running {
-    async fn until_it_serves(&self) {
+    async fn wait_until_serving(&self) {
         until("the worker serves", || self.serves().unwrap_or(false)).await;
     }
 
@@ -118,7 +118,7 @@ impl Drop for Running {
 }
 
 /// Whether a process has ended; it may still be a zombie.
-fn is_gone(pid: Pid) -> bool {
+fn has_exited(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
@@ -136,14 +136,14 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
     let testbed = Testbed::new().await;
     let collector = testbed.host.run(OtlpCollector::start).unwrap().unwrap();
     let running = testbed.start_with(&OTLP_VARIABLES);
-    collector.until_exported("ambit-node-proxy", "tokio_num_workers", "serving");
+    collector.wait_until_exported("ambit-node-proxy", "tokio_num_workers", "serving");
     drop(running);
 }
 
 #[tokio::test]
 async fn killed_worker_is_replaced_and_its_exit_code_passed_on() {
     let testbed = Testbed::new().await;
-    let mut running = testbed.serving().await;
+    let mut running = testbed.start_serving().await;
     let first = running.worker().unwrap();
     kill_process(first, Signal::KILL).unwrap();
     let another = || running.worker().filter(|worker| *worker != first);
@@ -153,29 +153,29 @@ async fn killed_worker_is_replaced_and_its_exit_code_passed_on() {
     kill_process(supervisor, Signal::KILL).unwrap();
     let status = running.supervisor.wait().unwrap();
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-    until("the worker is gone", || is_gone(second)).await;
+    until("the worker is gone", || has_exited(second)).await;
 }
 
 #[tokio::test]
 async fn termination_is_passed_on_and_ends_with_the_workers_code() {
     let testbed = Testbed::new().await;
-    let mut running = testbed.serving().await;
+    let mut running = testbed.start_serving().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
-    assert!(is_gone(worker));
+    assert!(has_exited(worker));
 }
 
 #[tokio::test]
 async fn standby_takes_over_from_every_killed_supervisor() {
     let testbed = Testbed::new().await;
-    let mut serving = testbed.serving().await;
+    let mut serving = testbed.start_serving().await;
     for _ in 0..3 {
         let standby = testbed.start();
         until("it stands by", || testbed.has_standby()).await;
         assert_eq!(standby.worker(), None);
         kill_process(serving.pid(), Signal::KILL).unwrap();
-        standby.until_it_serves().await;
+        standby.wait_until_serving().await;
         serving = standby;
     }
 }
@@ -183,7 +183,7 @@ async fn standby_takes_over_from_every_killed_supervisor() {
 #[tokio::test]
 async fn standby_ends_when_terminated() {
     let testbed = Testbed::new().await;
-    let _serving = testbed.serving().await;
+    let _serving = testbed.start_serving().await;
     let mut standby = testbed.start();
     until("it stands by", || testbed.has_standby()).await;
     kill_process(standby.pid(), Signal::TERM).unwrap();

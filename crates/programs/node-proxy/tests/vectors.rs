@@ -18,11 +18,11 @@ use std::{
 
 use ambit_mesh_json::Json;
 use ambit_model::{Reason, Service, Workload};
-use ambit_node_proxy::pods::Served;
+use ambit_node_proxy::pods::ServedPods;
 use ambit_proxy::{
-    Connections, Workers,
+    ConnectionTable, Workers,
     config_dump::{DumpExtras, config_dump},
-    state::{SharedState, StateConfig, Update},
+    state::{MeshUpdate, SharedState, StateConfig},
 };
 use ambit_rt::logging::{LogFormat, capture};
 use ambit_telemetry::{
@@ -82,15 +82,15 @@ impl Mesh {
         updates.extend(
             self.workloads
                 .values()
-                .map(|one| Update::Workload(Box::new(one.clone()))),
+                .map(|one| MeshUpdate::Workload(Box::new(one.clone()))),
         );
         updates.extend(
             self.services
                 .values()
-                .map(|one| Update::Service(Box::new(one.clone()))),
+                .map(|one| MeshUpdate::Service(Box::new(one.clone()))),
         );
         for (name, bytes) in records("authorization.jsonl") {
-            updates.push(Update::Policy(decode::policy(&name, &bytes).unwrap()));
+            updates.push(MeshUpdate::Policy(decode::policy(&name, &bytes).unwrap()));
         }
         state.apply(&mut updates);
         state
@@ -99,7 +99,7 @@ impl Mesh {
 
 // === /config_dump ===
 
-const DUMPS: [&str; 2] = ["config_dump-n1.json", "config_dump-n2.json"];
+const DUMP_FILES: [&str; 2] = ["config_dump-n1.json", "config_dump-n2.json"];
 
 #[test]
 fn dump_of_the_same_records_is_equal() {
@@ -108,12 +108,12 @@ fn dump_of_the_same_records_is_equal() {
     let ours: Value = serde_json::from_slice(&ours).unwrap();
     let keys =
         |dump: &Value| -> BTreeSet<String> { dump.as_object().unwrap().keys().cloned().collect() };
-    for file in DUMPS {
+    for file in DUMP_FILES {
         let theirs = json(file);
         assert_eq!(keys(&ours), keys(&theirs));
         for list in ["workloads", "services", "policies", "stagedServices"] {
             let mut found = Vec::new();
-            let (theirs, ours) = (sorted(&theirs[list]), sorted(&ours[list]));
+            let (theirs, ours) = (sorted_list(&theirs[list]), sorted_list(&ours[list]));
             differences(list, &theirs, &ours, &mut found);
             assert!(found.is_empty(), "{file}: {}", found.join("\n"));
         }
@@ -121,7 +121,7 @@ fn dump_of_the_same_records_is_equal() {
 }
 
 /// Sorts lists of resources, and lists in them, by name, since their order is not part of the contract.
-fn sorted(list: &Value) -> Value {
+fn sorted_list(list: &Value) -> Value {
     let Value::Array(records) = list else {
         return list.clone();
     };
@@ -192,7 +192,7 @@ fn other_parts_of_a_dump_have_the_same_shape() {
     for key in theirs["version"].as_object().unwrap().keys() {
         assert!(version[key].is_string(), "{key}");
     }
-    assert_eq!(Served::default().dump(), serde_json::json!({}));
+    assert_eq!(ServedPods::default().dump(), serde_json::json!({}));
     let pod = theirs["workloadState"]
         .as_object()
         .unwrap()
@@ -207,7 +207,7 @@ fn other_parts_of_a_dump_have_the_same_shape() {
         service_account: "api".into(),
     };
     assert_eq!(serde_json::to_value(Json(name)).unwrap(), pod["info"]);
-    let none = Connections::default().dump();
+    let none = ConnectionTable::default().dump();
     assert_eq!(serde_json::to_value(none).unwrap(), pod["connections"]);
 }
 
@@ -221,19 +221,19 @@ async fn certificate_is_dumped_in_the_same_shape() {
     let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
     certificates.get(&identity).await.unwrap();
     let ours = serde_json::to_value(certificates.dump()).unwrap();
-    assert_eq!(shape(&ours[0]), shape(theirs));
+    assert_eq!(json_shape(&ours[0]), json_shape(theirs));
     assert_eq!(ours[0]["identity"], theirs["identity"]);
     assert_eq!(ours[0]["state"], theirs["state"]);
 }
 
 /// Replaces texts by a placeholder and reduces lists to their first element, to compare keys and types.
-fn shape(value: &Value) -> Value {
+fn json_shape(value: &Value) -> Value {
     match value {
         Value::Object(map) => map
             .iter()
-            .map(|(key, value)| (key.clone(), shape(value)))
+            .map(|(key, value)| (key.clone(), json_shape(value)))
             .collect(),
-        Value::Array(list) => list.first().map(shape).into_iter().collect(),
+        Value::Array(list) => list.first().map(json_shape).into_iter().collect(),
         Value::String(_) => "text".into(),
         other => other.clone(),
     }
@@ -256,7 +256,7 @@ const DIFFERENT_METRICS: [(&str, &str); 8] = [
     ("workload_manager_", "the same, and our own beside them"),
 ];
 
-fn types(scrape: &str) -> BTreeMap<String, String> {
+fn metric_types(scrape: &str) -> BTreeMap<String, String> {
     let of = |line: &str| {
         let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
         let unit = format!("# UNIT {name} ");
@@ -321,10 +321,11 @@ async fn same_connections_have_the_same_metrics() {
         ambit_rt::metrics::register_process(&mut registry);
         let workers = Workers::start(1).unwrap();
         ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
-        let _sockets = [Reporter::Source, Reporter::Destination].map(|side| metrics.socket(side));
-        metrics.xds_terminated(ambit_telemetry::XdsTermination::ConnectionError);
+        let _sockets =
+            [Reporter::Source, Reporter::Destination].map(|side| metrics.open_socket(side));
+        metrics.count_xds_termination(ambit_telemetry::XdsTermination::ConnectionError);
         for url in ["istio.workload.Address", "istio.security.Authorization"] {
-            metrics.xds_message(&format!("type.googleapis.com/{url}"), 1);
+            metrics.count_xds_message(&format!("type.googleapis.com/{url}"), 1);
         }
         // Istio counts a connection that a policy denies as opened, Ambit only as closed and
         // failed.
@@ -343,7 +344,7 @@ async fn same_connections_have_the_same_metrics() {
             connection.close(reason);
         }
         let ours = scrape(&registry);
-        let (their_types, our_types) = (types(&theirs), types(&ours));
+        let (their_types, our_types) = (metric_types(&theirs), metric_types(&ours));
         for (name, kind) in &their_types {
             assert_eq!(our_types.get(name), Some(kind), "{name}");
         }
@@ -429,7 +430,7 @@ fn same_connections_have_the_same_access_log() {
             let millis = fields["duration"].trim_end_matches("ms").parse().unwrap();
             let output = Output::default();
             capture(LogFormat::Text, "info", output.clone(), || {
-                log.complete(
+                log.log_completed(
                     bytes("bytes_sent"),
                     bytes("bytes_recv"),
                     Duration::from_millis(millis),

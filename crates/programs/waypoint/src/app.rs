@@ -9,20 +9,20 @@ use ambit_model::ArcStr;
 use ambit_otlp_export::Exporter;
 use ambit_proxy::{
     SharedState, Workers,
-    admin::{self, Admin, Ports},
+    admin::{self, Admin, AdminPorts},
     control_plane::{XdsSettings, client_options},
     identities::{self, CertificateSettings, SpiffeAgent},
-    state::{NotUnderstoodPolicies, StateConfig},
+    state::{InvalidPolicyMode, StateConfig},
     warm_start::{self, MeshCache, WarmCertificates},
 };
 use ambit_rt::{
     DrainMode, Env, Readiness, ReadyTask, Shutdown, ShutdownTrigger, drain,
     logging::{self, LogHandle},
-    panics::Ends,
+    panics::PanicScope,
 };
-use ambit_telemetry::{Metrics, Origin, http::HttpMetrics};
+use ambit_telemetry::{Metrics, ProxyIdentity, http::HttpMetrics};
 use ambit_wasm::Limits;
-use ambit_wasm_modules::Fetcher;
+use ambit_wasm_modules::ModuleFetcher;
 use ambit_xds::{Client, NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -37,8 +37,8 @@ use ambit_waypoint_engine::{
     listeners,
     memory_gauge::MemoryGauge,
     plugins::{self, PluginMetrics},
-    published::Published,
-    records::{RecordHandler, follow_needed},
+    published::PublishedConfig,
+    records::{RecordHandler, subscribe_needed_services},
     server, telemetry_export,
     waypoint::{Waypoint, WaypointInputs},
 };
@@ -71,19 +71,19 @@ pub enum StartedBy {
 /// # Errors
 ///
 /// When the process cannot start; later errors are retried and logged.
-pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
-    if by == StartedBy::Supervisor {
+pub fn run(env: &Env, started_by: StartedBy) -> anyhow::Result<()> {
+    if started_by == StartedBy::Supervisor {
         supervisor::end_with_supervisor(c"ambit-waypoint")
             .context("cannot follow the supervisor's end")?;
     }
     let exporter = Exporter::from_env(env, "ambit-waypoint")?;
     let logs = logging::init_with_sink(env, exporter.record_sink());
     let logs = logs.context("cannot set up logging")?;
-    ambit_rt::panics::follow(Ends::Task);
+    ambit_rt::panics::install_hook(PanicScope::Task);
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
-    let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
-    let result = runtime.block_on(run_with(env, config, (logs, exporter), by));
+    let runtime = ambit_rt::current_thread_runtime().context("cannot make the main runtime")?;
+    let result = runtime.block_on(run_with(env, config, (logs, exporter), started_by));
     // A blocking task, for instance a DNS lookup, must not delay the end of the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
@@ -105,7 +105,7 @@ fn register_metrics(
     ambit_rt::metrics::register_build(registry, "proxy", version(env));
     let metrics = Arc::new(Metrics::register(registry));
     let http_metrics = Arc::new(HttpMetrics::register(registry));
-    metrics.flows().set_origin(Origin {
+    metrics.flows().set_proxy_identity(ProxyIdentity {
         pod: config.own.name.to_string(),
         namespace: config.own.namespace.to_string(),
         node: config.node.to_string(),
@@ -135,11 +135,11 @@ async fn run_with(
     let own = readiness.pending("own workload and certificate");
     let mut registry = Registry::default();
     let metrics = register_metrics(env, &config, &mut registry);
-    let left = warm_start::take_over(&mut held, &supervisor, Some(Role::Waypoint));
+    let left = warm_start::take_over_caches(&mut held, &supervisor, Some(Role::Waypoint));
     let keys = left.1.clone();
-    let parts = build(env, &config, metrics, known, left)?;
+    let parts = build_waypoint(env, &config, metrics, known, left)?;
     let waypoint = Arc::new(Waypoint::new(config.clone(), parts));
-    let identities = calls::follow_identities(
+    let identities = calls::maintain_certificates(
         waypoint.published.clone(),
         config.trust_domain.clone(),
         waypoint.dialer.certificates.clone(),
@@ -151,17 +151,17 @@ async fn run_with(
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
     let certificates = waypoint.dialer.certificates.clone();
     registry.register_collector(Box::new(CertificateMetrics(certificates)));
-    let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
+    let needed = subscribe_needed_services(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
     registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));
     registry.register_collector(Box::new(MemoryGauge(waypoint.clone())));
-    let fetcher = Fetcher::new(
+    let fetcher = ModuleFetcher::new(
         config.modules.clone(),
         FetchClient::new(waypoint.published.guard().clone(), "ambit-waypoint"),
         config.insecure_registries.clone(),
         config.plugins.fetch,
     );
-    let loading = plugins::load(waypoint.clone(), Arc::new(fetcher));
+    let loading = plugins::load_modules(waypoint.clone(), Arc::new(fetcher));
     ambit_rt::spawn_essential("plugin modules", loading);
     let sockets = listeners::open(&config, &supervisor, held);
     let sockets = sockets.context("cannot listen for tunnels")?;
@@ -172,15 +172,15 @@ async fn run_with(
     let (servers, watcher) = drain::channel();
     let admin = admin(env, &waypoint, logs, shutdown.trigger())?;
     let (registry, exporting) = exporter.start_with(registry);
-    let ports = Ports {
+    let ports = AdminPorts {
         admin: config.admin_port,
         metrics: config.stats_port,
         readiness: config.readiness_port,
         ipv6: config.ipv6,
-        wait_for_them: false,
+        wait_for_ports: false,
     };
     admin::serve(admin, registry, readiness.clone(), ports, &watcher).await?;
-    supervisor.started();
+    supervisor.report_started();
     tracing::info!(gateway = %config.gateway, workers = workers.count(), "serving");
 
     let cause = shutdown.wait().await;
@@ -188,9 +188,9 @@ async fn run_with(
         cause,
         "ending: connections are taken until clients have turned to other pods"
     );
-    let left = serve_on(&waypoint, || drop(readiness.pending("ending"))).await;
+    let left = serve_until_idle(&waypoint, || drop(readiness.pending("ending"))).await;
     listeners::release(&supervisor);
-    waypoint.lifecycle.finish(Some(left)).await;
+    waypoint.lifecycle.drain_connections(Some(left)).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     exporting.finish(LAST_EXPORT_TIMEOUT).await;
     Ok(())
@@ -217,7 +217,7 @@ fn admin(
             let explainer = Arc::new(Explainer::new(waypoint.clone()));
             Box::new(move |body| {
                 let explainer = explainer.clone();
-                Box::pin(async move { explainer.answer(&body).await })
+                Box::pin(async move { explainer.respond(&body).await })
             })
         },
         logs: Some(logs),
@@ -236,14 +236,14 @@ fn admin(
 /// Accepts further connections during termination, until none arrive any more: clients choose this pod until they learn
 /// of its termination, or while no other pod serves. Calls `ending` when clients should switch to other pods and
 /// readiness fails. Returns the remaining time.
-async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
+async fn serve_until_idle(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let linger = waypoint.config.linger;
     let end = Instant::now() + linger + waypoint.config.termination_deadline;
     let last = end - LAST_REQUEST_GRACE.min(waypoint.config.termination_deadline / 2);
     let until = last.min(Instant::now() + linger * STAND_IN_LINGER_FACTOR);
     tokio::time::sleep(linger).await;
     // As long as the control plane has clients choose this pod, no other one is ready.
-    let _over = tokio::time::timeout_at(until, waypoint.removed_from_load_balancing()).await;
+    let _over = tokio::time::timeout_at(until, waypoint.wait_for_load_balancer_removal()).await;
     ending();
     loop {
         let next = waypoint.last_tunnel() + linger;
@@ -255,7 +255,7 @@ async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     }
 }
 
-fn build(
+fn build_waypoint(
     env: &Env,
     config: &Arc<Config>,
     (metrics, http_metrics): (Arc<Metrics>, Arc<HttpMetrics>),
@@ -286,11 +286,11 @@ fn build(
         },
         keys,
     )?;
-    let published = Published::default();
+    let published = PublishedConfig::default();
     published.set_span_environment(span_environment(config));
-    published.limit_extensions(Limits {
-        start: config.plugins.start,
-        callback: config.plugins.callback,
+    published.set_plugin_limits(Limits {
+        start_timeout: config.plugins.start,
+        callback_timeout: config.plugins.callback,
         ..Limits::default()
     });
     let handler = RecordHandler {
@@ -301,7 +301,7 @@ fn build(
         known,
         cache: cache.clone(),
     };
-    let options = client_options(env, &xds_settings(config), NotUnderstoodPolicies::Deny)?;
+    let options = client_options(env, &xds_settings(config), InvalidPolicyMode::Deny)?;
     let mut client = Client::new(options, handler, Some(demands));
     if let Some(cache) = cache {
         cache
@@ -365,11 +365,14 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     let dialer = &waypoint.dialer;
     dialer.certificates.prefetch(&dialer.identity);
     let all = async {
-        waypoint.published.known().await;
-        while waypoint.local.known().await.is_none() {
+        waypoint.published.wait_until_complete().await;
+        while waypoint.local.wait_until_known().await.is_none() {
             tracing::info!("waiting for the control plane to publish the waypoint's own pod");
         }
-        dialer.certificates.obtained(&dialer.identity).await;
+        dialer
+            .certificates
+            .wait_until_obtained(&dialer.identity)
+            .await;
     };
     let mut all = std::pin::pin!(all);
     let in_time = tokio::time::timeout(QUEUE_TIME, &mut all).await.is_ok();

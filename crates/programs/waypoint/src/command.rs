@@ -1,6 +1,6 @@
 //! Parses the command line, which selects the role of the process: supervisor or worker.
 
-use ambit_handover::{Meeting, Program};
+use ambit_handover::{Program, SupervisorSockets};
 use ambit_proxy::admin;
 use ambit_rt::Env;
 use anyhow::Context as _;
@@ -23,7 +23,7 @@ const WORKER: &str = "worker";
 
 /// Outcome of the command line, for `main`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The process exits with this code.
     Exit(u8),
     /// The process prints this text and exits.
@@ -35,17 +35,17 @@ pub enum Outcome {
 /// # Errors
 ///
 /// When the arguments are invalid, or the process cannot start.
-pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
+pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<CommandOutcome> {
     let (alone, rest) = match arguments {
         ["--no-supervisor", rest @ ..] => (true, rest),
         rest => (env.flag("AMBIT_SUPERVISOR")? == Some(false), rest),
     };
     match rest {
-        [] | ["proxy"] | ["proxy", "waypoint"] if alone => work(env, StartedBy::Unsupervised),
-        [] | ["proxy"] | ["proxy", "waypoint"] => supervise(env).map(Outcome::Exit),
-        [WORKER] => work(env, StartedBy::Supervisor),
-        ["version" | "--version"] => Ok(Outcome::Print(format!("{:#}\n", admin::version()))),
-        ["help" | "--help" | "-h"] => Ok(Outcome::Print(HELP.to_owned())),
+        [] | ["proxy"] | ["proxy", "waypoint"] if alone => run_worker(env, StartedBy::Unsupervised),
+        [] | ["proxy"] | ["proxy", "waypoint"] => supervise(env).map(CommandOutcome::Exit),
+        [WORKER] => run_worker(env, StartedBy::Supervisor),
+        ["version" | "--version"] => Ok(CommandOutcome::Print(format!("{:#}\n", admin::version()))),
+        ["help" | "--help" | "-h"] => Ok(CommandOutcome::Print(HELP.to_owned())),
         other => anyhow::bail!("unknown arguments {other:?}\n\n{HELP}"),
     }
 }
@@ -54,16 +54,16 @@ pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
 /// replica of a waypoint has its own sockets.
 fn supervise(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
-    ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
+    ambit_rt::panics::install_hook(ambit_rt::panics::PanicScope::Process);
     Ok(ambit_handover::run(Program {
         name: "ambit-waypoint",
         arguments: vec![WORKER.into()],
-        meeting: Meeting::default(),
+        sockets: SupervisorSockets::default(),
     })?)
 }
 
-fn work(env: &Env, by: StartedBy) -> anyhow::Result<Outcome> {
-    app::run(env, by).map(|()| Outcome::Exit(0))
+fn run_worker(env: &Env, started_by: StartedBy) -> anyhow::Result<CommandOutcome> {
+    app::run(env, started_by).map(|()| CommandOutcome::Exit(0))
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
         );
         assert_eq!(
             run(&["help"], &env).unwrap(),
-            Outcome::Print(HELP.to_owned())
+            CommandOutcome::Print(HELP.to_owned())
         );
     }
 }

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use ambit_rt::Env;
-use ambit_waypoint::command::{self, Outcome};
+use ambit_waypoint::command::{self, CommandOutcome};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -17,8 +17,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match command::run(&arguments, &Env::from_process()) {
-        Ok(Outcome::Exit(code)) => ExitCode::from(code),
-        Ok(Outcome::Print(text)) => {
+        Ok(CommandOutcome::Exit(code)) => ExitCode::from(code),
+        Ok(CommandOutcome::Print(text)) => {
             print!("{text}");
             ExitCode::SUCCESS
         }

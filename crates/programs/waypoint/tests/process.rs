@@ -56,11 +56,11 @@ impl Running {
         let running = Self { host, supervisor };
         until_blocking("it listens", || running.connect().is_ok());
         // This port is opened last.
-        until_blocking("it serves", || running.knock(15021).is_ok());
+        until_blocking("it serves", || running.try_connect(15021).is_ok());
         running
     }
 
-    fn knock(&self, port: u16) -> std::io::Result<TcpStream> {
+    fn try_connect(&self, port: u16) -> std::io::Result<TcpStream> {
         self.host
             .run(|| TcpStream::connect(("127.0.0.1", port)))
             .unwrap()
@@ -68,7 +68,7 @@ impl Running {
 
     /// Opens a TCP connection to the waypoint as clients do.
     fn connect(&self) -> std::io::Result<TcpStream> {
-        self.knock(15008)
+        self.try_connect(15008)
     }
 
     fn pid(&self) -> Pid {
@@ -92,7 +92,7 @@ impl Drop for Running {
 }
 
 /// Whether a process has ended; it may still be a zombie.
-fn is_gone(pid: Pid) -> bool {
+fn has_exited(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
@@ -128,7 +128,8 @@ async fn no_connection_is_refused_while_workers_are_killed() {
             kill_process(worker, Signal::KILL).unwrap();
             go_on(opened.load(Relaxed));
             until_blocking("another worker serves", || {
-                running.worker().is_some_and(|next| next != worker) && running.knock(15021).is_ok()
+                running.worker().is_some_and(|next| next != worker)
+                    && running.try_connect(15021).is_ok()
             });
         }
         over.store(true, Relaxed);
@@ -141,7 +142,7 @@ async fn termination_is_passed_on_and_closes_the_listeners() {
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
-    assert!(is_gone(worker));
+    assert!(has_exited(worker));
     assert!(running.connect().is_err());
 }
 
@@ -151,7 +152,7 @@ async fn worker_ends_with_its_supervisor() {
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::KILL).unwrap();
     let _killed = running.supervisor.wait().unwrap();
-    until_blocking("the worker is gone", || is_gone(worker));
+    until_blocking("the worker is gone", || has_exited(worker));
 }
 
 #[tokio::test]
@@ -159,8 +160,8 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
     let host = Host::new("waypoint").await.unwrap();
     let collector = host.run(OtlpCollector::start).unwrap().unwrap();
     let running = Running::start_on(host, &OTLP_VARIABLES);
-    collector.until_exported("ambit-waypoint", "istio_build", "serving");
-    collector.until_exported("shop.waypoint-1", "process_open_fds", "gateway");
+    collector.wait_until_exported("ambit-waypoint", "istio_build", "serving");
+    collector.wait_until_exported("shop.waypoint-1", "process_open_fds", "gateway");
     drop(running);
 }
 
@@ -173,7 +174,7 @@ fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) ->
 
 /// Requests a page of the waypoint's process with this host name, and returns the response as text.
 fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -> String {
-    let mut stream = running.knock(port).unwrap();
+    let mut stream = running.try_connect(port).unwrap();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer any\r\nConnection: close\r\n\r\n"
     );
@@ -282,7 +283,7 @@ async fn certificates_come_from_the_spiffe_workload_api() {
     })
     .await;
     let svid = pki.svid(&own, Duration::from_secs(3600));
-    let key = ambit_tls::pem::text("KEY", &svid.key);
+    let key = ambit_tls::pem::encode_pem("KEY", &svid.key);
     let key = key.lines().nth(1).unwrap().to_owned();
     agent.change(|entries| {
         let domain = "cluster.local".to_owned();

@@ -9,9 +9,9 @@ use ambit_model::{Workload, WorkloadKind};
 use arcstr::ArcStr;
 
 /// Maximum length of an accepted header, in bytes.
-const MAX_BYTES: usize = 8 * 1024;
+const MAX_BAGGAGE_BYTES: usize = 8 * 1024;
 /// Maximum number of entries in an accepted header; other implementations may send more keys than this one.
-const MAX_ENTRIES: usize = 64;
+const MAX_BAGGAGE_ENTRIES: usize = 64;
 
 /// Description of the sender's workload. Empty texts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum ParseBaggageError {
 
 impl Baggage {
     /// Returns the description of `workload`.
-    pub fn of(workload: &Workload) -> Self {
+    pub fn from_workload(workload: &Workload) -> Self {
         Self {
             cluster: workload.cluster_id.clone(),
             namespace: workload.namespace.clone(),
@@ -92,7 +92,7 @@ impl Baggage {
     /// When the header is too long, not printable ASCII or has an entry without a value.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseBaggageError> {
         let mut baggage = Self::default();
-        baggage.parse_more(bytes)?;
+        baggage.parse_additional_header(bytes)?;
         Ok(baggage)
     }
 
@@ -101,8 +101,8 @@ impl Baggage {
     /// # Errors
     ///
     /// As [`Baggage::parse`].
-    pub fn parse_more(&mut self, bytes: &[u8]) -> Result<(), ParseBaggageError> {
-        if bytes.len() > MAX_BYTES {
+    pub fn parse_additional_header(&mut self, bytes: &[u8]) -> Result<(), ParseBaggageError> {
+        if bytes.len() > MAX_BAGGAGE_BYTES {
             return Err(ParseBaggageError::TooLong);
         }
         let text = std::str::from_utf8(bytes).map_err(|_| ParseBaggageError::NotAscii)?;
@@ -118,7 +118,7 @@ impl Baggage {
             .filter(|e| !e.is_empty())
             .enumerate()
         {
-            if i >= MAX_ENTRIES {
+            if i >= MAX_BAGGAGE_ENTRIES {
                 return Err(ParseBaggageError::TooLong);
             }
             let entry = entry
@@ -214,7 +214,8 @@ mod tests {
     #[test]
     fn several_headers_add_up() {
         let mut read = Baggage::parse(b"k8s.cluster.name=c;prop=1").unwrap();
-        read.parse_more(b"k8s.job.name=j,other=1").unwrap();
+        read.parse_additional_header(b"k8s.job.name=j,other=1")
+            .unwrap();
         assert_eq!(&*read.cluster, "c");
         assert_eq!(read.workload, Some((WorkloadKind::Job, "j".into())));
     }

@@ -10,7 +10,7 @@ use arcstr::ArcStr;
 use crate::authority::{Authority, parse_host};
 
 /// Maximum length of an accepted header, in bytes.
-const MAX_BYTES: usize = 1024;
+const MAX_FORWARDED_BYTES: usize = 1024;
 
 /// Original client of a tunnel, and the service that it addressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Forwarded {
     ///
     /// When there is no client address, or the host is not a DNS name.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseForwardedError> {
-        if bytes.len() > MAX_BYTES {
+        if bytes.len() > MAX_FORWARDED_BYTES {
             return Err(ParseForwardedError::TooLong);
         }
         let text = std::str::from_utf8(bytes).map_err(|_| ParseForwardedError::NoClient)?;

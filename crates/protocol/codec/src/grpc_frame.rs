@@ -2,7 +2,7 @@
 //! over HTTP/2).
 
 /// Frames a message without compression; `None` if it exceeds the maximum length of a frame.
-pub fn framed(message: &[u8]) -> Option<Vec<u8>> {
+pub fn encode_grpc_frame(message: &[u8]) -> Option<Vec<u8>> {
     let length = u32::try_from(message.len()).ok()?;
     let mut framed = Vec::with_capacity(message.len() + 5);
     framed.push(0);
@@ -12,7 +12,7 @@ pub fn framed(message: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns the message in a frame, if the frame is complete and not compressed.
-pub fn unframed(body: &[u8]) -> Option<&[u8]> {
+pub fn decode_grpc_frame(body: &[u8]) -> Option<&[u8]> {
     let (head, rest) = body.split_at_checked(5)?;
     let (flag, length) = head.split_first()?;
     let length = u32::from_be_bytes(length.try_into().ok()?);
@@ -25,9 +25,9 @@ mod tests {
 
     #[test]
     fn frame_is_that_of_the_specification() {
-        let framed = framed(b"ab").unwrap();
+        let framed = encode_grpc_frame(b"ab").unwrap();
         assert_eq!(framed, b"\x00\x00\x00\x00\x02ab");
-        assert_eq!(unframed(&framed), Some(&b"ab"[..]));
+        assert_eq!(decode_grpc_frame(&framed), Some(&b"ab"[..]));
     }
 
     #[test]
@@ -38,7 +38,7 @@ mod tests {
             b"\x00\x00\x00\x00\x02a",
             b"\x01\x00\x00\x00\x00",
         ] {
-            assert_eq!(unframed(broken), None);
+            assert_eq!(decode_grpc_frame(broken), None);
         }
     }
 }

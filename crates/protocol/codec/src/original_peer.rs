@@ -11,9 +11,9 @@ use ambit_model::Identity;
 pub const ORIGINAL_PEER_HEADER: &str = "x-ambit-original-peer";
 
 /// Maximum length of an accepted header, in bytes: that of a SPIFFE ID.
-const MAX_BYTES: usize = 2048;
+const MAX_ORIGINAL_PEER_BYTES: usize = 2048;
 
-const NONE: &str = "none";
+const NO_IDENTITY_VALUE: &str = "none";
 
 /// Identity of the original peer, if mTLS proved it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,13 +39,13 @@ impl OriginalPeer {
     ///
     /// When it is neither `none` nor a SPIFFE ID in canonical form.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseOriginalPeerError> {
-        if bytes.len() > MAX_BYTES {
+        if bytes.len() > MAX_ORIGINAL_PEER_BYTES {
             return Err(ParseOriginalPeerError::TooLong);
         }
         let is_text = bytes.iter().all(u8::is_ascii_graphic);
         let text = std::str::from_utf8(bytes).ok().filter(|_| is_text);
         match text.ok_or(ParseOriginalPeerError::NoIdentity)? {
-            NONE => Ok(Self(None)),
+            NO_IDENTITY_VALUE => Ok(Self(None)),
             text => {
                 let identity = text.parse();
                 let identity = identity.map_err(|_| ParseOriginalPeerError::NoIdentity)?;
@@ -59,7 +59,7 @@ impl fmt::Display for OriginalPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(identity) => identity.fmt(f),
-            None => f.write_str(NONE),
+            None => f.write_str(NO_IDENTITY_VALUE),
         }
     }
 }
@@ -85,7 +85,10 @@ mod tests {
 
     #[test]
     fn other_forms_are_refused() {
-        let long = format!("spiffe://td/ns/a/sa/{}", "b".repeat(MAX_BYTES));
+        let long = format!(
+            "spiffe://td/ns/a/sa/{}",
+            "b".repeat(MAX_ORIGINAL_PEER_BYTES)
+        );
         let too_long = OriginalPeer::parse(long.as_bytes());
         assert_eq!(too_long, Err(ParseOriginalPeerError::TooLong));
         for text in [

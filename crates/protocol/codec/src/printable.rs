@@ -4,12 +4,12 @@
 use std::fmt::Write as _;
 
 /// Maximum length of a text in bytes; a longer one is truncated and ends with dots.
-const MAX_BYTES: usize = 1024;
+const MAX_PRINTED_BYTES: usize = 1024;
 
 /// Appends a text to a line, with `"`, `\`, control characters and non-ASCII bytes as `\xNN`; with `is_bare`, for
 /// fields without quotation marks, spaces as well.
 pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
-    let (prefix, is_cut) = cut(value);
+    let (prefix, is_cut) = truncate_to_printed_bytes(value);
     for &byte in prefix {
         match byte {
             b'"' | b'\\' => escape(line, byte),
@@ -30,7 +30,7 @@ fn escape(line: &mut String, byte: u8) {
 
 /// Appends a text as a JSON string. Invalid UTF-8 is replaced.
 pub fn push_json(line: &mut String, value: &[u8]) {
-    let (prefix, is_cut) = cut(value);
+    let (prefix, is_cut) = truncate_to_printed_bytes(value);
     line.push('"');
     for c in String::from_utf8_lossy(prefix).chars() {
         match c {
@@ -52,8 +52,8 @@ pub fn push_json(line: &mut String, value: &[u8]) {
     line.push('"');
 }
 
-fn cut(value: &[u8]) -> (&[u8], bool) {
-    match value.get(..MAX_BYTES) {
+fn truncate_to_printed_bytes(value: &[u8]) -> (&[u8], bool) {
+    match value.get(..MAX_PRINTED_BYTES) {
         Some(prefix) if prefix.len() < value.len() => (prefix, true),
         _ => (value, false),
     }
@@ -98,8 +98,8 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut() {
-        let long = vec![b'a'; MAX_BYTES + 1];
-        assert_eq!(text(&long, false).len(), MAX_BYTES + 3);
+        let long = vec![b'a'; MAX_PRINTED_BYTES + 1];
+        assert_eq!(text(&long, false).len(), MAX_PRINTED_BYTES + 3);
         assert!(json(&long).ends_with("a...\""));
         assert!(!text(&long[1..], false).contains('.'));
     }

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-const VERSION_PROXY: u8 = 0x21;
+const VERSION_2_COMMAND_PROXY: u8 = 0x21;
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 /// Type of the TLV that contains the client's SPIFFE ID.
@@ -15,7 +15,7 @@ const TLV_IDENTITY: u8 = 0xd0;
 const MAX_IDENTITY_BYTES: usize = 2048;
 /// Maximum length that a header may declare, in bytes: more than any SPIFFE ID and the other fields need.
 const MAX_DECLARED_BYTES: usize = 4096;
-const FIXED: usize = 16;
+const FIXED_HEADER_BYTES: usize = 16;
 
 /// Connection that a PROXY header describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +61,8 @@ impl ProxyHeader {
                 TCP4
             }
             (src, dst) => {
-                body.extend(as_v6(src).octets());
-                body.extend(as_v6(dst).octets());
+                body.extend(to_ipv6(src).octets());
+                body.extend(to_ipv6(dst).octets());
                 TCP6
             }
         };
@@ -77,9 +77,9 @@ impl ProxyHeader {
             }
             _ => {}
         }
-        let mut out = Vec::with_capacity(FIXED + body.len());
+        let mut out = Vec::with_capacity(FIXED_HEADER_BYTES + body.len());
         out.extend(SIGNATURE);
-        out.extend([VERSION_PROXY, family]);
+        out.extend([VERSION_2_COMMAND_PROXY, family]);
         // At most 36 bytes of addresses and a TLV bounded above.
         out.extend(u16::try_from(body.len()).unwrap_or(u16::MAX).to_be_bytes());
         out.append(&mut body);
@@ -92,7 +92,7 @@ impl ProxyHeader {
         let (source, destination) = (self.source, self.destination);
         let (family, from, to) = match (source.ip(), destination.ip()) {
             (from @ IpAddr::V4(_), to @ IpAddr::V4(_)) => ("TCP4", from, to),
-            (from, to) => ("TCP6", as_v6(from).into(), as_v6(to).into()),
+            (from, to) => ("TCP6", to_ipv6(from).into(), to_ipv6(to).into()),
         };
         let (source, destination) = (source.port(), destination.port());
         format!("PROXY {family} {from} {to} {source} {destination}\r\n")
@@ -111,12 +111,12 @@ impl ProxyHeader {
             return Err(ParseProxyError::NotProxy);
         }
         let head = bytes
-            .get(SIGNATURE.len()..FIXED)
+            .get(SIGNATURE.len()..FIXED_HEADER_BYTES)
             .ok_or(ParseProxyError::Incomplete)?;
         let &[command, family, high, low] = head else {
             return Err(ParseProxyError::Incomplete);
         };
-        if command != VERSION_PROXY {
+        if command != VERSION_2_COMMAND_PROXY {
             return Err(ParseProxyError::NotProxy);
         }
         let length = usize::from(u16::from_be_bytes([high, low]));
@@ -124,35 +124,35 @@ impl ProxyHeader {
             return Err(ParseProxyError::TooLong(length));
         }
         let mut body = bytes
-            .get(FIXED..FIXED + length)
+            .get(FIXED_HEADER_BYTES..FIXED_HEADER_BYTES + length)
             .ok_or(ParseProxyError::Incomplete)?;
         let (source, destination) = match family {
             TCP4 => (
-                IpAddr::from(take::<4>(&mut body)?),
-                IpAddr::from(take::<4>(&mut body)?),
+                IpAddr::from(split_off_bytes::<4>(&mut body)?),
+                IpAddr::from(split_off_bytes::<4>(&mut body)?),
             ),
             TCP6 => (
-                IpAddr::from(take::<16>(&mut body)?),
-                IpAddr::from(take::<16>(&mut body)?),
+                IpAddr::from(split_off_bytes::<16>(&mut body)?),
+                IpAddr::from(split_off_bytes::<16>(&mut body)?),
             ),
             other => return Err(ParseProxyError::Family(other)),
         };
-        let source_port = u16::from_be_bytes(take(&mut body)?);
-        let destination_port = u16::from_be_bytes(take(&mut body)?);
+        let source_port = u16::from_be_bytes(split_off_bytes(&mut body)?);
+        let destination_port = u16::from_be_bytes(split_off_bytes(&mut body)?);
         let header = Self {
             source: SocketAddr::new(source.to_canonical(), source_port),
             destination: SocketAddr::new(destination.to_canonical(), destination_port),
             identity: parse_identity(body)?,
         };
-        Ok((header, FIXED + length))
+        Ok((header, FIXED_HEADER_BYTES + length))
     }
 }
 
 fn parse_identity(mut tlvs: &[u8]) -> Result<Option<String>, ParseProxyError> {
     let mut identity = None;
     while !tlvs.is_empty() {
-        let [kind] = take::<1>(&mut tlvs)?;
-        let length = usize::from(u16::from_be_bytes(take(&mut tlvs)?));
+        let [kind] = split_off_bytes::<1>(&mut tlvs)?;
+        let length = usize::from(u16::from_be_bytes(split_off_bytes(&mut tlvs)?));
         let (value, rest) = tlvs
             .split_at_checked(length)
             .ok_or(ParseProxyError::Malformed)?;
@@ -169,7 +169,7 @@ fn parse_identity(mut tlvs: &[u8]) -> Result<Option<String>, ParseProxyError> {
     Ok(identity)
 }
 
-fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], ParseProxyError> {
+fn split_off_bytes<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], ParseProxyError> {
     let (head, rest) = bytes
         .split_first_chunk::<N>()
         .ok_or(ParseProxyError::Malformed)?;
@@ -177,7 +177,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], ParseProxyError> {
     Ok(*head)
 }
 
-fn as_v6(ip: IpAddr) -> Ipv6Addr {
+fn to_ipv6(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(v4) => Ipv4Addr::to_ipv6_mapped(&v4),
         IpAddr::V6(v6) => v6,

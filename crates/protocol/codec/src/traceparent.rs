@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// `00-<trace id>-<span id>-00`: 2+1+32+1+16+1+2 characters.
-const LENGTH: usize = 55;
+const TRACEPARENT_BYTES: usize = 55;
 
 /// Trace id and span id of one connection in a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ impl TraceParent {
     ///
     /// When the bytes are not exactly of that form, or an id is 0.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseTraceParentError> {
-        if bytes.len() != LENGTH {
+        if bytes.len() != TRACEPARENT_BYTES {
             return Err(ParseTraceParentError);
         }
         let mut parts = bytes.split(|b| *b == b'-');
@@ -43,7 +43,7 @@ impl TraceParent {
                 .next()
                 .filter(|p| p.len() == digits)
                 .ok_or(ParseTraceParentError)?;
-            hex(part).ok_or(ParseTraceParentError)
+            parse_lowercase_hex(part).ok_or(ParseTraceParentError)
         };
         let version = next(2)?;
         let trace_id = next(32)?;
@@ -63,7 +63,7 @@ impl fmt::Display for TraceParent {
 }
 
 /// Parses hexadecimal digits in lower case only, as the format requires.
-fn hex(digits: &[u8]) -> Option<u128> {
+fn parse_lowercase_hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0u128, |n, digit| {
         let value = match digit {
             b'0'..=b'9' => digit - b'0',

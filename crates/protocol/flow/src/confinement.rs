@@ -9,7 +9,7 @@ impl Flow {
     /// Whether the reporter acts for a workload, or for a service outside of the cluster, of one of
     /// `namespaces`: the client's node proxy acts for the client, the server's and a waypoint for
     /// the server.
-    pub fn is_of(&self, namespaces: &[String]) -> bool {
+    pub fn concerns_namespaces(&self, namespaces: &[String]) -> bool {
         let is_readable = |namespace: &String| namespaces.contains(namespace);
         let destination = self.destination.namespace.as_ref();
         match self.reporter.kind {
@@ -24,11 +24,11 @@ impl Flow {
         }
     }
 
-    /// Returns the event as seen by readers of `namespaces` only, for events that [concern them](Self::is_of). Peers of
-    /// other namespaces are reduced to what the traffic reveals: a client's namespace, identity and address; a server's
-    /// namespace, and its address if the client called it.
+    /// Returns the event as seen by readers of `namespaces` only, for events that [concern
+    /// them](Self::concerns_namespaces). Peers of other namespaces are reduced to what the traffic reveals: a client's
+    /// namespace, identity and address; a server's namespace, and its address if the client called it.
     #[must_use]
-    pub fn confined(&self, namespaces: &[String]) -> Self {
+    pub fn reduced_to_namespaces(&self, namespaces: &[String]) -> Self {
         let is_foreign = |peer: &Peer| {
             let namespace = peer.namespace.as_ref();
             namespace.is_some_and(|namespace| !namespaces.contains(namespace))
@@ -121,7 +121,7 @@ mod tests {
                             confined: true,
                             ..Filter::default()
                         };
-                        assert_eq!(filter.wants(&flow), expected, "{flow:?}");
+                        assert_eq!(filter.matches(&flow), expected, "{flow:?}");
                     }
                 }
             }
@@ -135,8 +135,8 @@ mod tests {
             ..Filter::default()
         };
         let flow = flow(ReporterKind::Source, Some("mine"), None, None);
-        assert!(!filter.wants(&flow));
-        assert!(Filter::default().wants(&flow));
+        assert!(!filter.matches(&flow));
+        assert!(Filter::default().matches(&flow));
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
             Some("mine"),
             Some("mine"),
         );
-        let confined = called.confined(&mine());
+        let confined = called.reduced_to_namespaces(&mine());
         assert_eq!(confined.source.name(), None);
         assert_eq!(confined.source.namespace.as_deref(), Some("theirs"));
         assert_eq!(confined.source.identity, called.source.identity);
@@ -160,7 +160,7 @@ mod tests {
             Some("theirs"),
             Some("theirs"),
         );
-        let confined = calls.confined(&mine());
+        let confined = calls.reduced_to_namespaces(&mine());
         assert_eq!(confined.source, calls.source);
         let namespace = Peer {
             namespace: Some("theirs".to_owned()),
@@ -184,16 +184,16 @@ mod tests {
                 from: Some(from.parse().unwrap()),
                 ..Filter::default()
             };
-            assert!(filter.wants(&called), "{from}");
+            assert!(filter.matches(&called), "{from}");
             filter.confined = true;
-            assert_eq!(filter.wants(&called), is_found, "{from}");
+            assert_eq!(filter.matches(&called), is_found, "{from}");
         }
     }
 
     #[test]
     fn address_that_the_client_called_itself_stays() {
         let calls = flow(ReporterKind::Source, Some("mine"), Some("theirs"), None);
-        let confined = calls.confined(&mine());
+        let confined = calls.reduced_to_namespaces(&mine());
         assert_eq!(confined.destination.address, calls.destination.address);
         assert_eq!(confined.destination.identity, None);
         assert_eq!(confined.destination.name(), None);
@@ -203,7 +203,7 @@ mod tests {
     fn own_and_outside_traffic_is_shown_in_full() {
         for destination in [Some("mine"), None] {
             let flow = flow(ReporterKind::Source, Some("mine"), destination, None);
-            assert_eq!(flow.confined(&mine()), flow);
+            assert_eq!(flow.reduced_to_namespaces(&mine()), flow);
         }
     }
 }

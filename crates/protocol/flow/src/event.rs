@@ -186,7 +186,7 @@ pub struct Flow {
     /// Number of similar events that this one represents: equal except for time, connection,
     /// addresses, bytes and duration. More than one only for refusals and failures that occurred
     /// faster than the reader read.
-    #[serde(default = "one")]
+    #[serde(default = "default_count")]
     pub count: u64,
     /// Number of the connection, unique for the life of the reporter's process.
     pub connection: u64,
@@ -225,7 +225,7 @@ pub struct Flow {
     pub duration_ms: f64,
 }
 
-fn one() -> u64 {
+fn default_count() -> u64 {
     1
 }
 
@@ -260,7 +260,7 @@ impl Flow {
     }
 
     /// Whether two refusals or failures are similar, so that one event can represent both.
-    pub fn is_alike(&self, other: &Self) -> bool {
+    pub fn is_similar(&self, other: &Self) -> bool {
         let peer = |one: &Peer, other: &Peer| {
             (&one.workload, &one.namespace, &one.identity)
                 == (&other.workload, &other.namespace, &other.identity)
@@ -352,11 +352,11 @@ mod tests {
         other.source.address = Some("10.0.0.1:4001".to_owned());
         other.duration_ms = 9.0;
         other.count = 3;
-        assert!(flow().is_alike(&other));
+        assert!(flow().is_similar(&other));
         other.refusal = Some(Refusal::default());
-        assert!(!flow().is_alike(&other));
+        assert!(!flow().is_similar(&other));
         let mut other = flow();
         other.source.workload = Some("web-1".to_owned());
-        assert!(!flow().is_alike(&other));
+        assert!(!flow().is_similar(&other));
     }
 }

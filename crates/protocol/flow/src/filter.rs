@@ -15,19 +15,19 @@ pub struct Filter {
     /// Whether only plaintext traffic matches.
     pub plaintext: bool,
     /// Client that must match; `None` matches all.
-    pub from: Option<Party>,
+    pub from: Option<PeerFilter>,
     /// Server or service that must match; `None` matches all.
-    pub to: Option<Party>,
+    pub to: Option<PeerFilter>,
     /// Namespaces, one of which the client, server or service must be in; any if empty.
     pub namespaces: Vec<String>,
-    /// Whether the reader may read only `namespaces`: see [`Flow::confined`]. Without namespaces it
+    /// Whether the reader may read only `namespaces`: see [`Flow::reduced_to_namespaces`]. Without namespaces it
     /// reads nothing.
     pub confined: bool,
 }
 
 /// Client, server or service that a filter matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Party {
+pub enum PeerFilter {
     /// All clients, servers and services in a namespace: `shop/`.
     Namespace(String),
     /// Workload, owner of workloads (a Deployment), or service with a name: `shop/orders`, or `orders` in any
@@ -68,7 +68,7 @@ impl fmt::Display for FilterError {
 
 impl std::error::Error for FilterError {}
 
-impl FromStr for Party {
+impl FromStr for PeerFilter {
     type Err = FilterError;
 
     fn from_str(text: &str) -> Result<Self, FilterError> {
@@ -88,7 +88,7 @@ impl FromStr for Party {
     }
 }
 
-impl fmt::Display for Party {
+impl fmt::Display for PeerFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Namespace(namespace) => write!(f, "{namespace}/"),
@@ -100,8 +100,8 @@ impl fmt::Display for Party {
     }
 }
 
-impl Party {
-    fn is(&self, peer: &Peer, service: Option<&ServiceName>) -> bool {
+impl PeerFilter {
+    fn matches(&self, peer: &Peer, service: Option<&ServiceName>) -> bool {
         match self {
             Self::Namespace(value) => {
                 peer.namespace.as_ref() == Some(value)
@@ -177,18 +177,19 @@ impl Filter {
     }
 
     /// Whether an event matches the filter.
-    pub fn wants(&self, flow: &Flow) -> bool {
+    pub fn matches(&self, flow: &Flow) -> bool {
         match self.confined {
-            false => self.matches_all(flow),
+            false => self.matches_criteria(flow),
             // Filters the event as the reader sees it: otherwise a filter could reveal what is left
             // out.
             true => {
-                flow.is_of(&self.namespaces) && self.matches_all(&flow.confined(&self.namespaces))
+                flow.concerns_namespaces(&self.namespaces)
+                    && self.matches_criteria(&flow.reduced_to_namespaces(&self.namespaces))
             }
         }
     }
 
-    fn matches_all(&self, flow: &Flow) -> bool {
+    fn matches_criteria(&self, flow: &Flow) -> bool {
         let is_named = |namespace: Option<&String>| {
             namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
         };
@@ -202,11 +203,11 @@ impl Filter {
             && self
                 .from
                 .as_ref()
-                .is_none_or(|party| party.is(&flow.source, None))
+                .is_none_or(|party| party.matches(&flow.source, None))
             && self
                 .to
                 .as_ref()
-                .is_none_or(|party| party.is(&flow.destination, flow.service.as_ref()))
+                .is_none_or(|party| party.matches(&flow.destination, flow.service.as_ref()))
     }
 }
 
@@ -277,7 +278,7 @@ mod tests {
             ("plaintext", "", false),
         ] {
             let filter = Filter::from_parameters([(name, value)]).unwrap();
-            assert_eq!(filter.wants(&flow()), expected, "{name}={value}");
+            assert_eq!(filter.matches(&flow()), expected, "{name}={value}");
         }
     }
 

@@ -2,8 +2,8 @@
 //! object a line, and the filters of readers. Ambit's own contract, without other implementations.
 //!
 //! Local readers use `GET /flows` of a proxy's admin port. Users read through the control plane,
-//! which authorizes them ([`CONTROL_PORT`]) and reads from the proxies under mutual TLS
-//! ([`PROXY_PORT`]).
+//! which authorizes them ([`CONTROL_FLOWS_PORT`]) and reads from the proxies under mutual TLS
+//! ([`PROXY_FLOWS_PORT`]).
 
 #![forbid(unsafe_code)]
 
@@ -15,18 +15,18 @@ pub use event::{
     Event, Flow, Peer, ProxyState, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName,
     StreamItem, Transport,
 };
-pub use filter::{Filter, FilterError, Party};
+pub use filter::{Filter, FilterError, PeerFilter};
 
 /// Path of the stream of flow events; a [`Filter`]'s parameters are its query.
-pub const PATH: &str = "/flows";
+pub const FLOWS_PATH: &str = "/flows";
 /// Port of proxies' pods on which the control plane reads flow events, over mTLS.
-pub const PROXY_PORT: u16 = 15022;
+pub const PROXY_FLOWS_PORT: u16 = 15022;
 /// Port of the control plane's pods on which users read flow events through the API server's proxy, over TLS.
-pub const CONTROL_PORT: u16 = 15016;
+pub const CONTROL_FLOWS_PORT: u16 = 15016;
 /// Header with a user's bearer token: the API server removes `authorization` from the requests that it forwards.
-pub const TOKEN_HEADER: &str = "x-ambit-token";
-/// Name of [`CONTROL_PORT`] in the control plane's Service.
-pub const CONTROL_PORT_NAME: &str = "https-flows";
+pub const USER_TOKEN_HEADER: &str = "x-ambit-token";
+/// Name of [`CONTROL_FLOWS_PORT`] in the control plane's Service.
+pub const CONTROL_FLOWS_PORT_NAME: &str = "https-flows";
 /// API group and resource of the permission to `get` the flow events of a namespace. No API serves it: the control
 /// plane checks by SubjectAccessReview whether a user has the permission.
-pub const RESOURCE: (&str, &str) = ("ambit.io", "flows");
+pub const FLOWS_RESOURCE: (&str, &str) = ("ambit.io", "flows");

@@ -105,7 +105,7 @@ pub struct Explanation {
     /// Decisions in order of evaluation.
     pub steps: Vec<Step>,
     /// Final result at this proxy, such as the next hop.
-    pub end: End,
+    pub end: ExplainedResult,
 }
 
 /// Decision about a connection or request.
@@ -123,7 +123,7 @@ pub struct Step {
     pub why: String,
     /// Objects and rules that were evaluated for the decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub considered: Vec<Considered>,
+    pub considered: Vec<EvaluatedObject>,
 }
 
 impl Step {
@@ -140,7 +140,7 @@ impl Step {
 
     /// Sets the object that decided.
     #[must_use]
-    pub fn by(self, object: impl Into<String>) -> Self {
+    pub fn with_object(self, object: impl Into<String>) -> Self {
         Self {
             object: Some(object.into()),
             ..self
@@ -149,7 +149,7 @@ impl Step {
 
     /// Sets the objects that were evaluated.
     #[must_use]
-    pub fn considering(self, considered: Vec<Considered>) -> Self {
+    pub fn with_evaluated_objects(self, considered: Vec<EvaluatedObject>) -> Self {
         Self { considered, ..self }
     }
 }
@@ -161,7 +161,8 @@ pub enum StepKind {
     /// Whether the pod's connections are captured by the node proxy.
     Capture,
     /// Resolution of the destination's host name.
-    Name,
+    #[serde(rename = "name")]
+    NameResolution,
     /// Waypoint that the connection must use.
     Waypoint,
     /// Choice of a service's endpoint.
@@ -169,11 +170,13 @@ pub enum StepKind {
     /// Peer and destination of the tunnel.
     Tunnel,
     /// Validity of the request: host, path, headers.
-    Form,
+    #[serde(rename = "form")]
+    RequestValidity,
     /// Wasm plugins that run for the request.
     Plugins,
     /// Authorization provider of CUSTOM policies.
-    Provider,
+    #[serde(rename = "provider")]
+    ExternalAuthorization,
     /// JWT authentication of the request.
     Authentication,
     /// Authorization policies for the connection or request.
@@ -181,13 +184,15 @@ pub enum StepKind {
     /// Route rule that matches the request.
     Route,
     /// Rate limits that apply to the request.
-    Limits,
+    #[serde(rename = "limits")]
+    RateLimits,
     /// Filters of the route rule.
     Filters,
     /// Authorization policies of the service that a route forwards to.
     BackendAuthorization,
     /// Traffic policy of the destination service (`DestinationRule`).
-    Destination,
+    #[serde(rename = "destination")]
+    TrafficPolicy,
 }
 
 /// Outcome of the decision in a [`Step`].
@@ -199,15 +204,17 @@ pub enum StepResult {
     /// The connection or request is refused.
     Refused,
     /// The proxy responds itself, with a redirect or an injected fault.
-    Answered,
+    #[serde(rename = "answered")]
+    Responded,
     /// The decision was not evaluated, and may change the result.
-    Open,
+    #[serde(rename = "open")]
+    NotEvaluated,
 }
 
 /// Object or rule that was evaluated for a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Considered {
+pub struct EvaluatedObject {
     /// Name of the object, `namespace/name`, or of the route's rule.
     pub object: String,
     /// Effect of the object if it matches: the action of a policy, with `dry run` if it is one.
@@ -224,7 +231,7 @@ pub struct Considered {
     rename_all_fields = "camelCase",
     tag = "kind"
 )]
-pub enum End {
+pub enum ExplainedResult {
     /// The proxy forwards it to the next hop.
     Forwarded(Hop),
     /// The proxy delivers it to the pod's application.
@@ -233,7 +240,8 @@ pub enum End {
         address: String,
     },
     /// The proxy responds with an HTTP status.
-    Answered {
+    #[serde(rename = "answered")]
+    Responded {
         /// Status of the response.
         status: u16,
         /// Reason of the response, for users.
@@ -278,5 +286,6 @@ pub enum HopKind {
     /// Workload that is reached without a tunnel; its node proxy, if any, receives plaintext.
     Plaintext,
     /// Destination outside of the mesh.
-    Outside,
+    #[serde(rename = "outside")]
+    OutsideMesh,
 }

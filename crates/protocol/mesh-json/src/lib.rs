@@ -21,12 +21,13 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Json<T>(pub T);
 
-/// Deserializes a list of values in their JSON forms: `#[serde(deserialize_with = "ambit_mesh_json::list")]`.
+/// Deserializes a list of values in their JSON forms: `#[serde(deserialize_with =
+/// "ambit_mesh_json::deserialize_json_list")]`.
 ///
 /// # Errors
 ///
 /// When an element is invalid, or has an unknown field.
-pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub fn deserialize_json_list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     Json<T>: Deserialize<'de>,

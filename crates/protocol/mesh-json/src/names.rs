@@ -12,23 +12,23 @@ use crate::forms;
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "GatewayAddress", rename_all = "camelCase")]
-pub(crate) struct GatewayForm {
+pub(crate) struct GatewayJson {
     #[serde_as(as = "DisplayFromStr")]
     destination: Destination,
     hbone_mtls_port: u16,
 }
-forms!(GatewayForm of GatewayAddress);
+forms!(GatewayJson of GatewayAddress);
 
 /// JSON form of a map of ports. If a service has a port twice (TCP and UDP), the last one counts.
-pub(crate) struct PortsForm;
+pub(crate) struct PortsJson;
 
-impl SerializeAs<PortMap> for PortsForm {
+impl SerializeAs<PortMap> for PortsJson {
     fn serialize_as<S: Serializer>(ports: &PortMap, serializer: S) -> Result<S::Ok, S::Error> {
         ports.sorted().serialize(serializer)
     }
 }
 
-impl<'de> DeserializeAs<'de, PortMap> for PortsForm {
+impl<'de> DeserializeAs<'de, PortMap> for PortsJson {
     fn deserialize_as<D: Deserializer<'de>>(deserializer: D) -> Result<PortMap, D::Error> {
         BTreeMap::<u16, u16>::deserialize(deserializer).map(|ports| ports.into_iter().collect())
     }
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn ports_are_printed_once_each_and_by_number() {
         let ports = PortMap::from([(443, 8443), (53, 5353), (53, 53)]);
-        let printed = PortsForm::serialize_as(&ports, serde_json::value::Serializer).unwrap();
+        let printed = PortsJson::serialize_as(&ports, serde_json::value::Serializer).unwrap();
         assert_eq!(printed.to_string(), r#"{"443":8443,"53":53}"#);
     }
 }

@@ -12,7 +12,7 @@ use serde_with::{DeserializeAs, DisplayFromStr, SerializeAs, serde_as};
 
 use crate::{
     forms,
-    names::{GatewayForm, PortsForm},
+    names::{GatewayJson, PortsJson},
 };
 
 /// JSON form of [`IpFamilies`].
@@ -106,7 +106,7 @@ struct CidrVipForm {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "WeightedWaypoint")]
 struct WeightedWaypointForm {
-    #[serde_as(as = "GatewayForm")]
+    #[serde_as(as = "GatewayJson")]
     destination: GatewayAddress,
     weight: u32,
 }
@@ -129,14 +129,14 @@ struct ServiceForm {
     #[serde_as(as = "Vec<CidrVipForm>")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cidr_vips: Vec<CidrVip>,
-    #[serde_as(as = "PortsForm")]
+    #[serde_as(as = "PortsJson")]
     ports: PortMap,
     // Dumps have no such field.
     #[serde_as(as = "BTreeMap<_, AppProtocolForm>")]
     #[serde(skip_serializing)]
     app_protocols: BTreeMap<u16, AppProtocol>,
     subject_alt_names: Vec<ArcStr>,
-    #[serde_as(as = "Option<GatewayForm>")]
+    #[serde_as(as = "Option<GatewayJson>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     waypoint: Option<GatewayAddress>,
     #[serde_as(as = "Vec<WeightedWaypointForm>")]

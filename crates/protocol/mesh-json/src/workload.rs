@@ -18,7 +18,7 @@ use serde_with::{
 
 use crate::{
     forms,
-    names::{GatewayForm, PortsForm},
+    names::{GatewayJson, PortsJson},
     policy::StringMatchForm,
 };
 
@@ -89,14 +89,14 @@ struct LocalityForm {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "EndpointWaypoint", rename_all = "camelCase")]
 struct EndpointWaypointForm {
-    #[serde_as(as = "GatewayForm")]
+    #[serde_as(as = "GatewayJson")]
     waypoint: GatewayAddress,
     #[serde_as(as = "Vec<DisplayFromStr>")]
     identities: Vec<Identity>,
     enforce: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     refuse: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     for_services: bool,
     #[serde_as(as = "Option<Vec<WaypointRuleForm>>")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ struct WaypointRuleForm {
 }
 
 /// Returns true, the default of a field that older local mesh files do not have.
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -155,10 +155,10 @@ struct WorkloadForm {
     native_tunnel: bool,
     trust_domain: ArcStr,
     service_account: ArcStr,
-    #[serde_as(as = "Option<GatewayForm>")]
+    #[serde_as(as = "Option<GatewayJson>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     waypoint: Option<GatewayAddress>,
-    #[serde_as(as = "Option<GatewayForm>")]
+    #[serde_as(as = "Option<GatewayJson>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     network_gateway: Option<GatewayAddress>,
     workload_name: ArcStr,
@@ -176,7 +176,7 @@ struct WorkloadForm {
     #[serde_as(as = "LocalityForm")]
     #[serde(skip_serializing_if = "Locality::is_empty")]
     locality: Locality,
-    #[serde_as(as = "ServicesForm")]
+    #[serde_as(as = "ServicesJson")]
     services: BTreeMap<NamespacedHostname, PortMap>,
     capacity: u32,
     #[serde_as(as = "Option<AppTunnelForm>")]
@@ -203,20 +203,20 @@ forms!(
 
 /// JSON form of `services`: `/config_dump` prints a list of names and leaves the ports to the endpoints; local files
 /// have a map from name to ports. Both are accepted.
-struct ServicesForm;
+struct ServicesJson;
 
 type Services = BTreeMap<NamespacedHostname, PortMap>;
 type Name = DeserializeAsWrap<NamespacedHostname, DisplayFromStr>;
-type Ports = DeserializeAsWrap<PortMap, PortsForm>;
+type Ports = DeserializeAsWrap<PortMap, PortsJson>;
 
-impl SerializeAs<Services> for ServicesForm {
+impl SerializeAs<Services> for ServicesJson {
     fn serialize_as<S: Serializer>(services: &Services, serializer: S) -> Result<S::Ok, S::Error> {
         let names = services.keys();
         serializer.collect_seq(names.map(SerializeAsWrap::<_, DisplayFromStr>::new))
     }
 }
 
-impl<'de> DeserializeAs<'de, Services> for ServicesForm {
+impl<'de> DeserializeAs<'de, Services> for ServicesJson {
     fn deserialize_as<D: Deserializer<'de>>(deserializer: D) -> Result<Services, D::Error> {
         deserializer.deserialize_any(ServicesVisitor)
     }

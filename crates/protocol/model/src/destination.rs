@@ -42,7 +42,7 @@ pub struct DestinationSubset {
 
 impl WaypointDestination {
     /// Returns a destination that applies no traffic policy to the service.
-    pub fn unruled(service: NamespacedHostname) -> Self {
+    pub fn without_rules(service: NamespacedHostname) -> Self {
         Self {
             service,
             policy: DestinationPolicy::default(),
@@ -246,11 +246,12 @@ pub struct Warmup {
 pub enum LocalityPolicy {
     /// Preference of the service itself (`trafficDistribution`).
     #[default]
-    OfService,
+    #[serde(rename = "ofService")]
+    ServicePreference,
     /// Endpoints of all localities, without preference.
     Anywhere,
     /// Weighted distribution among localities. The first entry whose `from` matches the waypoint's locality applies.
-    Distribute(Vec<LocalityShares>),
+    Distribute(Vec<LocalityDistribution>),
     /// Failover to the next locality when endpoints are ejected, in the order: same subzone, zone, region, then all
     /// others. The pairs give the failover region of a region.
     Failover(Vec<(ArcStr, ArcStr)>),
@@ -261,7 +262,7 @@ pub enum LocalityPolicy {
 /// Shares of [`LocalityPolicy::Distribute`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LocalityShares {
+pub struct LocalityDistribution {
     /// Locality of the waypoint to which the distribution applies.
     pub from: LocalityPattern,
     /// Localities of endpoints with their percentages, which add up to 100.

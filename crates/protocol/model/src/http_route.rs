@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use crate::{NamespacedHostname, RouteName, json};
 
 /// Maximum memory of one compiled regular expression of a route, in bytes.
-pub const MAX_EXPRESSION: usize = 1 << 18;
+pub const MAX_COMPILED_REGEX_BYTES: usize = 1 << 18;
 
 /// Headers that no route may change: hop-by-hop headers, message framing, and client identity. [`HttpRewrite`] changes
 /// the host.
@@ -29,22 +29,23 @@ const RESERVED_HEADERS: &[&str] = &[
 ];
 
 /// Prefixes of header names that only proxies of the mesh set: client identity and routing controls.
-const MESH_HEADERS: &[&str] = &["x-ambit-", "x-envoy-", "x-forwarded-client-cert"];
+const MESH_HEADER_PREFIXES: &[&str] = &["x-ambit-", "x-envoy-", "x-forwarded-client-cert"];
 
 /// Headers in which TLS-terminating proxies forward the client certificate (RFC 9440).
 const CLIENT_CERT_HEADERS: &[&str] = &["client-cert", "client-cert-chain"];
 
 /// Prefix of session-persistence headers, which clients send.
-const SESSION_HEADERS: &str = "x-ambit-session-";
+const SESSION_HEADER_PREFIX: &str = "x-ambit-session-";
 
 /// Whether only proxies of the mesh may set this header. Underscores count as hyphens, since CGI-style applications
 /// cannot tell them apart.
 pub fn is_mesh_header(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     let folded = lower.replace('_', "-");
-    let mut beginnings = MESH_HEADERS.iter();
+    let mut beginnings = MESH_HEADER_PREFIXES.iter();
     CLIENT_CERT_HEADERS.contains(&folded.as_str())
-        || !lower.starts_with(SESSION_HEADERS) && beginnings.any(|begin| folded.starts_with(begin))
+        || !lower.starts_with(SESSION_HEADER_PREFIX)
+            && beginnings.any(|begin| folded.starts_with(begin))
 }
 
 /// Whether routes must not change this header, or a header that CGI-style applications cannot tell from it.

@@ -26,7 +26,7 @@ pub const WAYPOINT_CALLS_ACCOUNT: &str = "waypoint_calls";
 
 impl Identity {
     /// Returns the identity of waypoints' own calls on behalf of a namespace's objects.
-    pub fn of_waypoint_calls(
+    pub fn for_waypoint_calls(
         trust_domain: impl Into<ArcStr>,
         namespace: impl Into<ArcStr>,
     ) -> Self {
@@ -34,7 +34,7 @@ impl Identity {
     }
 
     /// Whether this is the identity of waypoints' own calls. No pod has it.
-    pub fn is_of_waypoint_calls(&self) -> bool {
+    pub fn is_for_waypoint_calls(&self) -> bool {
         self.service_account == WAYPOINT_CALLS_ACCOUNT
     }
 

@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn names_and_durations_are_strings() {
         let limit = RateLimit {
-            key: PolicyKey::of_record("ns/l"),
+            key: PolicyKey::from_resource_name("ns/l"),
             services: vec![NamespacedHostname::new("ns", "host")],
             ..RateLimit::default()
         };

@@ -30,9 +30,9 @@ pub use arcstr::ArcStr;
 pub use authentication::{Authentication, JwtKeys, JwtRule};
 pub use destination::{
     Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
-    DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
-    LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy, ProxyProtocol, RetryBudget,
-    TcpKeepalive, TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
+    DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityDistribution,
+    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, OutlierPolicy, ProxyProtocol,
+    RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
 };
 pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{
@@ -42,8 +42,8 @@ pub use http_policy::{
 pub use http_route::{
     FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
     HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpSession, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, Share, is_mesh_header,
-    is_reserved_header,
+    HttpSession, HttpTimeouts, HttpValueMatch, MAX_COMPILED_REGEX_BYTES, PathChange, Share,
+    is_mesh_header, is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError, WAYPOINT_CALLS_ACCOUNT};
 pub use names::{

@@ -19,7 +19,7 @@ pub struct PolicyKey {
 
 impl PolicyKey {
     /// Parses the resource name of a policy. A name without a slash has an empty namespace.
-    pub fn of_record(name: &str) -> Self {
+    pub fn from_resource_name(name: &str) -> Self {
         let (namespace, name) = name.split_once('/').unwrap_or(("", name));
         Self {
             namespace: namespace.into(),
@@ -187,16 +187,16 @@ impl StringMatch {
     }
 
     /// Whether the pattern matches the concatenated pieces.
-    pub fn matches_pieces<const N: usize>(&self, pieces: [&str; N]) -> bool {
-        self.compare(&pieces, u8::eq)
+    pub fn matches_concatenated<const N: usize>(&self, pieces: [&str; N]) -> bool {
+        self.matches_concatenated_by(&pieces, u8::eq)
     }
 
     /// Whether the pattern matches the concatenated pieces, ignoring ASCII case.
-    pub fn matches_caseless<const N: usize>(&self, pieces: [&str; N]) -> bool {
-        self.compare(&pieces, u8::eq_ignore_ascii_case)
+    pub fn matches_ignoring_case<const N: usize>(&self, pieces: [&str; N]) -> bool {
+        self.matches_concatenated_by(&pieces, u8::eq_ignore_ascii_case)
     }
 
-    fn compare(&self, pieces: &[&str], same: impl Fn(&u8, &u8) -> bool) -> bool {
+    fn matches_concatenated_by(&self, pieces: &[&str], same: impl Fn(&u8, &u8) -> bool) -> bool {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let text = || pieces.iter().flat_map(|piece| piece.as_bytes());
         let begins = |with: &str| {
@@ -231,13 +231,19 @@ mod tests {
     fn pieces_are_compared_as_one_text() {
         for pattern in ["*", "abcd", "ab*", "abc*", "*d", "*bcd", "abcd*", "*abcd"] {
             let pattern = StringMatch::from_pattern(pattern);
-            assert!(pattern.matches_pieces(["ab", "", "cd"]), "{pattern:?}");
-            assert!(pattern.matches_caseless(["AB", "c", "D"]), "{pattern:?}");
+            assert!(
+                pattern.matches_concatenated(["ab", "", "cd"]),
+                "{pattern:?}"
+            );
+            assert!(
+                pattern.matches_ignoring_case(["AB", "c", "D"]),
+                "{pattern:?}"
+            );
         }
         for pattern in ["abcde", "abc", "abx*", "*xd", "abcde*", "*zabcd", "ABCD"] {
             let pattern = StringMatch::from_pattern(pattern);
-            assert!(!pattern.matches_pieces(["ab", "cd"]), "{pattern:?}");
+            assert!(!pattern.matches_concatenated(["ab", "cd"]), "{pattern:?}");
         }
-        assert!(!StringMatch::Presence.matches_pieces(["", ""]));
+        assert!(!StringMatch::Presence.matches_concatenated(["", ""]));
     }
 }

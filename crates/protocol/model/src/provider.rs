@@ -15,7 +15,8 @@ pub struct Provider {
     pub name: ArcStr,
     /// Service and port of the provider. An error is the reason why it cannot be called; the policy then denies every
     /// request that it applies to.
-    pub place: Result<(NamespacedHostname, u16), ArcStr>,
+    #[serde(rename = "place")]
+    pub target: Result<(NamespacedHostname, u16), ArcStr>,
     /// Timeout of a check.
     #[serde(serialize_with = "json::duration")]
     pub timeout: Duration,

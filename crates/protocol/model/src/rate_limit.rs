@@ -26,7 +26,8 @@ pub struct RateLimit {
     /// Whether requests pass when a limit cannot be evaluated.
     pub fail_open: bool,
     /// Whether responses have rate-limit headers (remaining quota and time until reset).
-    pub tells: bool,
+    #[serde(rename = "tells")]
+    pub sends_headers: bool,
     /// Reason why the original could not be decoded in full, set on its substitute, which evaluates no limit.
     pub not_understood: Option<ArcStr>,
 }
@@ -38,7 +39,8 @@ pub struct LocalLimit {
     /// Matches of counted requests, of which one must apply; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
     /// Attributes with a bucket for each combination of values; one bucket for all requests if empty.
-    pub by: Vec<LimitKey>,
+    #[serde(rename = "by")]
+    pub bucket_keys: Vec<LimitKey>,
     /// Requests in each interval.
     pub requests: u32,
     /// Interval of the limit.
@@ -73,7 +75,8 @@ pub enum LimitKey {
 #[serde(rename_all = "camelCase")]
 pub struct GlobalLimit {
     /// Rate-limit service and its port. An error is the reason why it cannot be called; no limit is evaluated then.
-    pub place: Result<(NamespacedHostname, u16), ArcStr>,
+    #[serde(rename = "place")]
+    pub target: Result<(NamespacedHostname, u16), ArcStr>,
     /// Domain in the rate-limit service's configuration.
     pub domain: ArcStr,
     /// Timeout of a check.
@@ -102,5 +105,6 @@ pub enum LimitValue {
     /// Fixed text value.
     Text(ArcStr),
     /// Attribute of the request.
-    Of(LimitKey),
+    #[serde(rename = "of")]
+    Attribute(LimitKey),
 }

@@ -31,7 +31,8 @@ pub struct WaypointGateway {
     pub allowed_addresses: Vec<IpNet>,
     /// Whether service-attached policies and routes apply only to requests to the services, and not to requests to
     /// their pods.
-    pub services_alone: bool,
+    #[serde(rename = "servicesAlone")]
+    pub policies_only_for_services: bool,
 }
 
 /// Path normalization (Istio's `pathNormalization`).

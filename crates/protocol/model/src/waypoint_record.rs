@@ -73,7 +73,7 @@ macro_rules! define {
             impl IsWaypointRecord for $record {
                 const TYPE: WaypointRecordType = WaypointRecordType::$variant;
 
-                fn of(record: &WaypointRecord) -> Option<&Self> {
+                fn from_record(record: &WaypointRecord) -> Option<&Self> {
                     match record {
                         WaypointRecord::$variant(record) => Some(record),
                         _ => None,
@@ -108,7 +108,7 @@ pub trait IsWaypointRecord: Sized + 'static {
     const TYPE: WaypointRecordType;
 
     /// Returns the record's contents if it is of this type.
-    fn of(record: &WaypointRecord) -> Option<&Self>;
+    fn from_record(record: &WaypointRecord) -> Option<&Self>;
 }
 
 impl WaypointRecord {

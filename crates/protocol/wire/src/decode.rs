@@ -21,9 +21,11 @@ pub use address::AddressRecord;
 pub use delta::{DELTA_PATH, DeltaCodec, LeanDeltaResponse, LeanResource};
 pub use error::DecodeError;
 pub use policy::{authorization, policy};
-pub use strict::{NotUnderstood, Substitute};
+pub use strict::{RecordDecodeError, Substitute};
 
-pub(crate) use error::Refusal;
-pub(crate) use fields::{ip, known, port, prefix};
-pub(crate) use policy::{accounts, nets, ports, texts};
-pub(crate) use strict::{under_own_name, whole};
+pub(crate) use error::DecodeErrorReason;
+pub(crate) use fields::{decode_enum, ip, port, prefix};
+pub(crate) use policy::{
+    decode_ip_nets, decode_ports, decode_service_account_matches, decode_string_matches,
+};
+pub(crate) use strict::{check_resource_name, decode_strictly};

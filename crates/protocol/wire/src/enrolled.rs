@@ -14,7 +14,7 @@ pub const ENROLLED_FILE: &str = "ambit-pods.json";
 /// Contents of the file of enrolled pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Enrolled {
+pub struct EnrolledPods {
     /// Whether the mesh is being uninstalled from the node.
     #[serde(default)]
     pub removed: bool,
@@ -77,7 +77,7 @@ impl EnrolledPod {
     }
 }
 
-impl Enrolled {
+impl EnrolledPods {
     /// Encodes the contents of the file as JSON.
     ///
     /// # Errors
@@ -118,14 +118,17 @@ mod tests {
         };
         let pod = EnrolledPod::new(&uid, &info, Some(netns));
         assert_eq!(pod.info(), info);
-        let enrolled = Enrolled {
+        let enrolled = EnrolledPods {
             removed: true,
             pods: vec![pod],
         };
         let bytes = enrolled.encode().unwrap();
-        assert_eq!(Enrolled::decode(&bytes).unwrap(), enrolled);
+        assert_eq!(EnrolledPods::decode(&bytes).unwrap(), enrolled);
         let least = br#"{"pods":[]}"#;
-        assert_eq!(Enrolled::decode(least).unwrap(), Enrolled::default());
-        assert!(Enrolled::decode(b"{").is_err());
+        assert_eq!(
+            EnrolledPods::decode(least).unwrap(),
+            EnrolledPods::default()
+        );
+        assert!(EnrolledPods::decode(b"{").is_err());
     }
 }

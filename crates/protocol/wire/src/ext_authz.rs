@@ -1,8 +1,8 @@
 //! External authorization, `envoy.service.auth.v3.Authorization/Check`: the request of a waypoint, and the response of
 //! an authorization provider.
 //!
-//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Other fields of a response are ignored, as protobuf
-//! defines it.
+//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Other fields of a response are ignored, as
+//! protobuf defines it.
 
 use std::{
     collections::HashMap,
@@ -18,8 +18,7 @@ use crate::generated::envoy::{
         Address, HeaderValueOption, SocketAddress, header_value_option::HeaderAppendAction,
     },
     service::auth::v3::{
-        AttributeContext, CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse,
-        attribute_context,
+        self as auth, AttributeContext, DeniedHttpResponse, OkHttpResponse, attribute_context,
     },
 };
 
@@ -40,7 +39,7 @@ pub struct Peer<'a> {
 
 /// HTTP request that is checked.
 #[derive(Clone, Debug, Default)]
-pub struct HttpCheck {
+pub struct HttpCheckRequest {
     /// Id of the request, for logs of the provider.
     pub id: String,
     /// Method of the request.
@@ -63,7 +62,7 @@ pub struct HttpCheck {
 
 /// Request for a check of an HTTP request or connection, `envoy.service.auth.v3.CheckRequest`.
 #[derive(Clone, Debug)]
-pub struct Check<'a> {
+pub struct CheckRequest<'a> {
     /// Client of the request.
     pub source: Peer<'a>,
     /// Server of the request.
@@ -71,25 +70,25 @@ pub struct Check<'a> {
     /// Time at which the request arrived.
     pub time: SystemTime,
     /// Checked request; `None` for a connection that is not HTTP.
-    pub http: Option<HttpCheck>,
+    pub http: Option<HttpCheckRequest>,
     /// Server name (SNI) of a TLS connection.
     pub sni: Option<&'a str>,
 }
 
 /// Header change in a provider's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderOption {
+pub struct HeaderMutation {
     /// Name of the header as the provider sent it.
     pub name: String,
     /// Value of the header.
     pub value: Vec<u8>,
     /// Operation on the header.
-    pub how: HeaderChange,
+    pub action: HeaderAction,
 }
 
 /// How a provider changes a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeaderChange {
+pub enum HeaderAction {
     /// Replaces existing values.
     Set,
     /// Appends to existing values.
@@ -102,22 +101,22 @@ pub enum HeaderChange {
 
 /// Response of an authorization provider, `envoy.service.auth.v3.CheckResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum CheckResponse {
     /// The provider allows the request.
-    Allowed(Allowed),
+    Allowed(AllowedResponse),
     /// The provider denies the request.
-    Denied(Denied),
+    Denied(DeniedResponse),
 }
 
 /// Changes that the provider makes to an allowed request and to its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed {
+pub struct AllowedResponse {
     /// Changes of request headers.
-    pub headers: Vec<HeaderOption>,
+    pub headers: Vec<HeaderMutation>,
     /// Names of request headers to remove.
     pub remove: Vec<String>,
     /// Changes of response headers to the client.
-    pub answer_headers: Vec<HeaderOption>,
+    pub response_headers: Vec<HeaderMutation>,
     /// Query parameters to set.
     pub query_set: Vec<(String, String)>,
     /// Names of query parameters to remove.
@@ -126,18 +125,18 @@ pub struct Allowed {
 
 /// Response that the client receives when the provider denies its request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Denied {
+pub struct DeniedResponse {
     /// HTTP status of the response; `None` is 403.
     pub status: Option<u16>,
     /// Headers of the response.
-    pub headers: Vec<HeaderOption>,
+    pub headers: Vec<HeaderMutation>,
     /// Body of the response.
     pub body: Vec<u8>,
 }
 
 /// Error of decoding a provider's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnswerError {
+pub enum CheckResponseError {
     /// Bytes that are not protobuf.
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
@@ -149,7 +148,7 @@ pub enum AnswerError {
     Contradiction,
 }
 
-impl Check<'_> {
+impl CheckRequest<'_> {
     /// Encodes the protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let of_epoch = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -192,7 +191,7 @@ impl Check<'_> {
                 sni: sni.to_owned(),
             }),
         };
-        CheckRequest {
+        auth::CheckRequest {
             attributes: Some(attributes),
         }
         .encode_to_vec()
@@ -211,53 +210,53 @@ fn peer(of: Peer<'_>) -> attribute_context::Peer {
     }
 }
 
-impl Answer {
+impl CheckResponse {
     /// Decodes a provider's response.
     ///
     /// # Errors
     ///
     /// When the bytes are no CheckResponse, or status and content contradict each other.
-    pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
-        let read = CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
+    pub fn decode(bytes: &[u8]) -> Result<Self, CheckResponseError> {
+        let read = auth::CheckResponse::decode(bytes).map_err(CheckResponseError::Malformed)?;
         // An `error_response` denies, too: with it nothing has been allowed.
         let denied = read.denied_response.or(read.error_response);
         let code = read.status.map(|status| status.code);
         match (code, denied, read.ok_response) {
-            (None, None, None) => Err(AnswerError::Empty),
-            (Some(0) | None, Some(_), _) => Err(AnswerError::Contradiction),
+            (None, None, None) => Err(CheckResponseError::Empty),
+            (Some(0) | None, Some(_), _) => Err(CheckResponseError::Contradiction),
             (Some(0) | None, None, ok) => Ok(Self::Allowed(allowed(ok.unwrap_or_default()))),
-            (Some(_), _, Some(_)) => Err(AnswerError::Contradiction),
+            (Some(_), _, Some(_)) => Err(CheckResponseError::Contradiction),
             (Some(_), denied, None) => Ok(Self::Denied(refused(denied.unwrap_or_default()))),
         }
     }
 }
 
-fn allowed(from: OkHttpResponse) -> Allowed {
+fn allowed(from: OkHttpResponse) -> AllowedResponse {
     let of_request = from.headers.into_iter();
     let of_answer = from.response_headers_to_add.into_iter();
     let set = from.query_parameters_to_set.into_iter();
-    Allowed {
+    AllowedResponse {
         headers: of_request
-            .filter_map(|one| header(one, HeaderChange::Set))
+            .filter_map(|one| header(one, HeaderAction::Set))
             .collect(),
         remove: from.headers_to_remove,
-        answer_headers: of_answer
-            .filter_map(|one| header(one, HeaderChange::Append))
+        response_headers: of_answer
+            .filter_map(|one| header(one, HeaderAction::Append))
             .collect(),
         query_set: set.map(|one| (one.key, one.value)).collect(),
         query_remove: from.query_parameters_to_remove,
     }
 }
 
-fn refused(from: DeniedHttpResponse) -> Denied {
+fn refused(from: DeniedHttpResponse) -> DeniedResponse {
     let status = from
         .status
         .and_then(|status| u16::try_from(status.code).ok());
     let headers = from.headers.into_iter();
-    Denied {
+    DeniedResponse {
         status: status.filter(|status| *status > 0),
         headers: headers
-            .filter_map(|one| header(one, HeaderChange::Set))
+            .filter_map(|one| header(one, HeaderAction::Set))
             .collect(),
         body: from.body.into_bytes(),
     }
@@ -265,14 +264,18 @@ fn refused(from: DeniedHttpResponse) -> Denied {
 
 /// Converts a header change. Without the deprecated `append`, the zero value of `append_action`, which is also that
 /// of an unset field, means `default`, which depends on the list that the header is in.
-fn header(from: HeaderValueOption, default: HeaderChange) -> Option<HeaderOption> {
-    let how = match (from.append, from.append_action()) {
-        (Some(true), _) => HeaderChange::Append,
-        (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderChange::Set,
-        (None, HeaderAppendAction::AddIfAbsent) => HeaderChange::AddIfAbsent,
-        (None, HeaderAppendAction::OverwriteIfExists) => HeaderChange::SetIfPresent,
+fn header(from: HeaderValueOption, default: HeaderAction) -> Option<HeaderMutation> {
+    let action = match (from.append, from.append_action()) {
+        (Some(true), _) => HeaderAction::Append,
+        (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderAction::Set,
+        (None, HeaderAppendAction::AddIfAbsent) => HeaderAction::AddIfAbsent,
+        (None, HeaderAppendAction::OverwriteIfExists) => HeaderAction::SetIfPresent,
         (None, HeaderAppendAction::AppendIfExistsOrAdd) => default,
     };
     let (name, value) = from.header?.into_parts();
-    Some(HeaderOption { name, value, how })
+    Some(HeaderMutation {
+        name,
+        value,
+        action,
+    })
 }

@@ -1,5 +1,5 @@
-//! Global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a waypoint, and the
-//! response of a rate-limit service.
+//! Global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a waypoint, and
+//! the response of a rate-limit service.
 //!
 //! The messages are a subset of Envoy's API (`proto/rate_limit.proto`). Other fields of a response are ignored, as
 //! protobuf defines it.
@@ -23,7 +23,7 @@ pub const SHOULD_RATE_LIMIT_PATH: &str =
 
 /// Request to a rate-limit service, `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct ShouldRateLimitRequest {
     /// Domain of the limits, by which the service selects its configuration.
     pub domain: String,
     /// Descriptors of the checked request, each a list of keys and values.
@@ -34,13 +34,13 @@ pub struct Question {
 
 /// Response of a rate-limit service, `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ShouldRateLimitResponse {
     /// Whether the checked request exceeds a limit.
     pub is_over: bool,
     /// Limit with the least remaining quota, of those that the service evaluated.
-    pub tightest: Option<Met>,
+    pub nearest_limit: Option<LimitStatus>,
     /// Headers to add to the response.
-    pub answer_headers: Vec<(String, Vec<u8>)>,
+    pub response_headers: Vec<(String, Vec<u8>)>,
     /// Headers to add to the request.
     pub request_headers: Vec<(String, Vec<u8>)>,
     /// Body of the response to a request over a limit.
@@ -49,7 +49,7 @@ pub struct Answer {
 
 /// Rate limit that the service evaluated, with its remaining quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Met {
+pub struct LimitStatus {
     /// Requests allowed in an interval.
     pub requests: u32,
     /// Length of the interval.
@@ -62,16 +62,16 @@ pub struct Met {
 
 /// Error of decoding a rate-limit service's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnswerError {
+pub enum ShouldRateLimitError {
     /// Bytes that are not protobuf.
     #[error("the answer is no RateLimitResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// The overall code is UNKNOWN, or not one of the API.
     #[error("the answer has the code {0}: neither OK nor OVER_LIMIT")]
-    Undecided(i32),
+    UndecidedCode(i32),
 }
 
-impl Question {
+impl ShouldRateLimitRequest {
     /// Encodes the protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let entry = |(key, value)| Entry { key, value };
@@ -88,32 +88,34 @@ impl Question {
     }
 }
 
-impl Answer {
+impl ShouldRateLimitResponse {
     /// Decodes a response.
     ///
     /// # Errors
     ///
     /// When the bytes are no RateLimitResponse, or its overall code decides nothing.
-    pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
-        let read = RateLimitResponse::decode(bytes).map_err(AnswerError::Malformed)?;
+    pub fn decode(bytes: &[u8]) -> Result<Self, ShouldRateLimitError> {
+        let read = RateLimitResponse::decode(bytes).map_err(ShouldRateLimitError::Malformed)?;
         let is_over = match Code::try_from(read.overall_code) {
             Ok(Code::Ok) => false,
             Ok(Code::OverLimit) => true,
-            Ok(Code::Unknown) | Err(_) => return Err(AnswerError::Undecided(read.overall_code)),
+            Ok(Code::Unknown) | Err(_) => {
+                return Err(ShouldRateLimitError::UndecidedCode(read.overall_code));
+            }
         };
         let headers = |from: Vec<HeaderValue>| from.into_iter().map(HeaderValue::into_parts);
-        let met = read.statuses.into_iter().filter_map(met);
+        let met = read.statuses.into_iter().filter_map(limit_status);
         Ok(Self {
             is_over,
-            tightest: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
-            answer_headers: headers(read.response_headers_to_add).collect(),
+            nearest_limit: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
+            response_headers: headers(read.response_headers_to_add).collect(),
             request_headers: headers(read.request_headers_to_add).collect(),
             body: read.raw_body.into(),
         })
     }
 }
 
-fn met(from: DescriptorStatus) -> Option<Met> {
+fn limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;
@@ -131,7 +133,7 @@ fn met(from: DescriptorStatus) -> Option<Met> {
     let reset = from.duration_until_reset.unwrap_or_default();
     let nanos = u32::try_from(reset.nanos).unwrap_or_default();
     let reset = u64::try_from(reset.seconds).unwrap_or_default();
-    Some(Met {
+    Some(LimitStatus {
         requests: limit.requests_per_unit,
         per: Duration::from_secs(per),
         remaining: from.limit_remaining,
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_question_has_the_published_numbers() {
-        let question = Question {
+        let question = ShouldRateLimitRequest {
             domain: "d".to_owned(),
             descriptors: vec![vec![("k".to_owned(), "v".to_owned())]],
             hits: 3,
@@ -158,32 +160,38 @@ mod tests {
     #[test]
     fn an_answer_is_read_by_the_published_numbers() {
         // overall_code = 1; statuses = 2 {code = 1, current_limit = 2 {requests_per_unit = 1, unit = 2},
-        // limit_remaining = 3, duration_until_reset = 4 {seconds = 1}}; response_headers_to_add = 3 {key = 1, value = 2};
-        // request_headers_to_add = 4 {key = 1, raw_value = 3}; raw_body = 5; a field that is not known.
+        // limit_remaining = 3, duration_until_reset = 4 {seconds = 1}}; response_headers_to_add = 3 {key = 1, value =
+        // 2}; request_headers_to_add = 4 {key = 1, raw_value = 3}; raw_body = 5; a field that is not known.
         let bytes = b"\x08\x02\x12\x0e\x08\x02\x12\x04\x08\x07\x10\x02\x18\x01\x22\x02\x08\x09\
             \x1a\x06\x0a\x01a\x12\x01b\x22\x06\x0a\x01c\x1a\x01d\x2a\x02no\xf2\x01\x01x";
-        let expected = Answer {
+        let expected = ShouldRateLimitResponse {
             is_over: true,
-            tightest: Some(Met {
+            nearest_limit: Some(LimitStatus {
                 requests: 7,
                 per: Duration::from_secs(60),
                 remaining: 1,
                 reset: Duration::from_secs(9),
             }),
-            answer_headers: vec![("a".to_owned(), b"b".to_vec())],
+            response_headers: vec![("a".to_owned(), b"b".to_vec())],
             request_headers: vec![("c".to_owned(), b"d".to_vec())],
             body: b"no".to_vec(),
         };
-        assert_eq!(Answer::decode(bytes), Ok(expected));
+        assert_eq!(ShouldRateLimitResponse::decode(bytes), Ok(expected));
     }
 
     #[test]
     fn what_decides_nothing_is_no_answer() {
-        assert_eq!(Answer::decode(b""), Err(AnswerError::Undecided(0)));
-        assert_eq!(Answer::decode(b"\x08\x07"), Err(AnswerError::Undecided(7)));
-        let malformed = Answer::decode(b"\x08");
-        assert!(matches!(malformed, Err(AnswerError::Malformed(_))));
-        assert!(Answer::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over));
+        assert_eq!(
+            ShouldRateLimitResponse::decode(b""),
+            Err(ShouldRateLimitError::UndecidedCode(0))
+        );
+        assert_eq!(
+            ShouldRateLimitResponse::decode(b"\x08\x07"),
+            Err(ShouldRateLimitError::UndecidedCode(7))
+        );
+        let malformed = ShouldRateLimitResponse::decode(b"\x08");
+        assert!(matches!(malformed, Err(ShouldRateLimitError::Malformed(_))));
+        assert!(ShouldRateLimitResponse::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over));
     }
 
     #[test]
@@ -191,8 +199,8 @@ mod tests {
         // duration_until_reset with negative seconds and nanos.
         let bytes = b"\x08\x01\x12\x1e\x12\x04\x08\x07\x10\x01\x22\x16\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\
             \x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01";
-        let answer = Answer::decode(bytes);
-        let met = answer.ok().and_then(|answer| answer.tightest);
+        let answer = ShouldRateLimitResponse::decode(bytes);
+        let met = answer.ok().and_then(|answer| answer.nearest_limit);
         assert_eq!(met.map(|met| met.reset), Some(Duration::ZERO));
     }
 }

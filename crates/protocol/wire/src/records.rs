@@ -1,8 +1,8 @@
-//! Records of waypoints: each type is a module here, with its name on xDS streams, its encoding, and its strict decoding.
-//! See `proto/waypoint.proto` for the messages.
+//! Records of waypoints: each type is a module here, with its name on xDS streams, its encoding, and its strict
+//! decoding. See `proto/waypoint.proto` for the messages.
 //!
 //! Encoding is total and deterministic, as that of WDS records. In decoding nothing is ignored: a record with a field
-//! that this build does not know is [not understood](NotUnderstood), and what restricts requests has a substitute.
+//! that this build does not know is [not understood](RecordDecodeError), and what restricts requests has a substitute.
 //!
 //! A further type is a module with a [`RecordCodec`], a line in [`ambit_model::for_each_waypoint_record`], and a store
 //! in the waypoint.
@@ -29,7 +29,7 @@ use ambit_model::{
     self as model, IsWaypointRecord, WaypointRecord, WaypointRecordType, for_each_waypoint_record,
 };
 
-use crate::decode::{NotUnderstood, Substitute};
+use crate::decode::{RecordDecodeError, Substitute};
 
 /// Codec of one type of waypoint record.
 pub trait RecordCodec: IsWaypointRecord {
@@ -45,7 +45,7 @@ pub trait RecordCodec: IsWaypointRecord {
     ///
     /// # Errors
     /// If the record is not understood in full.
-    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>>;
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>>;
 }
 
 macro_rules! define {
@@ -79,12 +79,12 @@ macro_rules! define {
             of: WaypointRecordType,
             name: &str,
             bytes: &[u8],
-        ) -> Result<WaypointRecord, NotUnderstood<WaypointRecord>> {
+        ) -> Result<WaypointRecord, RecordDecodeError<WaypointRecord>> {
             match of {
                 $(
                     WaypointRecordType::$variant => model::$record::decode(name, bytes)
                         .map(Into::into)
-                        .map_err(NotUnderstood::into_record),
+                        .map_err(RecordDecodeError::into_record),
                 )*
             }
         }
@@ -93,14 +93,14 @@ macro_rules! define {
 
 for_each_waypoint_record!(define);
 
-impl<T: Into<WaypointRecord>> NotUnderstood<T> {
-    fn into_record(self) -> NotUnderstood<WaypointRecord> {
+impl<T: Into<WaypointRecord>> RecordDecodeError<T> {
+    fn into_record(self) -> RecordDecodeError<WaypointRecord> {
         let any = |of: Substitute<T>| Substitute {
             record: Box::new((*of.record).into()),
             effect: of.effect,
             is_policy: of.is_policy,
         };
-        NotUnderstood {
+        RecordDecodeError {
             error: self.error,
             substitute: self.substitute.map(any),
         }

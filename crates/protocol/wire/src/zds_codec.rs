@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use ambit_model::{ArcStr, PodName};
-use ambit_zds::{Ack, MAX_ACK_TEXT, MAX_RECORD, Request, WorkloadInfo, clipped};
+use ambit_zds::{
+    Ack, MAX_ACK_TEXT_BYTES, MAX_RECORD_BYTES, Request, WorkloadInfo, truncate_to_bytes,
+};
 use bytes::Bytes;
 use prost::Message as _;
 
@@ -128,7 +130,7 @@ pub fn encode_request(request: &Request) -> Vec<u8> {
     let mut message = zds::WorkloadRequest {
         payload: Some(payload),
     };
-    while message.encoded_len() > MAX_RECORD && drop_address(&mut message) {}
+    while message.encoded_len() > MAX_RECORD_BYTES && drop_address(&mut message) {}
     message.encode_to_vec()
 }
 
@@ -182,7 +184,7 @@ pub fn encode_ack(ack: &Ack) -> Vec<u8> {
         Ok(()) => String::new(),
         // An empty text would read as success.
         Err(text) if text.is_empty() => "unknown failure".to_owned(),
-        Err(text) => clipped(text, MAX_ACK_TEXT).to_owned(),
+        Err(text) => truncate_to_bytes(text, MAX_ACK_TEXT_BYTES).to_owned(),
     };
     let payload = Some(workload_response::Payload::Ack(zds::Ack { error }));
     zds::WorkloadResponse { payload }.encode_to_vec()
@@ -286,12 +288,12 @@ mod tests {
             uid: "u".into(),
             info: Some(info(addresses)),
         });
-        assert!(record.len() <= MAX_RECORD);
+        assert!(record.len() <= MAX_RECORD_BYTES);
         assert!(matches!(
             decode_request(&record),
             Ok(Request::Add { info: Some(info), .. }) if info.addresses.len() > 20
         ));
-        assert!(encode_ack(&Err("x".repeat(5000))).len() <= MAX_RECORD);
+        assert!(encode_ack(&Err("x".repeat(5000))).len() <= MAX_RECORD_BYTES);
         assert!(
             decode_ack(&encode_ack(&Err(String::new())))
                 .unwrap()

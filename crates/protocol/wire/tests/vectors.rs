@@ -130,7 +130,7 @@ fn every_policy_is_understood_and_written_as_it_came() {
 fn policies_mean_what_they_say() {
     let policies = policies();
     let decide = |name: &str, source: Option<&str>, port: u16| {
-        let mut set = PolicySet::new(MissingPolicies::Refuse);
+        let mut set = PolicySet::new(MissingPolicies::Deny);
         let policy = policies.iter().find(|(of, _)| of == name).unwrap();
         set.insert(policy.1.clone());
         let destination = Workload {

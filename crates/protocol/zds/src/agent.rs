@@ -20,17 +20,17 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum unsent requests; beyond it the proxy counts as too slow and is disconnected.
-const MAX_QUEUE: usize = 4096;
+const MAX_QUEUED_REQUESTS: usize = 4096;
 
 /// Kind of the record that is expected next on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expect {
+pub enum ExpectedRecord {
     /// Hello of the node proxy.
     Hello,
     /// Acknowledgement of a request.
     Ack,
     /// No record: any record is a protocol violation.
-    Nothing,
+    None,
 }
 
 /// Effect that the caller must carry out, in order.
@@ -39,7 +39,7 @@ pub enum AgentEffect<N> {
     /// Sends a request, with the file descriptor of the pod's network namespace.
     Send(Request, Option<N>),
     /// Reports a request and its acknowledgement.
-    Answered(Request, Option<N>, Ack),
+    Acknowledged(Request, Option<N>, Ack),
     /// Closes the connection. The state machine has no effects after this one.
     Close(CloseReason),
 }
@@ -52,13 +52,13 @@ pub enum CloseReason {
     NoHello,
     /// The proxy did not acknowledge a request in time.
     #[error("no answer within {ACK_TIMEOUT:?}")]
-    NoAnswer,
+    NoAcknowledgement,
     /// The proxy sent a record that ZDS does not allow at this point.
     #[error("unexpected record: {0}")]
-    Unexpected(String),
-    /// More than `MAX_QUEUE` requests wait to be sent.
-    #[error("more than {MAX_QUEUE} requests wait for the proxy")]
-    Overrun,
+    UnexpectedRecord(String),
+    /// More than `MAX_QUEUED_REQUESTS` requests wait to be sent.
+    #[error("more than {MAX_QUEUED_REQUESTS} requests wait for the proxy")]
+    QueueOverflow,
 }
 
 #[derive(Debug)]
@@ -94,11 +94,11 @@ impl<N: Clone> AgentSide<N> {
     }
 
     /// Returns the kind of the record that is expected next.
-    pub fn expects(&self) -> Expect {
+    pub fn expected_record(&self) -> ExpectedRecord {
         match self.phase {
-            Phase::AwaitHello { .. } => Expect::Hello,
-            Phase::AwaitAck { .. } => Expect::Ack,
-            Phase::Idle | Phase::Closed => Expect::Nothing,
+            Phase::AwaitHello { .. } => ExpectedRecord::Hello,
+            Phase::AwaitAck { .. } => ExpectedRecord::Ack,
+            Phase::Idle | Phase::Closed => ExpectedRecord::None,
         }
     }
 
@@ -134,7 +134,7 @@ impl<N: Clone> AgentSide<N> {
     pub fn on_ack(&mut self, ack: Ack, now: Instant) -> Vec<AgentEffect<N>> {
         match std::mem::replace(&mut self.phase, Phase::Idle) {
             Phase::AwaitAck { request, netns, .. } => {
-                let mut effects = vec![AgentEffect::Answered(request, netns, ack)];
+                let mut effects = vec![AgentEffect::Acknowledged(request, netns, ack)];
                 effects.append(&mut self.send_next(now));
                 effects
             }
@@ -145,16 +145,18 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Handles a record other than the expected one ([`Self::expects`]).
+    /// Handles a record other than the expected one ([`Self::expected_record`]).
     pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
-        self.close(CloseReason::Unexpected(what))
+        self.close(CloseReason::UnexpectedRecord(what))
     }
 
     /// Handles the passing of time, by which timeouts expire.
     pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
         match self.phase {
             Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
-            Phase::AwaitAck { until, .. } if until <= now => self.close(CloseReason::NoAnswer),
+            Phase::AwaitAck { until, .. } if until <= now => {
+                self.close(CloseReason::NoAcknowledgement)
+            }
             _ => Vec::new(),
         }
     }
@@ -173,8 +175,8 @@ impl<N: Clone> AgentSide<N> {
         if let Request::Add { uid, .. } = &request {
             self.forget_unsent_add(uid);
         }
-        if self.queue.len() >= MAX_QUEUE {
-            return self.close(CloseReason::Overrun);
+        if self.queue.len() >= MAX_QUEUED_REQUESTS {
+            return self.close(CloseReason::QueueOverflow);
         }
         self.queue.push_back((request, netns));
         self.send_next(now)

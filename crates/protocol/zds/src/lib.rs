@@ -12,7 +12,11 @@ mod message;
 mod proxy;
 mod registry;
 
-pub use agent::{AgentEffect, AgentSide, CloseReason, Expect};
-pub use message::{Ack, MAX_ACK_TEXT, MAX_RECORD, PodUid, Request, WorkloadInfo, clipped};
-pub use proxy::{Generation, ProxyEffect, ProxyEvent, ProxySide, RETRY_PENDING, StopReason};
-pub use registry::{ConnectionId, DeliverError, Registry, RegistryEffect, RegistryEvent, Ticket};
+pub use agent::{AgentEffect, AgentSide, CloseReason, ExpectedRecord};
+pub use message::{
+    Ack, MAX_ACK_TEXT_BYTES, MAX_RECORD_BYTES, PodUid, Request, WorkloadInfo, truncate_to_bytes,
+};
+pub use proxy::{
+    Generation, PENDING_RETRY_INTERVAL, ProxyEffect, ProxyEvent, ProxySide, StopReason,
+};
+pub use registry::{ConnectionId, DeliverError, OrderId, Registry, RegistryEffect, RegistryEvent};

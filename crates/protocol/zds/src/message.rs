@@ -9,11 +9,11 @@ pub type PodUid = ArcStr;
 
 /// Maximum size of a record in bytes. A longer one arrives truncated and ends the connection, so contents are truncated
 /// to fit.
-pub const MAX_RECORD: usize = 1024;
+pub const MAX_RECORD_BYTES: usize = 1024;
 
 /// Maximum length of the error text in an [`Ack`], in bytes: leaves room for the protobuf framing
 /// in a record.
-pub const MAX_ACK_TEXT: usize = 900;
+pub const MAX_ACK_TEXT_BYTES: usize = 900;
 
 /// Acknowledgement of a [`Request`]; the error is a text for operators.
 pub type Ack = Result<(), String>;
@@ -62,7 +62,7 @@ impl Request {
 }
 
 /// Truncates `text` to at most `max` bytes at a character boundary.
-pub fn clipped(text: &str, max: usize) -> &str {
+pub fn truncate_to_bytes(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -76,9 +76,9 @@ mod tests {
 
     #[test]
     fn clipping_never_splits_a_character() {
-        assert_eq!(clipped("aé", 2), "a");
-        assert_eq!(clipped("aé", 3), "aé");
-        assert_eq!(clipped("aé", 99), "aé");
-        assert_eq!(clipped("", 0), "");
+        assert_eq!(truncate_to_bytes("aé", 2), "a");
+        assert_eq!(truncate_to_bytes("aé", 3), "aé");
+        assert_eq!(truncate_to_bytes("aé", 99), "aé");
+        assert_eq!(truncate_to_bytes("", 0), "");
     }
 }

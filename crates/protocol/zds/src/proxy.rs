@@ -9,10 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::message::{Ack, MAX_ACK_TEXT, PodUid, Request, WorkloadInfo, clipped};
+use crate::message::{Ack, MAX_ACK_TEXT_BYTES, PodUid, Request, WorkloadInfo, truncate_to_bytes};
 
 /// Delay before the start of a pod's proxy instance is retried.
-pub const RETRY_PENDING: Duration = Duration::from_secs(5);
+pub const PENDING_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Number of one proxy instance of a pod: each [`ProxyEffect::Start`] has a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,7 +103,7 @@ pub enum StopReason {
 }
 
 #[derive(Debug)]
-enum Life {
+enum StartState {
     /// The start is in flight; the error is that of the previous start, if it failed.
     Starting {
         failed: Option<String>,
@@ -117,15 +117,15 @@ enum Life {
 }
 
 #[derive(Debug)]
-struct Served<N> {
+struct ServedPod<N> {
     info: WorkloadInfo,
     netns: N,
     generation: Generation,
-    life: Life,
+    life: StartState,
 }
 
 #[derive(Debug)]
-enum Link {
+enum AgentLink {
     Down,
     /// The snapshot is being received; its pods so far.
     Snapshot(BTreeSet<PodUid>),
@@ -135,8 +135,8 @@ enum Link {
 /// State of the pods that the agent requests this node proxy to serve.
 #[derive(Debug)]
 pub struct ProxySide<N> {
-    pods: BTreeMap<PodUid, Served<N>>,
-    link: Link,
+    pods: BTreeMap<PodUid, ServedPod<N>>,
+    link: AgentLink,
     /// Generation of the start whose outcome is acknowledged to the agent.
     answering: Option<Generation>,
     next_generation: u64,
@@ -146,7 +146,7 @@ impl<N> Default for ProxySide<N> {
     fn default() -> Self {
         Self {
             pods: BTreeMap::new(),
-            link: Link::Down,
+            link: AgentLink::Down,
             answering: None,
             next_generation: 0,
         }
@@ -163,10 +163,10 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     /// snapshot decides whether it stays.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
-        let life = Life::Up;
+        let life = StartState::Up;
         self.pods.insert(
             uid,
-            Served {
+            ServedPod {
                 info,
                 netns,
                 generation,
@@ -185,25 +185,25 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     /// Whether the snapshot has arrived on the current connection and no pod is pending.
     pub fn is_ready(&self) -> bool {
-        matches!(self.link, Link::Live) && self.pending().next().is_none()
+        matches!(self.link, AgentLink::Live) && self.pending().next().is_none()
     }
 
     /// Returns the pods that could not be started, with the reason.
     pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
         self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
-            Life::Pending { error, .. }
-            | Life::Starting {
+            StartState::Pending { error, .. }
+            | StartState::Starting {
                 failed: Some(error),
             } => Some((uid, &pod.info, error.as_str())),
-            Life::Starting { failed: None } | Life::Up => None,
+            StartState::Starting { failed: None } | StartState::Up => None,
         })
     }
 
     /// Returns the pods whose proxy instances listen.
-    pub fn up(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
+    pub fn running_pods(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
-            .filter(|(_, pod)| matches!(pod.life, Life::Up))
+            .filter(|(_, pod)| matches!(pod.life, StartState::Up))
             .map(|(uid, pod)| (uid, &pod.info, pod.generation))
     }
 
@@ -212,8 +212,8 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         self.pods
             .values()
             .filter_map(|pod| match pod.life {
-                Life::Pending { retry_at, .. } => Some(retry_at),
-                Life::Starting { .. } | Life::Up => None,
+                StartState::Pending { retry_at, .. } => Some(retry_at),
+                StartState::Starting { .. } | StartState::Up => None,
             })
             .min()
     }
@@ -223,31 +223,31 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         match event {
             ProxyEvent::Connected => {
                 self.answering = None;
-                self.link = Link::Snapshot(BTreeSet::new());
+                self.link = AgentLink::Snapshot(BTreeSet::new());
                 Vec::new()
             }
             ProxyEvent::Disconnected => {
                 self.answering = None;
-                self.link = Link::Down;
+                self.link = AgentLink::Down;
                 Vec::new()
             }
             ProxyEvent::Request(..) | ProxyEvent::Malformed(_)
-                if matches!(self.link, Link::Down) =>
+                if matches!(self.link, AgentLink::Down) =>
             {
                 Vec::new()
             }
             ProxyEvent::Request(..) if self.answering.is_some() => {
-                self.refuse("a request before the one before it was answered")
+                self.reject_request("a request before the one before it was answered")
             }
             ProxyEvent::Request(request, netns) => self.on_request(request, netns),
-            ProxyEvent::Malformed(what) => self.refuse(&what),
+            ProxyEvent::Malformed(what) => self.reject_request(&what),
             ProxyEvent::Started { uid, generation } => self.on_started(&uid, generation),
             ProxyEvent::StartFailed {
                 uid,
                 generation,
                 error,
             } => self.on_failed(&uid, generation, error, now),
-            ProxyEvent::Tick => self.retry(now),
+            ProxyEvent::Tick => self.retry_pending(now),
         }
     }
 
@@ -261,19 +261,21 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                 Some(netns),
             ) => self.add(uid, info, netns),
             (Request::Add { uid, info: None }, _) => {
-                self.refuse(&format!("the add of {uid} has no workload"))
+                self.reject_request(&format!("the add of {uid} has no workload"))
             }
-            (Request::Add { uid, .. }, None) => self.refuse(&format!(
+            (Request::Add { uid, .. }, None) => self.reject_request(&format!(
                 "the add of {uid} came without a network namespace"
             )),
-            (_, Some(_)) => self.refuse("a descriptor came with a request that is not an add"),
+            (_, Some(_)) => {
+                self.reject_request("a descriptor came with a request that is not an add")
+            }
             (Request::Keep { uid }, None) => match &mut self.link {
-                Link::Snapshot(named) => {
+                AgentLink::Snapshot(named) => {
                     named.insert(uid);
                     vec![ProxyEffect::Reply(Ok(()))]
                 }
-                Link::Live | Link::Down => {
-                    self.refuse(&format!("the keep of {uid} came after the snapshot"))
+                AgentLink::Live | AgentLink::Down => {
+                    self.reject_request(&format!("the keep of {uid} came after the snapshot"))
                 }
             },
             (Request::Del { uid }, None) => self.del(&uid),
@@ -282,7 +284,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn add(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Vec<ProxyEffect<N>> {
-        if let Link::Snapshot(named) = &mut self.link {
+        if let AgentLink::Snapshot(named) = &mut self.link {
             named.insert(uid.clone());
         }
         let mut effects = Vec::new();
@@ -290,8 +292,8 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             if pod.netns == netns {
                 let changed = pod.info != info;
                 match pod.life {
-                    Life::Pending { .. } => {}
-                    Life::Up | Life::Starting { .. } => {
+                    StartState::Pending { .. } => {}
+                    StartState::Up | StartState::Starting { .. } => {
                         let generation = pod.generation;
                         if changed {
                             pod.info = info.clone();
@@ -301,7 +303,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                                 info,
                             });
                         }
-                        if matches!(pod.life, Life::Up) {
+                        if matches!(pod.life, StartState::Up) {
                             effects.push(ProxyEffect::Reply(Ok(())));
                         } else {
                             self.answering = Some(generation);
@@ -309,7 +311,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                         return effects;
                     }
                 }
-            } else if !matches!(pod.life, Life::Pending { .. }) {
+            } else if !matches!(pod.life, StartState::Pending { .. }) {
                 effects.push(ProxyEffect::Stop {
                     uid: uid.clone(),
                     generation: pod.generation,
@@ -319,10 +321,10 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         }
         let generation = self.new_generation();
         self.answering = Some(generation);
-        let life = Life::Starting { failed: None };
+        let life = StartState::Starting { failed: None };
         self.pods.insert(
             uid.clone(),
-            Served {
+            ServedPod {
                 info: info.clone(),
                 netns: netns.clone(),
                 generation,
@@ -340,13 +342,13 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     fn del(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
-        if let Link::Snapshot(named) = &mut self.link {
+        if let AgentLink::Snapshot(named) = &mut self.link {
             // Running instances are stopped at the snapshot's end: until then nothing is removed.
             named.remove(uid);
             if self
                 .pods
                 .get(uid)
-                .is_some_and(|pod| matches!(pod.life, Life::Pending { .. }))
+                .is_some_and(|pod| matches!(pod.life, StartState::Pending { .. }))
             {
                 self.pods.remove(uid);
             }
@@ -358,9 +360,11 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn end_of_snapshot(&mut self) -> Vec<ProxyEffect<N>> {
-        let named = match std::mem::replace(&mut self.link, Link::Live) {
-            Link::Snapshot(named) => named,
-            Link::Live | Link::Down => return self.refuse("a second end of the snapshot"),
+        let named = match std::mem::replace(&mut self.link, AgentLink::Live) {
+            AgentLink::Snapshot(named) => named,
+            AgentLink::Live | AgentLink::Down => {
+                return self.reject_request("a second end of the snapshot");
+            }
         };
         let unnamed: Vec<PodUid> = self
             .pods
@@ -380,7 +384,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
-        if !matches!(pod.life, Life::Pending { .. }) {
+        if !matches!(pod.life, StartState::Pending { .. }) {
             effects.push(ProxyEffect::Stop {
                 uid: uid.clone(),
                 generation: pod.generation,
@@ -391,10 +395,10 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     fn on_started(&mut self, uid: &PodUid, generation: Generation) -> Vec<ProxyEffect<N>> {
         // An instance replaced or deleted during its start has been ordered to stop already.
-        if let Some(pod) = self.current(uid, generation) {
-            pod.life = Life::Up;
+        if let Some(pod) = self.current_pod(uid, generation) {
+            pod.life = StartState::Up;
         }
-        self.answer(generation, Ok(()))
+        self.acknowledge(generation, Ok(()))
     }
 
     fn on_failed(
@@ -405,22 +409,22 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         now: Instant,
     ) -> Vec<ProxyEffect<N>> {
         let text = format!("failure to start proxy : {error}");
-        if let Some(pod) = self.current(uid, generation) {
-            pod.life = Life::Pending {
-                retry_at: now + RETRY_PENDING,
+        if let Some(pod) = self.current_pod(uid, generation) {
+            pod.life = StartState::Pending {
+                retry_at: now + PENDING_RETRY_INTERVAL,
                 error,
             };
         }
-        self.answer(generation, Err(text))
+        self.acknowledge(generation, Err(text))
     }
 
-    fn current(&mut self, uid: &PodUid, generation: Generation) -> Option<&mut Served<N>> {
+    fn current_pod(&mut self, uid: &PodUid, generation: Generation) -> Option<&mut ServedPod<N>> {
         self.pods
             .get_mut(uid)
             .filter(|pod| pod.generation == generation)
     }
 
-    fn answer(&mut self, generation: Generation, ack: Ack) -> Vec<ProxyEffect<N>> {
+    fn acknowledge(&mut self, generation: Generation, ack: Ack) -> Vec<ProxyEffect<N>> {
         if self
             .answering
             .take_if(|awaited| *awaited == generation)
@@ -428,22 +432,24 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         {
             return Vec::new();
         }
-        vec![ProxyEffect::Reply(
-            ack.map_err(|text| clipped(&text, MAX_ACK_TEXT).to_owned()),
-        )]
+        vec![ProxyEffect::Reply(ack.map_err(|text| {
+            truncate_to_bytes(&text, MAX_ACK_TEXT_BYTES).to_owned()
+        }))]
     }
 
-    fn retry(&mut self, now: Instant) -> Vec<ProxyEffect<N>> {
+    fn retry_pending(&mut self, now: Instant) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
         for (uid, pod) in &mut self.pods {
             let error = match &mut pod.life {
-                Life::Pending { retry_at, error } if *retry_at <= now => std::mem::take(error),
+                StartState::Pending { retry_at, error } if *retry_at <= now => {
+                    std::mem::take(error)
+                }
                 _ => continue,
             };
             let generation = Generation(self.next_generation);
             self.next_generation += 1;
             pod.generation = generation;
-            pod.life = Life::Starting {
+            pod.life = StartState::Starting {
                 failed: Some(error),
             };
             effects.push(ProxyEffect::Start {
@@ -463,12 +469,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     /// Handles a protocol violation: acknowledges it with an error and disconnects; the pods stay.
-    fn refuse(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
+    fn reject_request(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
         self.answering = None;
-        self.link = Link::Down;
+        self.link = AgentLink::Down;
         let text = format!("failure to process message : {what}");
         vec![
-            ProxyEffect::Reply(Err(clipped(&text, MAX_ACK_TEXT).to_owned())),
+            ProxyEffect::Reply(Err(truncate_to_bytes(&text, MAX_ACK_TEXT_BYTES).to_owned())),
             ProxyEffect::Disconnect,
         ]
     }

@@ -1,7 +1,7 @@
 //! Distributes the agent's orders to several connected node proxies (an old and a new one during a rollout).
 //!
 //! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest disconnects and an
-//! older one is left, the older one is sent the pods that it lacks. Callers have a [`Ticket`] for each order and get
+//! older one is left, the older one is sent the pods that it lacks. Callers have an [`OrderId`] for each order and get
 //! its outcome, at the latest after [`DELIVERY_TIMEOUT`].
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    agent::{AgentEffect, AgentSide, CloseReason, Expect},
+    agent::{AgentEffect, AgentSide, CloseReason, ExpectedRecord},
     message::{Ack, PodUid, Request, WorkloadInfo},
 };
 
@@ -23,7 +23,7 @@ pub struct ConnectionId(pub u64);
 
 /// Number of an order, chosen by its caller and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
+pub struct OrderId(pub u64);
 
 /// Event that the caller passes to the [`Registry`].
 #[derive(Debug)]
@@ -34,14 +34,14 @@ pub enum RegistryEvent<N> {
     Hello(ConnectionId),
     /// Acknowledgement of a request.
     Ack(ConnectionId, Ack),
-    /// Record of another kind than [`Registry::expects`] returns.
+    /// Record of another kind than [`Registry::expected_record`] returns.
     Unexpected(ConnectionId, String),
     /// The connection was closed.
     Closed(ConnectionId),
     /// Order to serve a pod in a network namespace.
     Add {
         /// Ticket of the order, whose outcome is reported when a proxy serves the pod.
-        ticket: Ticket,
+        ticket: OrderId,
         /// UID of the pod.
         uid: PodUid,
         /// Description of the pod.
@@ -51,11 +51,11 @@ pub enum RegistryEvent<N> {
     },
     /// Pod that an earlier agent process enrolled and whose network namespace is unknown: a proxy that serves it
     /// continues.
-    Hold(PodUid),
+    KeepIfServed(PodUid),
     /// Order to stop serving a pod.
     Del {
         /// Ticket of the order, whose outcome is reported when every proxy has stopped serving the pod.
-        ticket: Ticket,
+        ticket: OrderId,
         /// UID of the pod.
         uid: PodUid,
     },
@@ -71,7 +71,7 @@ pub enum RegistryEffect<N> {
     /// Closes a connection; [`RegistryEvent::Closed`] need not follow.
     Close(ConnectionId, CloseReason),
     /// Reports the outcome of an order.
-    Delivered(Ticket, Result<(), DeliverError>),
+    OrderCompleted(OrderId, Result<(), DeliverError>),
     /// Reports for the log that a proxy acknowledged a pod with an error.
     Refused(ConnectionId, PodUid, String),
     /// Reports that a proxy has been sent every pod.
@@ -89,7 +89,7 @@ pub enum DeliverError {
     Refused(String),
     /// The connected proxy did not acknowledge the request in time.
     #[error("the node proxy did not answer within {DELIVERY_TIMEOUT:?}")]
-    NoAnswer,
+    NoAcknowledgement,
     /// The pod was deleted meanwhile, or added with a newer network namespace.
     #[error("the pod was withdrawn meanwhile")]
     Withdrawn,
@@ -103,38 +103,38 @@ impl DeliverError {
 }
 
 #[derive(Debug)]
-struct Pod<N> {
+struct DesiredPod<N> {
     info: WorkloadInfo,
     netns: Option<N>,
 }
 
 #[derive(Debug)]
-struct Link<N> {
+struct ProxyConnection<N> {
     side: AgentSide<N>,
     /// Pods that this proxy has been sent, by which missing ones are determined.
     sent: BTreeMap<PodUid, N>,
 }
 
 #[derive(Debug)]
-enum Order {
+enum OrderKind {
     Add,
     /// Deletion with the connections whose acknowledgement is pending.
     Del(BTreeSet<ConnectionId>),
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenOrder {
     uid: PodUid,
     until: Instant,
-    order: Order,
+    order: OrderKind,
 }
 
 /// State of the pods to be served on this node, and of the connected node proxies.
 #[derive(Debug)]
 pub struct Registry<N> {
-    pods: BTreeMap<PodUid, Pod<N>>,
-    links: BTreeMap<ConnectionId, Link<N>>,
-    open: BTreeMap<Ticket, Open>,
+    pods: BTreeMap<PodUid, DesiredPod<N>>,
+    links: BTreeMap<ConnectionId, ProxyConnection<N>>,
+    open: BTreeMap<OrderId, OpenOrder>,
 }
 
 impl<N> Default for Registry<N> {
@@ -154,7 +154,7 @@ impl<N: Clone + PartialEq> Registry<N> {
     }
 
     /// Returns the number of connected proxies that have sent their hello.
-    pub fn connected(&self) -> usize {
+    pub fn connected_proxies(&self) -> usize {
         self.links
             .values()
             .filter(|link| link.side.is_open())
@@ -162,10 +162,10 @@ impl<N: Clone + PartialEq> Registry<N> {
     }
 
     /// Returns the kind of the record that is expected next on a connection.
-    pub fn expects(&self, connection: ConnectionId) -> Expect {
+    pub fn expected_record(&self, connection: ConnectionId) -> ExpectedRecord {
         self.links
             .get(&connection)
-            .map_or(Expect::Nothing, |link| link.side.expects())
+            .map_or(ExpectedRecord::None, |link| link.side.expected_record())
     }
 
     /// Returns the time at which the next [`RegistryEvent::Tick`] is due.
@@ -179,7 +179,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         let mut effects = Vec::new();
         match event {
             RegistryEvent::Accepted(connection) => {
-                let link = Link {
+                let link = ProxyConnection {
                     side: AgentSide::new(now),
                     sent: BTreeMap::new(),
                 };
@@ -187,14 +187,18 @@ impl<N: Clone + PartialEq> Registry<N> {
             }
             RegistryEvent::Hello(connection) => self.on_hello(connection, now, &mut effects),
             RegistryEvent::Ack(connection, ack) => {
-                self.drive(connection, now, &mut effects, |side| side.on_ack(ack, now));
+                self.apply_agent_effects(connection, now, &mut effects, |side| {
+                    side.on_ack(ack, now)
+                });
             }
             RegistryEvent::Unexpected(connection, what) => {
-                self.drive(connection, now, &mut effects, |side| {
+                self.apply_agent_effects(connection, now, &mut effects, |side| {
                     side.on_unexpected(what)
                 });
             }
-            RegistryEvent::Closed(connection) => self.remove(connection, now, &mut effects),
+            RegistryEvent::Closed(connection) => {
+                self.on_connection_closed(connection, now, &mut effects)
+            }
             RegistryEvent::Add {
                 ticket,
                 uid,
@@ -203,8 +207,8 @@ impl<N: Clone + PartialEq> Registry<N> {
             } => {
                 self.add(ticket, uid, info, netns, now, &mut effects);
             }
-            RegistryEvent::Hold(uid) => {
-                let unknown = || Pod {
+            RegistryEvent::KeepIfServed(uid) => {
+                let unknown = || DesiredPod {
                     info: WorkloadInfo::default(),
                     netns: None,
                 };
@@ -216,7 +220,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         effects
     }
 
-    fn newest(&self) -> Option<ConnectionId> {
+    fn newest_connection(&self) -> Option<ConnectionId> {
         self.links
             .iter()
             .rev()
@@ -242,14 +246,14 @@ impl<N: Clone + PartialEq> Registry<N> {
                 .filter_map(|(uid, pod)| Some((uid.clone(), pod.netns.clone()?)));
             link.sent = named.collect();
         }
-        self.drive(connection, now, effects, |side| {
+        self.apply_agent_effects(connection, now, effects, |side| {
             side.on_hello(snapshot, now)
         });
     }
 
     fn add(
         &mut self,
-        ticket: Ticket,
+        ticket: OrderId,
         uid: PodUid,
         info: WorkloadInfo,
         netns: N,
@@ -258,7 +262,7 @@ impl<N: Clone + PartialEq> Registry<N> {
     ) {
         let before = self.pods.insert(
             uid.clone(),
-            Pod {
+            DesiredPod {
                 info: info.clone(),
                 netns: Some(netns.clone()),
             },
@@ -269,13 +273,13 @@ impl<N: Clone + PartialEq> Registry<N> {
         {
             self.withdraw(&uid, effects);
         }
-        let open = Open {
+        let open = OpenOrder {
             uid: uid.clone(),
             until: now + DELIVERY_TIMEOUT,
-            order: Order::Add,
+            order: OrderKind::Add,
         };
         self.open.insert(ticket, open);
-        if let Some(newest) = self.newest() {
+        if let Some(newest) = self.newest_connection() {
             self.send_add(newest, uid, info, netns, now, effects);
         }
     }
@@ -296,14 +300,14 @@ impl<N: Clone + PartialEq> Registry<N> {
             uid,
             info: Some(info),
         };
-        self.drive(connection, now, effects, |side| {
+        self.apply_agent_effects(connection, now, effects, |side| {
             side.enqueue(request, Some(netns), now)
         });
     }
 
     fn del(
         &mut self,
-        ticket: Ticket,
+        ticket: OrderId,
         uid: PodUid,
         now: Instant,
         effects: &mut Vec<RegistryEffect<N>>,
@@ -318,13 +322,13 @@ impl<N: Clone + PartialEq> Registry<N> {
             .collect();
         if ids.is_empty() {
             // Every connected proxy that serves it will stop because of the snapshot.
-            effects.push(RegistryEffect::Delivered(ticket, Ok(())));
+            effects.push(RegistryEffect::OrderCompleted(ticket, Ok(())));
             return;
         }
-        let order = Order::Del(ids.clone());
+        let order = OrderKind::Del(ids.clone());
         self.open.insert(
             ticket,
-            Open {
+            OpenOrder {
                 uid: uid.clone(),
                 until: now + DELIVERY_TIMEOUT,
                 order,
@@ -335,7 +339,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                 link.sent.remove(&uid);
             }
             let request = Request::Del { uid: uid.clone() };
-            self.drive(connection, now, effects, |side| {
+            self.apply_agent_effects(connection, now, effects, |side| {
                 side.enqueue(request, None, now)
             });
         }
@@ -343,14 +347,14 @@ impl<N: Clone + PartialEq> Registry<N> {
 
     /// Ends the pending add orders of a pod, whose desired state has changed.
     fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
-        self.finish(effects, |open| {
-            (open.uid == *uid && matches!(open.order, Order::Add))
+        self.complete_orders(effects, |open| {
+            (open.uid == *uid && matches!(open.order, OrderKind::Add))
                 .then_some(Err(DeliverError::Withdrawn))
         });
     }
 
     /// Runs one connection's state machine, and forwards its effects.
-    fn drive(
+    fn apply_agent_effects(
         &mut self,
         connection: ConnectionId,
         now: Instant,
@@ -365,18 +369,18 @@ impl<N: Clone + PartialEq> Registry<N> {
                 AgentEffect::Send(request, netns) => {
                     effects.push(RegistryEffect::Send(connection, request, netns));
                 }
-                AgentEffect::Answered(request, netns, ack) => {
-                    self.on_answer(connection, &request, netns.as_ref(), ack, effects);
+                AgentEffect::Acknowledged(request, netns, ack) => {
+                    self.on_acknowledged(connection, &request, netns.as_ref(), ack, effects);
                 }
                 AgentEffect::Close(reason) => {
                     effects.push(RegistryEffect::Close(connection, reason));
-                    self.remove(connection, now, effects);
+                    self.on_connection_closed(connection, now, effects);
                 }
             }
         }
     }
 
-    fn on_answer(
+    fn on_acknowledged(
         &mut self,
         connection: ConnectionId,
         request: &Request,
@@ -397,8 +401,8 @@ impl<N: Clone + PartialEq> Registry<N> {
                     .is_some_and(|pod| pod.netns.as_ref() == netns)
                 {
                     let result = ack.map_err(DeliverError::Refused);
-                    self.finish(effects, |open| {
-                        (open.uid == *uid && matches!(open.order, Order::Add))
+                    self.complete_orders(effects, |open| {
+                        (open.uid == *uid && matches!(open.order, OrderKind::Add))
                             .then(|| result.clone())
                     });
                 }
@@ -423,50 +427,52 @@ impl<N: Clone + PartialEq> Registry<N> {
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
         for open in self.open.values_mut() {
-            if let Order::Del(missing) = &mut open.order
+            if let OrderKind::Del(missing) = &mut open.order
                 && uid.is_none_or(|uid| open.uid == *uid)
             {
                 missing.remove(&connection);
             }
         }
-        self.finish(effects, |open| match &open.order {
-            Order::Del(missing) if missing.is_empty() => Some(Ok(())),
+        self.complete_orders(effects, |open| match &open.order {
+            OrderKind::Del(missing) if missing.is_empty() => Some(Ok(())),
             _ => None,
         });
     }
 
-    fn finish(
+    fn complete_orders(
         &mut self,
         effects: &mut Vec<RegistryEffect<N>>,
-        mut outcome: impl FnMut(&Open) -> Option<Result<(), DeliverError>>,
+        mut outcome: impl FnMut(&OpenOrder) -> Option<Result<(), DeliverError>>,
     ) {
         self.open.retain(|ticket, open| match outcome(open) {
             Some(result) => {
-                effects.push(RegistryEffect::Delivered(*ticket, result));
+                effects.push(RegistryEffect::OrderCompleted(*ticket, result));
                 false
             }
             None => true,
         });
     }
 
-    fn remove(
+    fn on_connection_closed(
         &mut self,
         connection: ConnectionId,
         now: Instant,
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
-        let was_newest = self.newest().is_none_or(|newest| newest <= connection);
+        let was_newest = self
+            .newest_connection()
+            .is_none_or(|newest| newest <= connection);
         if self.links.remove(&connection).is_none() {
             return;
         }
         self.delete(connection, None, effects);
-        if was_newest && let Some(newest) = self.newest() {
-            self.catch_up(newest, now, effects);
+        if was_newest && let Some(newest) = self.newest_connection() {
+            self.send_missing_pods(newest, now, effects);
         }
     }
 
     /// Sends an older proxy the pods that it lacks because a newer one was connected meanwhile.
-    fn catch_up(
+    fn send_missing_pods(
         &mut self,
         connection: ConnectionId,
         now: Instant,
@@ -484,7 +490,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                 let awaited = self
                     .open
                     .values()
-                    .any(|open| open.uid == *uid && matches!(open.order, Order::Add));
+                    .any(|open| open.uid == *uid && matches!(open.order, OrderKind::Add));
                 (awaited || !sent).then(|| (uid.clone(), pod.info.clone(), netns))
             })
             .collect();
@@ -501,21 +507,21 @@ impl<N: Clone + PartialEq> Registry<N> {
             .map(|(id, _)| *id)
             .collect();
         for connection in overdue {
-            self.drive(connection, now, effects, |side| side.on_tick(now));
+            self.apply_agent_effects(connection, now, effects, |side| side.on_tick(now));
         }
-        let nobody = self.newest().is_none();
-        self.finish(effects, |open| {
+        let nobody = self.newest_connection().is_none();
+        self.complete_orders(effects, |open| {
             let error = if nobody {
                 DeliverError::NoProxy
             } else {
-                DeliverError::NoAnswer
+                DeliverError::NoAcknowledgement
             };
             (open.until <= now).then_some(Err(error))
         });
     }
 }
 
-fn pod_request<N: Clone>(uid: &PodUid, pod: &Pod<N>) -> (Request, Option<N>) {
+fn pod_request<N: Clone>(uid: &PodUid, pod: &DesiredPod<N>) -> (Request, Option<N>) {
     match &pod.netns {
         Some(netns) => {
             let info = Some(pod.info.clone());

@@ -23,7 +23,7 @@ pub enum Forbidden {
 }
 
 /// Addresses of clouds' metadata services outside of link-local ranges.
-const METADATA: [IpAddr; 7] = [
+const METADATA_ADDRESSES: [IpAddr; 7] = [
     // Alibaba Cloud.
     v4(100, 100, 100, 200),
     // Azure: the wire server.
@@ -49,14 +49,14 @@ const fn v6(segments: [u16; 8]) -> IpAddr {
 }
 
 /// Returns the reason why an address is forbidden in every cluster, if it is.
-pub(crate) fn kind(ip: IpAddr) -> Option<Forbidden> {
-    spellings(ip)
+pub(crate) fn forbidden_reason(ip: IpAddr) -> Option<Forbidden> {
+    embedded_addresses(ip)
         .into_iter()
         .flatten()
-        .find_map(|meant| of_kind(ip, meant))
+        .find_map(|meant| match_special_range(ip, meant))
 }
 
-fn of_kind(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
+fn match_special_range(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
     let is_own = meant.is_loopback() || meant.is_unspecified() || meant.is_multicast();
     let (is_own, is_link_local, is_assigned) = match meant {
         IpAddr::V4(v4) => (
@@ -76,7 +76,7 @@ fn of_kind(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
     };
     // Amazon's services for instances: metadata, and the agent of pod identities.
     let is_amazon = matches!(meant, IpAddr::V6(v6) if v6.segments().starts_with(&[0xfd00, 0xec2]));
-    if is_amazon || METADATA.contains(&meant) {
+    if is_amazon || METADATA_ADDRESSES.contains(&meant) {
         Some(Forbidden::Metadata(ip))
     } else if is_own {
         Some(Forbidden::Own(ip))
@@ -91,7 +91,7 @@ fn of_kind(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
 
 /// Returns an address, and the IPv4 addresses that it embeds: mapped and compatible ones (RFC 4291), translated ones
 /// (RFC 2765, RFC 6052, RFC 8215), those of 6to4 (RFC 3056), Teredo (RFC 4380) and ISATAP (RFC 5214).
-pub fn spellings(ip: IpAddr) -> [Option<IpAddr>; 3] {
+pub fn embedded_addresses(ip: IpAddr) -> [Option<IpAddr>; 3] {
     let IpAddr::V6(v6) = ip else {
         return [Some(ip), None, None];
     };
@@ -183,7 +183,7 @@ mod tests {
         ];
         for text in forbidden {
             let ip = text.parse().unwrap();
-            assert!(kind(ip).is_some(), "{text}");
+            assert!(forbidden_reason(ip).is_some(), "{text}");
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
             "2001:db8::5efe:10.0.0.1",
         ];
         for text in allowed {
-            assert_eq!(kind(text.parse().unwrap()), None, "{text}");
+            assert_eq!(forbidden_reason(text.parse().unwrap()), None, "{text}");
         }
     }
 }

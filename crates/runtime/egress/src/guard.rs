@@ -5,14 +5,14 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use parking_lot::RwLock;
 
-use crate::forbidden::{Forbidden, kind, spellings};
+use crate::forbidden::{Forbidden, embedded_addresses, forbidden_reason};
 
 /// Decides which addresses may be called on behalf of objects. Clones share its settings.
 #[derive(Clone, Debug, Default)]
-pub struct Guard(Arc<RwLock<Known>>);
+pub struct Guard(Arc<RwLock<GuardedRanges>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct GuardedRanges {
     /// Administrator's exceptions in this process's settings.
     own: Vec<IpNet>,
     mesh: Vec<IpNet>,
@@ -20,7 +20,7 @@ struct Known {
     cluster: BTreeSet<IpAddr>,
 }
 
-impl Known {
+impl GuardedRanges {
     fn allows(&self, ip: IpAddr) -> bool {
         let canonical = ip.to_canonical();
         let mut nets = self.own.iter().chain(&self.mesh);
@@ -52,12 +52,12 @@ impl Guard {
     /// Creates a guard with the administrator's exceptions.
     pub fn new(allowed: Vec<IpNet>) -> Self {
         let guard = Self::default();
-        guard.except(allowed);
+        guard.set_exceptions(allowed);
         guard
     }
 
     /// Replaces the administrator's exceptions for this process.
-    pub fn except(&self, allowed: Vec<IpNet>) {
+    pub fn set_exceptions(&self, allowed: Vec<IpNet>) {
         self.0.write().own = allowed;
     }
 
@@ -84,10 +84,10 @@ impl Guard {
         if known.allows(ip) {
             return Ok(());
         }
-        if let Some(forbidden) = kind(ip) {
+        if let Some(forbidden) = forbidden_reason(ip) {
             return Err(forbidden);
         }
-        let mut meant = spellings(ip).into_iter().flatten();
+        let mut meant = embedded_addresses(ip).into_iter().flatten();
         if meant.any(|one| known.cluster.contains(&one)) {
             return Err(Forbidden::Cluster(ip));
         }

@@ -20,9 +20,9 @@ pub trait Admission: Sync {
 
 /// Admission for the administrator's own objects: every address that the guard permits.
 #[derive(Clone, Copy, Debug)]
-pub struct Anywhere;
+pub struct AdmitAll;
 
-impl Admission for Anywhere {
+impl Admission for AdmitAll {
     type Error = Infallible;
 
     async fn admit(&self, _host: &str, _ip: IpAddr) -> Result<(), Infallible> {
@@ -30,7 +30,7 @@ impl Admission for Anywhere {
     }
 }
 
-/// Makes `None` admit every address, like [`Anywhere`].
+/// Makes `None` admit every address, like [`AdmitAll`].
 impl<A: Admission> Admission for Option<A> {
     type Error = A::Error;
 

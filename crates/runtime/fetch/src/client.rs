@@ -22,7 +22,7 @@ use tokio::{
 use crate::{
     Admission,
     error::{FetchError, MAX_REDIRECTS},
-    url::{named, parse, redirected},
+    url::{format_without_query, parse, redirect_target},
 };
 use tls::Tls;
 
@@ -56,7 +56,7 @@ pub struct Response {
     /// Complete body of the response.
     pub body: Vec<u8>,
     /// Whether the response is from the URL's own server, since no redirect led to another one.
-    pub is_of_first: bool,
+    pub is_from_first_host: bool,
     url: String,
 }
 
@@ -66,7 +66,7 @@ impl Response {
     /// # Errors
     ///
     /// When it has another status.
-    pub fn successful(self) -> Result<Self, FetchError> {
+    pub fn error_for_status(self) -> Result<Self, FetchError> {
         if self.status == StatusCode::OK {
             return Ok(self);
         }
@@ -105,9 +105,13 @@ impl Client {
             is_first &= uri.authority() == first.as_ref();
             let stream = self.connect(&uri, admission).await?;
             let exchange = self.send(stream, &uri, get.headers, is_first).await?;
-            match exchange.redirection() {
-                Some(location) => uri = redirected(&uri, location)?,
-                None => return exchange.read(get.limit, named(&uri), is_first).await,
+            match exchange.location() {
+                Some(location) => uri = redirect_target(&uri, location)?,
+                None => {
+                    return exchange
+                        .read(get.limit, format_without_query(&uri), is_first)
+                        .await;
+                }
             }
         }
         Err(FetchError::Redirects)
@@ -127,7 +131,7 @@ impl Client {
             return Ok(Box::new(stream));
         }
         let server = rustls_pki_types::ServerName::try_from(host.to_owned());
-        let server = server.map_err(|_| FetchError::Url(named(uri)))?;
+        let server = server.map_err(|_| FetchError::Url(format_without_query(uri)))?;
         let stream = self.tls.connector()?.connect(server, stream).await;
         let stream = stream.map_err(|error| FetchError::Tls {
             host: host.to_owned(),
@@ -172,7 +176,9 @@ impl Client {
         };
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         let mut request = Request::new(Empty::<Bytes>::new());
-        *request.uri_mut() = path.parse().map_err(|_| FetchError::Url(named(uri)))?;
+        *request.uri_mut() = path
+            .parse()
+            .map_err(|_| FetchError::Url(format_without_query(uri)))?;
         let sent = request.headers_mut();
         for (name, value) in headers {
             if is_first || *name != AUTHORIZATION {
@@ -181,7 +187,10 @@ impl Client {
         }
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         let authority = HeaderValue::from_str(authority);
-        sent.insert(HOST, authority.map_err(|_| FetchError::Url(named(uri)))?);
+        sent.insert(
+            HOST,
+            authority.map_err(|_| FetchError::Url(format_without_query(uri)))?,
+        );
         sent.insert(USER_AGENT, HeaderValue::from_static(self.user_agent));
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(wrong)?;
@@ -199,7 +208,7 @@ impl Client {
 /// Checks that the admission permits an address, and each IPv4 address that it embeds, so that another notation
 /// cannot bypass it.
 async fn admit<A: Admission>(admission: &A, host: &str, ip: IpAddr) -> Result<(), A::Error> {
-    for ip in ambit_egress::spellings(ip).into_iter().flatten() {
+    for ip in ambit_egress::embedded_addresses(ip).into_iter().flatten() {
         admission.admit(host, ip.to_canonical()).await?;
     }
     Ok(())
@@ -213,7 +222,7 @@ struct Exchange {
 
 impl Exchange {
     /// Returns the `Location` of a redirect; `None` for other responses.
-    fn redirection(&self) -> Option<&str> {
+    fn location(&self) -> Option<&str> {
         let is_redirect = self.response.status().is_redirection();
         let location = self.response.headers().get(LOCATION);
         let location = location.filter(|_| is_redirect)?;
@@ -224,7 +233,7 @@ impl Exchange {
         self,
         limit: usize,
         url: String,
-        is_of_first: bool,
+        is_from_first_host: bool,
     ) -> Result<Response, FetchError> {
         let (head, body) = self.response.into_parts();
         let body = match Limited::new(body, limit).collect().await {
@@ -238,7 +247,7 @@ impl Exchange {
             status: head.status,
             headers: head.headers,
             body,
-            is_of_first,
+            is_from_first_host,
             url,
         })
     }

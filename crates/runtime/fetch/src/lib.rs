@@ -11,6 +11,6 @@ mod client;
 mod error;
 mod url;
 
-pub use admission::{Admission, Anywhere};
+pub use admission::{Admission, AdmitAll};
 pub use client::{Client, Get, Response};
 pub use error::FetchError;

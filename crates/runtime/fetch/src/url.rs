@@ -21,14 +21,14 @@ fn without_query(url: &str) -> String {
 }
 
 /// Formats a URL without its query, for error messages.
-pub(crate) fn named(uri: &Uri) -> String {
+pub(crate) fn format_without_query(uri: &Uri) -> String {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     let scheme = uri.scheme_str().unwrap_or_default();
     format!("{scheme}://{authority}{}", uri.path())
 }
 
 /// Returns the target of a redirect, which is never one from TLS to plaintext.
-pub(crate) fn redirected(from: &Uri, location: &str) -> Result<Uri, FetchError> {
+pub(crate) fn redirect_target(from: &Uri, location: &str) -> Result<Uri, FetchError> {
     let to = if location.starts_with('/') && !location.starts_with("//") {
         let (scheme, authority) = (from.scheme_str(), from.authority());
         let (Some(scheme), Some(authority)) = (scheme, authority) else {
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn redirects_lead_to_servers_and_never_out_of_tls() {
         let from: Uri = "https://a.example:1/x?y".parse().unwrap();
-        let to = |location| redirected(&from, location).map(|to| to.to_string());
+        let to = |location| redirect_target(&from, location).map(|to| to.to_string());
         assert_eq!(to("/z").unwrap(), "https://a.example:1/z");
         assert_eq!(to("https://b.example/").unwrap(), "https://b.example/");
         assert!(matches!(

@@ -25,7 +25,7 @@ pub enum ReadError {
     Body(#[source] BoxError),
     /// The proxy sent nothing for `READ_TIMEOUT`.
     #[error("nothing came for {READ_TIMEOUT:?}")]
-    Silent,
+    Timeout,
     /// The response has another status than 200; its text explains why.
     #[error("status {0}: {1}")]
     Refused(u16, String),

@@ -23,7 +23,7 @@ use tokio::{
 pub use error::{BoxError, ReadError};
 
 use error::{MAX_LINE_BYTES, READ_TIMEOUT};
-use lines::Lines;
+use lines::LineBuffer;
 
 /// Interval at which the running proxies are listed.
 const LIST_INTERVAL: Duration = Duration::from_secs(2);
@@ -32,24 +32,24 @@ const MAX_REASON_BYTES: usize = 1024;
 
 /// Event in the streams of all proxies.
 #[derive(Clone, Debug)]
-pub enum Received {
+pub enum ReaderEvent {
     /// The stream of the proxy with this name has begun.
-    Began(String),
+    Connected(String),
     /// Complete lines of a proxy's stream, at least one, each with its line feed.
     Lines(Bytes),
     /// The stream of a proxy failed or ended: name and reason. It is retried.
-    Ended(String, String),
+    Disconnected(String, String),
 }
 
 /// Response to a request for flow events, with its connection.
-pub struct Opened {
+pub struct OpenStream {
     /// Status and body of the response.
     pub response: Response<UnsyncBoxBody<Bytes, BoxError>>,
     /// Task of the HTTP connection, which is aborted with this value.
     pub connection: Option<AbortOnDrop<hyper::Result<()>>>,
 }
 
-impl fmt::Debug for Opened {
+impl fmt::Debug for OpenStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Opened")
             .field("status", &self.response.status())
@@ -70,7 +70,7 @@ pub trait Proxies: Send + Sync + 'static {
         &self,
         proxy: &Self::Proxy,
         path: &str,
-    ) -> impl Future<Output = Result<Opened, String>> + Send;
+    ) -> impl Future<Output = Result<OpenStream, String>> + Send;
 }
 
 /// Sends a GET request for `path` over a connection to a proxy.
@@ -78,7 +78,7 @@ pub trait Proxies: Send + Sync + 'static {
 /// # Errors
 ///
 /// When the peer does not speak HTTP/1.1, or does not respond in time.
-pub async fn request<S>(stream: S, path: &str) -> Result<Opened, ReadError>
+pub async fn request<S>(stream: S, path: &str) -> Result<OpenStream, ReadError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -92,16 +92,16 @@ where
         .header(HOST, "localhost")
         .body(Empty::<Bytes>::new())?;
     let response = timeout(READ_TIMEOUT, requests.send_request(request)).await;
-    let response = response.map_err(|_elapsed| ReadError::Silent)??;
-    Ok(Opened {
+    let response = response.map_err(|_elapsed| ReadError::Timeout)??;
+    Ok(OpenStream {
         response: response.map(|body| body.map_err(BoxError::from).boxed_unsync()),
         connection: Some(connection),
     })
 }
 
 /// Reads the streams of all proxies until the receiver of events is dropped.
-pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<Received>) {
-    let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(path(filter)));
+pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<ReaderEvent>) {
+    let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(flows_path(filter)));
     let mut reading: HashMap<P::Proxy, AbortOnDrop<()>> = HashMap::new();
     let mut trouble = None;
     while !sender.is_closed() {
@@ -114,7 +114,7 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
                     reading.entry(proxy.clone()).or_insert_with(|| {
                         ambit_rt::spawn_abortable("flows of a proxy", async move {
                             let ended = read(&*proxies, &proxy, &path, &sender).await;
-                            let ended = Received::Ended(proxy.to_string(), ended);
+                            let ended = ReaderEvent::Disconnected(proxy.to_string(), ended);
                             // Fails only without a receiver.
                             let _gone = sender.send(ended).await;
                         })
@@ -122,7 +122,8 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
                 }
             }
             Err(why) if trouble.as_ref() != Some(&why) => {
-                let ended = Received::Ended("the list of proxies".to_owned(), why.clone());
+                let ended =
+                    ReaderEvent::Disconnected("the list of proxies".to_owned(), why.clone());
                 trouble = Some(why);
                 if sender.send(ended).await.is_err() {
                     return;
@@ -140,7 +141,7 @@ async fn read<P: Proxies>(
     proxies: &P,
     proxy: &P::Proxy,
     path: &str,
-    sender: &mpsc::Sender<Received>,
+    sender: &mpsc::Sender<ReaderEvent>,
 ) -> String {
     let opened = match proxies.open(proxy, path).await {
         Ok(opened) => opened,
@@ -153,26 +154,26 @@ async fn read<P: Proxies>(
 }
 
 async fn read_stream(
-    opened: Opened,
+    opened: OpenStream,
     proxy: &impl fmt::Display,
-    sender: &mpsc::Sender<Received>,
+    sender: &mpsc::Sender<ReaderEvent>,
 ) -> Result<(), ReadError> {
-    let Opened {
+    let OpenStream {
         response,
         connection: _connection,
-    } = opened.accepted().await?;
+    } = opened.error_for_status().await?;
     let mut body = response.into_body();
     if sender
-        .send(Received::Began(proxy.to_string()))
+        .send(ReaderEvent::Connected(proxy.to_string()))
         .await
         .is_err()
     {
         return Ok(());
     }
-    let mut lines = Lines::default();
+    let mut lines = LineBuffer::default();
     while let Some(data) = next(&mut body).await? {
         if let Some(complete) = lines.add(&data)?
-            && sender.send(Received::Lines(complete)).await.is_err()
+            && sender.send(ReaderEvent::Lines(complete)).await.is_err()
         {
             return Ok(());
         }
@@ -184,7 +185,7 @@ async fn read_stream(
 async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>, ReadError> {
     loop {
         let frame = timeout(READ_TIMEOUT, body.frame()).await;
-        match frame.map_err(|_elapsed| ReadError::Silent)? {
+        match frame.map_err(|_elapsed| ReadError::Timeout)? {
             None => return Ok(None),
             Some(Err(error)) => return Err(ReadError::Body(error)),
             Some(Ok(frame)) => {
@@ -196,22 +197,22 @@ async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>
     }
 }
 
-impl Opened {
+impl OpenStream {
     /// Returns the response if its status is 200.
     ///
     /// # Errors
     ///
     /// Returns the text of a response with another status.
-    pub async fn accepted(mut self) -> Result<Self, ReadError> {
+    pub async fn error_for_status(mut self) -> Result<Self, ReadError> {
         match self.response.status().as_u16() {
             200 => Ok(self),
-            status => Err(refusal(status, self.response.body_mut()).await),
+            status => Err(read_refusal(status, self.response.body_mut()).await),
         }
     }
 }
 
 /// Reads the text of a response that refuses the stream.
-async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
+async fn read_refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
     let mut text = Vec::new();
     while text.len() < MAX_REASON_BYTES {
         match next(body).await {
@@ -224,8 +225,8 @@ async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Read
 }
 
 /// Returns path and query of the stream with a filter.
-pub fn path(filter: &Filter) -> String {
-    let mut path = ambit_flow::PATH.to_owned();
+pub fn flows_path(filter: &Filter) -> String {
+    let mut path = ambit_flow::FLOWS_PATH.to_owned();
     for (at, (name, value)) in filter.parameters().into_iter().enumerate() {
         path.push(if at == 0 { '?' } else { '&' });
         path.push_str(name);
@@ -254,10 +255,10 @@ mod tests {
             ..Filter::default()
         };
         assert_eq!(
-            path(&filter),
+            flows_path(&filter),
             "/flows?refused=true&from=spiffe://td/ns/a%20b/sa/c%26d"
         );
-        assert_eq!(path(&Filter::default()), "/flows");
+        assert_eq!(flows_path(&Filter::default()), "/flows");
     }
 
     /// Proxy whose stream consists of fixed bytes.
@@ -270,7 +271,7 @@ mod tests {
             Ok(vec!["one"])
         }
 
-        async fn open(&self, _: &Self::Proxy, path: &str) -> Result<Opened, String> {
+        async fn open(&self, _: &Self::Proxy, path: &str) -> Result<OpenStream, String> {
             assert_eq!(path, "/flows");
             let (ours, mut theirs) = tokio::io::duplex(1024);
             let bytes = self.0;
@@ -285,14 +286,14 @@ mod tests {
         }
     }
 
-    async fn received(response: &'static [u8]) -> Vec<Received> {
+    async fn received(response: &'static [u8]) -> Vec<ReaderEvent> {
         let (sender, mut receiver) = mpsc::channel(16);
         let following = ambit_rt::spawn_abortable("follow", async move {
             follow(One(response), &Filter::default(), sender).await;
         });
         let mut all = Vec::new();
         while let Some(received) = receiver.recv().await {
-            let is_end = matches!(received, Received::Ended(..));
+            let is_end = matches!(received, ReaderEvent::Disconnected(..));
             all.push(received);
             if is_end {
                 break;
@@ -310,7 +311,7 @@ mod tests {
         let lines: Vec<u8> = all
             .iter()
             .filter_map(|one| match one {
-                Received::Lines(lines) => Some(lines.to_vec()),
+                ReaderEvent::Lines(lines) => Some(lines.to_vec()),
                 _ => None,
             })
             .flatten()
@@ -321,7 +322,7 @@ mod tests {
     #[tokio::test]
     async fn refusal_is_an_end_with_its_text() {
         let all = received(b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\ntoo many\n").await;
-        let [Received::Ended(proxy, why)] = &all[..] else {
+        let [ReaderEvent::Disconnected(proxy, why)] = &all[..] else {
             panic!("{all:?}");
         };
         assert_eq!(

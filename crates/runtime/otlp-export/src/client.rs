@@ -73,7 +73,7 @@ impl ExportError {
                 Attempt::Retryable { after: *after }
             }
             Self::Grpc(status) if is_retryable_grpc(*status) => Attempt::Retryable { after: None },
-            Self::Http { .. } | Self::Grpc(_) => Attempt::Refused,
+            Self::Http { .. } | Self::Grpc(_) => Attempt::Rejected,
             // The collector may or may not have the message, so a retry may duplicate it.
             _ => Attempt::Retryable { after: None },
         }
@@ -154,7 +154,9 @@ impl Client {
         let body = match protocol {
             Protocol::Http => message.clone(),
             // A message has about a megabyte.
-            Protocol::Grpc => grpc_frame::framed(message).unwrap_or_default().into(),
+            Protocol::Grpc => grpc_frame::encode_grpc_frame(message)
+                .unwrap_or_default()
+                .into(),
         };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -268,7 +270,9 @@ impl Client {
             Protocol::Grpc => {
                 // In a response without a body, the status is among the headers.
                 match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)) {
-                    Some(0) => Ok(rejected(grpc_frame::unframed(&body).unwrap_or_default())),
+                    Some(0) => Ok(rejected(
+                        grpc_frame::decode_grpc_frame(&body).unwrap_or_default(),
+                    )),
                     // Without a status it is UNKNOWN.
                     status => Err(ExportError::Grpc(status.unwrap_or(2))),
                 }

@@ -19,11 +19,11 @@ use tokio::{sync::watch, time::MissedTickBehavior};
 use crate::{
     client::Client,
     message::{Resource, Scope},
-    metrics::{self, Times},
-    own_metrics::{Counts, OwnMetrics},
+    metrics::{self, MetricTimes},
+    own_metrics::{ExportCounts, OwnMetrics},
     queue::{LogQueue, MAX_BATCH_RECORDS},
     records, resource,
-    retry::{Attempt, Next, Retries},
+    retry::{Attempt, RetryDecision, RetryState},
     settings::{Settings, SettingsError, Signal},
 };
 
@@ -90,7 +90,7 @@ impl Exporter {
 
     /// Starts to export the metrics of a registry, after adding the exporter's own, and the logs. Must be called
     /// within a runtime.
-    pub fn start_with(self, mut registry: Registry) -> (Arc<Registry>, Exporting) {
+    pub fn start_with(self, mut registry: Registry) -> (Arc<Registry>, RunningExporter) {
         self.register(&mut registry);
         let registry = Arc::new(registry);
         let exported = registry.clone();
@@ -100,7 +100,7 @@ impl Exporter {
 
     /// Starts to export metrics and logs. `exposition` writes the metrics in scrape format. Must be called within a
     /// runtime.
-    pub fn start<M>(self, exposition: M) -> Exporting
+    pub fn start<M>(self, exposition: M) -> RunningExporter
     where
         M: Fn() -> Result<String, fmt::Error> + Send + Sync + 'static,
     {
@@ -112,10 +112,10 @@ impl Exporter {
             let found = counts.find(|(own, _)| *own == signal);
             found.map(|(_, counts)| counts.clone()).unwrap_or_default()
         };
-        let signal = |signal, client| Sending {
+        let signal = |signal, client| ExportSender {
             signal,
             client,
-            retries: Retries::default(),
+            retries: RetryState::default(),
             counts: counts(signal),
             is_failing: false,
             ended: ended.clone(),
@@ -141,19 +141,19 @@ impl Exporter {
             let export = unrecorded(export.run());
             tasks.push(ambit_rt::spawn_abortable("otlp logs", export));
         }
-        Exporting { tasks, ending }
+        RunningExporter { tasks, ending }
     }
 }
 
 /// Running export tasks, which end on drop.
 #[derive(Debug)]
-pub struct Exporting {
+pub struct RunningExporter {
     tasks: Vec<AbortOnDrop<()>>,
     /// Sender that signals the end of the program; its receivers are dropped when all tasks have ended.
     ending: watch::Sender<bool>,
 }
 
-impl Exporting {
+impl RunningExporter {
     /// Exports metrics and queued logs once more, for at most `timeout`, and ends the tasks.
     pub async fn finish(self, timeout: Duration) {
         self.ending.send_replace(true);
@@ -167,7 +167,7 @@ impl Exporting {
 
 /// Task that exports the metrics.
 struct MetricsExport<M> {
-    sending: Sending,
+    sending: ExportSender,
     exposition: M,
     start: SystemTime,
     resource: Resource,
@@ -197,7 +197,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
             tracing::warn!("metrics are not exported: they cannot be written");
             return;
         };
-        let times = Times {
+        let times = MetricTimes {
             start: self.start,
             now: SystemTime::now(),
         };
@@ -212,7 +212,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
 
 /// Task that exports the log records.
 struct LogsExport {
-    sending: Sending,
+    sending: ExportSender,
     queue: LogQueue,
     resource: Resource,
     scope: Scope,
@@ -224,11 +224,11 @@ impl LogsExport {
         let mut ended = self.sending.ended.clone();
         loop {
             tokio::select! {
-                () = self.queue.holds(1) => {}
+                () = self.queue.wait_for_records(1) => {}
                 () = is_over(&mut ended) => break,
             }
             tokio::select! {
-                () = self.queue.holds(MAX_BATCH_RECORDS) => {}
+                () = self.queue.wait_for_records(MAX_BATCH_RECORDS) => {}
                 () = tokio::time::sleep(MAX_BATCH_DELAY) => {}
                 () = is_over(&mut ended) => break,
             }
@@ -262,24 +262,24 @@ enum SendOutcome {
     /// The collector accepted the message.
     Done,
     /// The collector rejected the message, but may accept others.
-    Refused,
+    Rejected,
     /// The collector could not be reached.
     Unreachable,
 }
 
 /// Sends the messages of one signal, one at a time, with retries.
 #[derive(Debug)]
-struct Sending {
+struct ExportSender {
     signal: Signal,
     client: Client,
-    retries: Retries,
-    counts: Arc<Counts>,
+    retries: RetryState,
+    counts: Arc<ExportCounts>,
     /// Whether the last attempt failed, which is logged once.
     is_failing: bool,
     ended: watch::Receiver<bool>,
 }
 
-impl Sending {
+impl ExportSender {
     fn log_start(&self) {
         let (signal, collector) = (self.signal.label(), self.client.address());
         tracing::info!(signal, collector, "exporting to an OpenTelemetry collector");
@@ -289,7 +289,7 @@ impl Sending {
         let signal = self.signal.label();
         loop {
             let attempt = match self.client.export(message).await {
-                Ok(rejected) => Attempt::Taken { rejected },
+                Ok(rejected) => Attempt::Accepted { rejected },
                 Err(error) => {
                     if !std::mem::replace(&mut self.is_failing, true) {
                         let error = ErrorChain(&error);
@@ -299,7 +299,7 @@ impl Sending {
                 }
             };
             match self.retries.decide(&attempt, random()) {
-                Next::Done { rejected } => {
+                RetryDecision::Done { rejected } => {
                     if std::mem::take(&mut self.is_failing) {
                         tracing::info!(signal, "the OpenTelemetry collector takes exports again");
                     }
@@ -307,18 +307,18 @@ impl Sending {
                     self.counts.rejected.fetch_add(rejected, Relaxed);
                     return SendOutcome::Done;
                 }
-                Next::Retry(pause) => {
+                RetryDecision::Retry(pause) => {
                     if self.pause(pause).await {
                         continue;
                     }
                     self.counts.failed.fetch_add(1, Relaxed);
                     return SendOutcome::Unreachable;
                 }
-                Next::GiveUp(pause) => {
+                RetryDecision::GiveUp(pause) => {
                     self.counts.failed.fetch_add(1, Relaxed);
                     self.pause(pause).await;
                     return match attempt {
-                        Attempt::Refused => SendOutcome::Refused,
+                        Attempt::Rejected => SendOutcome::Rejected,
                         _ => SendOutcome::Unreachable,
                     };
                 }

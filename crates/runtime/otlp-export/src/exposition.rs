@@ -7,7 +7,7 @@
 
 /// Type of a metric family, from its `# TYPE` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MetricKind {
     Counter,
     Gauge,
     Histogram,
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 pub(crate) struct Family {
     /// Name of the family, with which its samples' names begin.
     pub(crate) name: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MetricKind,
     pub(crate) help: String,
     /// Unit in OpenMetrics' notation, such as `seconds`; empty if there is none.
     pub(crate) unit: String,
@@ -73,11 +73,11 @@ pub(crate) fn parse(text: &str) -> Vec<Family> {
             families.push(Family {
                 name: name.to_owned(),
                 kind: match kind {
-                    "counter" => Kind::Counter,
-                    "gauge" => Kind::Gauge,
-                    "histogram" => Kind::Histogram,
-                    "info" => Kind::Info,
-                    _ => Kind::Unknown,
+                    "counter" => MetricKind::Counter,
+                    "gauge" => MetricKind::Gauge,
+                    "histogram" => MetricKind::Histogram,
+                    "info" => MetricKind::Info,
+                    _ => MetricKind::Unknown,
                 },
                 help: match help {
                     (of, text) if of == name => text.to_owned(),

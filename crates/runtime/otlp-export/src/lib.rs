@@ -23,7 +23,7 @@ mod retry;
 mod settings;
 mod tls;
 
-pub use exporter::{Exporter, Exporting};
+pub use exporter::{Exporter, RunningExporter};
 pub use message::rejected;
 pub use settings::SettingsError;
 pub use tls::TlsError;

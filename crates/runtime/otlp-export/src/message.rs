@@ -222,11 +222,11 @@ pub(crate) struct PartialSuccess {
 pub(crate) fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue {
         key: key.to_owned(),
-        value: Some(any(value)),
+        value: Some(any_value(value)),
     }
 }
 
-pub(crate) fn any(value: Value) -> AnyValue {
+pub(crate) fn any_value(value: Value) -> AnyValue {
     AnyValue { value: Some(value) }
 }
 

@@ -8,7 +8,7 @@
 use std::time::SystemTime;
 
 use crate::{
-    exposition::{self, Family, Kind, Sample},
+    exposition::{self, Family, MetricKind, Sample},
     message::{
         CUMULATIVE, Data, ExportMetrics, Gauge, Histogram, HistogramPoint, KeyValue, Metric,
         Number, NumberPoint, Resource, ResourceMetrics, Scope, ScopeMetrics, Sum, Value, attribute,
@@ -22,7 +22,7 @@ const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
 /// Times of all data points in one export.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
+pub(crate) struct MetricTimes {
     /// Start of the process, from which counters count.
     pub(crate) start: SystemTime,
     /// Time of the export.
@@ -32,7 +32,7 @@ pub(crate) struct Times {
 /// Encodes the metrics of a scrape response as export requests.
 pub(crate) fn messages(
     text: &str,
-    times: Times,
+    times: MetricTimes,
     resource: &Resource,
     scope: &Scope,
 ) -> Vec<ExportMetrics> {
@@ -79,9 +79,9 @@ enum Points {
 }
 
 impl Points {
-    fn of(family: &Family, times: Times) -> Self {
+    fn of(family: &Family, times: MetricTimes) -> Self {
         match family.kind {
-            Kind::Histogram => Self::Histograms(histograms(family, times)),
+            MetricKind::Histogram => Self::Histograms(histograms(family, times)),
             _ => Self::Numbers(numbers(family, times)),
         }
     }
@@ -103,7 +103,7 @@ impl Points {
 
     fn metric(self, family: &Family) -> Metric {
         let suffix = match family.kind {
-            Kind::Info => "_info",
+            MetricKind::Info => "_info",
             _ => "",
         };
         Metric {
@@ -116,10 +116,10 @@ impl Points {
                     aggregation_temporality: CUMULATIVE,
                 }),
                 Self::Numbers(data_points) => match family.kind {
-                    Kind::Counter | Kind::Info => Data::Sum(Sum {
+                    MetricKind::Counter | MetricKind::Info => Data::Sum(Sum {
                         data_points,
                         aggregation_temporality: CUMULATIVE,
-                        is_monotonic: family.kind == Kind::Counter,
+                        is_monotonic: family.kind == MetricKind::Counter,
                     }),
                     _ => Data::Gauge(Gauge { data_points }),
                 },
@@ -156,10 +156,10 @@ fn attributes(labels: &[(String, String)]) -> Vec<KeyValue> {
         .collect()
 }
 
-fn numbers(family: &Family, times: Times) -> Vec<NumberPoint> {
+fn numbers(family: &Family, times: MetricTimes) -> Vec<NumberPoint> {
     let (suffix, is_sum) = match family.kind {
-        Kind::Counter => ("_total", true),
-        Kind::Info => ("_info", true),
+        MetricKind::Counter => ("_total", true),
+        MetricKind::Info => ("_info", true),
         _ => ("", false),
     };
     let samples = family.samples.iter();
@@ -179,11 +179,11 @@ fn numbers(family: &Family, times: Times) -> Vec<NumberPoint> {
 }
 
 /// Label of a histogram bucket's upper bound.
-const BOUND: &str = "le";
+const BUCKET_BOUND_LABEL: &str = "le";
 
 /// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this
 /// order; its buckets are cumulative, those of OTLP count the values above the previous bound.
-fn histograms(family: &Family, times: Times) -> Vec<HistogramPoint> {
+fn histograms(family: &Family, times: MetricTimes) -> Vec<HistogramPoint> {
     let mut points: Vec<HistogramPoint> = Vec::new();
     let mut below = 0;
     for sample in &family.samples {
@@ -232,6 +232,6 @@ fn bucket(sample: &Sample) -> Option<(f64, u64)> {
         return None;
     };
     let mut labels = sample.labels.iter();
-    let (_, bound) = labels.find(|(name, _)| name == BOUND)?;
+    let (_, bound) = labels.find(|(name, _)| name == BUCKET_BOUND_LABEL)?;
     Some((bound.parse().ok()?, u64::try_from(count).ok()?))
 }

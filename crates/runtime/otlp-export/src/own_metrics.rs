@@ -18,7 +18,7 @@ use crate::{queue::LogQueue, settings::Signal};
 
 /// Counters of one signal's exports, by outcome.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct ExportCounts {
     pub(crate) sent: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) rejected: AtomicU64,
@@ -27,7 +27,7 @@ pub(crate) struct Counts {
 /// Counters of the exports of metrics and logs.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnMetrics {
-    pub(crate) counts: Vec<(Signal, Arc<Counts>)>,
+    pub(crate) counts: Vec<(Signal, Arc<ExportCounts>)>,
     pub(crate) logs: Option<LogQueue>,
 }
 

@@ -16,7 +16,7 @@ use ambit_rt::logging::{LogRecord, RecordSink};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::records::size;
+use crate::records::record_bytes;
 
 /// Maximum queued records.
 pub(crate) const MAX_RECORDS: usize = 8192;
@@ -32,21 +32,21 @@ pub(crate) struct LogQueue(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QueuedRecords>,
     /// Wakes the exporter for a first record, or a full batch.
     wake: Notify,
     dropped: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueuedRecords {
     records: VecDeque<LogRecord>,
     bytes: usize,
 }
 
 impl RecordSink for LogQueue {
     fn record(&self, record: LogRecord) {
-        let size = size(&record);
+        let size = record_bytes(&record);
         let mut waiting = self.0.waiting.lock();
         let many = waiting.records.len();
         if many >= MAX_RECORDS || waiting.bytes + size > MAX_BYTES {
@@ -75,7 +75,7 @@ impl LogQueue {
     }
 
     /// Waits until at least `many` records are queued.
-    pub(crate) async fn holds(&self, many: usize) {
+    pub(crate) async fn wait_for_records(&self, many: usize) {
         while self.0.waiting.lock().records.len() < many {
             self.0.wake.notified().await;
         }
@@ -92,7 +92,7 @@ impl LogQueue {
                 waiting.records = VecDeque::new();
                 break;
             };
-            let size = size(&record);
+            let size = record_bytes(&record);
             waiting.bytes = waiting.bytes.saturating_sub(size);
             bytes += size;
             batch.push(record);
@@ -173,8 +173,8 @@ mod tests {
             let queue = LogQueue::default();
             let waiting = queue.clone();
             let task = ambit_rt::spawn("first", async move {
-                waiting.holds(1).await;
-                waiting.holds(MAX_BATCH_RECORDS).await;
+                waiting.wait_for_records(1).await;
+                waiting.wait_for_records(MAX_BATCH_RECORDS).await;
             });
             for _ in 0..MAX_BATCH_RECORDS {
                 queue.record(record(String::new()));

@@ -6,11 +6,12 @@
 use ambit_rt::logging::{FieldValue, LogRecord};
 
 use crate::message::{
-    ExportLogs, Log, Resource, ResourceLogs, Scope, ScopeLogs, Value, any, attribute, nanoseconds,
+    ExportLogs, Log, Resource, ResourceLogs, Scope, ScopeLogs, Value, any_value, attribute,
+    nanoseconds,
 };
 
 /// Attribute with the module of the program that logged.
-const TARGET: &str = "target";
+const TARGET_ATTRIBUTE: &str = "target";
 
 /// Encodes an export request with log records.
 pub(crate) fn message(records: &[LogRecord], resource: &Resource, scope: &Scope) -> ExportLogs {
@@ -34,7 +35,7 @@ fn log(record: &LogRecord) -> Log {
         tracing::Level::ERROR => (17, "error"),
     };
     let time = nanoseconds(record.time);
-    let target = attribute(TARGET, Value::Text(record.target.to_owned()));
+    let target = attribute(TARGET_ATTRIBUTE, Value::Text(record.target.to_owned()));
     let fields = record.fields.iter().map(|(name, value)| {
         let value = match value {
             FieldValue::Text(text) => Value::Text(text.clone()),
@@ -49,13 +50,13 @@ fn log(record: &LogRecord) -> Log {
         observed_time_unix_nano: time,
         severity_number,
         severity_text: severity_text.to_owned(),
-        body: Some(any(Value::Text(record.message.clone()))),
+        body: Some(any_value(Value::Text(record.message.clone()))),
         attributes: std::iter::once(target).chain(fields).collect(),
     }
 }
 
 /// Returns the approximate memory of a queued record.
-pub(crate) fn size(record: &LogRecord) -> usize {
+pub(crate) fn record_bytes(record: &LogRecord) -> usize {
     let fields = record.fields.iter().map(|(_, value)| match value {
         FieldValue::Text(text) => text.len(),
         _ => 0,

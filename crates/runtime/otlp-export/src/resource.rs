@@ -6,7 +6,7 @@ use ambit_rt::Env;
 use crate::message::{Resource, Value, attribute};
 
 /// File in which the kernel generates random UUIDs.
-const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
+const RANDOM_UUID_PATH: &str = "/proc/sys/kernel/random/uuid";
 
 /// Builds the resource's attributes, in the order of precedence: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, and
 /// those that the program knows of itself and its pod.
@@ -50,7 +50,7 @@ fn instance(env: &Env) -> String {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     match (set("POD_NAMESPACE"), set("POD_NAME")) {
         (Some(namespace), Some(name)) => format!("{namespace}.{name}"),
-        _ => std::fs::read_to_string(RANDOM_UUID)
+        _ => std::fs::read_to_string(RANDOM_UUID_PATH)
             .map(|text| text.trim().to_owned())
             .unwrap_or_else(|_| std::process::id().to_string()),
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ambit_rt::Backoff;
 
 /// Initial and maximum backoff after a failed attempt.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Jitter of backoffs, so that programs do not all return to a collector at once.
 const JITTER: f64 = 0.3;
 /// Maximum `Retry-After` of a collector that is respected.
@@ -18,7 +18,7 @@ const MAX_ATTEMPTS: u32 = 6;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
     /// The collector accepted the message, except for this number of data points or log records.
-    Taken {
+    Accepted {
         /// Number of rejected data points or log records.
         rejected: u64,
     },
@@ -28,12 +28,12 @@ pub(crate) enum Attempt {
         after: Option<Duration>,
     },
     /// The collector rejected the message for good.
-    Refused,
+    Rejected,
 }
 
 /// Decision after an export attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum RetryDecision {
     /// The collector has accepted the message, except for this number of data points or log records.
     Done {
         /// Number of rejected data points or log records.
@@ -47,14 +47,14 @@ pub(crate) enum Next {
 
 /// Retry state of the exports of one signal, one export at a time.
 #[derive(Debug)]
-pub(crate) struct Retries {
+pub(crate) struct RetryState {
     backoff: Backoff,
     attempts: u32,
 }
 
-impl Default for Retries {
+impl Default for RetryState {
     fn default() -> Self {
-        let (first, longest) = PAUSES;
+        let (first, longest) = BACKOFF_RANGE;
         Self {
             backoff: Backoff::new(first, longest, JITTER),
             attempts: 0,
@@ -62,14 +62,14 @@ impl Default for Retries {
     }
 }
 
-impl Retries {
+impl RetryState {
     /// Decides after an attempt. `random` is in `0.0..1.0`.
-    pub(crate) fn decide(&mut self, attempt: &Attempt, random: f64) -> Next {
+    pub(crate) fn decide(&mut self, attempt: &Attempt, random: f64) -> RetryDecision {
         match attempt {
-            Attempt::Taken { rejected } => {
+            Attempt::Accepted { rejected } => {
                 self.backoff.reset();
                 self.attempts = 0;
-                Next::Done {
+                RetryDecision::Done {
                     rejected: *rejected,
                 }
             }
@@ -80,14 +80,14 @@ impl Retries {
                 let pause = pause.max(asked);
                 self.attempts += 1;
                 if self.attempts < MAX_ATTEMPTS {
-                    return Next::Retry(pause);
+                    return RetryDecision::Retry(pause);
                 }
                 self.attempts = 0;
-                Next::GiveUp(pause)
+                RetryDecision::GiveUp(pause)
             }
-            Attempt::Refused => {
+            Attempt::Rejected => {
                 self.attempts = 0;
-                Next::GiveUp(self.backoff.next_delay(random))
+                RetryDecision::GiveUp(self.backoff.next_delay(random))
             }
         }
     }
@@ -113,31 +113,31 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_until_the_export_is_given_up() {
-        let mut retries = Retries::default();
+        let mut retries = RetryState::default();
         let mut pauses = Vec::new();
         for _ in 1..MAX_ATTEMPTS {
             match retries.decide(&FAILED, 0.5) {
-                Next::Retry(pause) => pauses.push(pause.as_secs()),
+                RetryDecision::Retry(pause) => pauses.push(pause.as_secs()),
                 other => panic!("{other:?}"),
             }
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16]);
         assert_eq!(
             retries.decide(&FAILED, 0.5),
-            Next::GiveUp(Duration::from_secs(30))
+            RetryDecision::GiveUp(Duration::from_secs(30))
         );
         // The next export begins with the longer pauses.
         assert_eq!(
             retries.decide(&FAILED, 0.5),
-            Next::Retry(Duration::from_secs(30))
+            RetryDecision::Retry(Duration::from_secs(30))
         );
         assert_eq!(
-            retries.decide(&Attempt::Taken { rejected: 3 }, 0.5),
-            Next::Done { rejected: 3 }
+            retries.decide(&Attempt::Accepted { rejected: 3 }, 0.5),
+            RetryDecision::Done { rejected: 3 }
         );
         assert_eq!(
             retries.decide(&FAILED, 0.5),
-            Next::Retry(Duration::from_secs(1))
+            RetryDecision::Retry(Duration::from_secs(1))
         );
     }
 
@@ -148,8 +148,8 @@ mod tests {
         };
         for (asked, pause) in [(0, 1), (1, 1), (7, 7), (60, 60), (u64::MAX, 60)] {
             assert_eq!(
-                Retries::default().decide(&after(asked), 0.5),
-                Next::Retry(Duration::from_secs(pause)),
+                RetryState::default().decide(&after(asked), 0.5),
+                RetryDecision::Retry(Duration::from_secs(pause)),
                 "{asked}"
             );
         }
@@ -157,11 +157,11 @@ mod tests {
 
     #[test]
     fn refused_messages_are_dropped_and_slow_the_next_ones_down() {
-        let mut retries = Retries::default();
+        let mut retries = RetryState::default();
         for pause in [1, 2, 4] {
             assert_eq!(
-                retries.decide(&Attempt::Refused, 0.5),
-                Next::GiveUp(Duration::from_secs(pause))
+                retries.decide(&Attempt::Rejected, 0.5),
+                RetryDecision::GiveUp(Duration::from_secs(pause))
             );
         }
     }

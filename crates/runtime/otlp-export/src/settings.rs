@@ -11,7 +11,7 @@ use std::time::Duration;
 use ambit_rt::{Env, EnvError};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Scheme};
 
-use crate::tls::{Roots, TlsError};
+use crate::tls::{TlsError, TlsRoots};
 
 /// Default timeout of an export.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -104,7 +104,7 @@ pub(crate) struct Collector {
     /// URI to which export requests are sent.
     pub(crate) uri: Uri,
     /// Root certificates that verify the collector; `None` without TLS.
-    pub(crate) tls: Option<Roots>,
+    pub(crate) tls: Option<TlsRoots>,
     /// Headers of each export request, marked as sensitive.
     pub(crate) headers: HeaderMap,
     pub(crate) timeout: Duration,
@@ -133,7 +133,7 @@ impl Settings {
             interval: interval.unwrap_or(DEFAULT_INTERVAL),
             logs: collector(env, Signal::Logs)?,
             attributes: read.ok_or_else(|| {
-                refused(
+                invalid_value(
                     env,
                     attributes,
                     "a list such as name=value,name=value, with percent-encoded values",
@@ -158,13 +158,13 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
         Some(variable) => match env.get(&variable) {
             Some("http/protobuf") => Protocol::Http,
             Some("grpc") => Protocol::Grpc,
-            _ => return Err(refused(env, &variable, "http/protobuf or grpc").into()),
+            _ => return Err(invalid_value(env, &variable, "http/protobuf or grpc").into()),
         },
     };
     if let Some(variable) = one("COMPRESSION")
         && env.get(&variable) != Some("none")
     {
-        return Err(refused(env, &variable, "none, the only supported compression").into());
+        return Err(invalid_value(env, &variable, "none, the only supported compression").into());
     }
     let is_own = endpoint.as_ref() == Some(&own("ENDPOINT"));
     let text = match (&endpoint, protocol) {
@@ -180,7 +180,7 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
     }
     let target = target(text.trim(), protocol, signal, is_own).ok_or_else(|| {
         let variable = endpoint.unwrap_or_default();
-        refused(
+        invalid_value(
             env,
             &variable,
             "a URL such as http://collector.observability:4318",
@@ -189,10 +189,10 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
     for name in ["CLIENT_KEY", "CLIENT_CERTIFICATE"] {
         if let Some(variable) = one(name) {
             let expected = "supported: there are no client certificates; leave it unset";
-            return Err(refused(env, &variable, expected).into());
+            return Err(invalid_value(env, &variable, expected).into());
         }
     }
-    let roots = |variable: String| Roots::File {
+    let roots = |variable: String| TlsRoots::File {
         path: env.text(&variable, ""),
         variable,
     };
@@ -206,7 +206,7 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
         host: target.0,
         port: target.1,
         uri: target.2,
-        tls: is_tls.then(|| one("CERTIFICATE").map_or(Roots::System, roots)),
+        tls: is_tls.then(|| one("CERTIFICATE").map_or(TlsRoots::System, roots)),
         headers: match one("HEADERS") {
             None => HeaderMap::new(),
             Some(variable) => headers(env.get(&variable).unwrap_or_default())
@@ -226,13 +226,13 @@ fn is_enabled(env: &Env, signal: Signal, has_endpoint: bool) -> Result<bool, Env
             ("otlp", _) => is_enabled = true,
             // Metrics for Prometheus and log lines on standard output are always available.
             ("" | "none", _) | ("prometheus", Signal::Metrics) | ("console", Signal::Logs) => {}
-            _ => return Err(refused(env, &variable, "otlp or none")),
+            _ => return Err(invalid_value(env, &variable, "otlp or none")),
         }
     }
     Ok(is_enabled)
 }
 
-fn refused(env: &Env, variable: &str, expected: &'static str) -> EnvError {
+fn invalid_value(env: &Env, variable: &str, expected: &'static str) -> EnvError {
     EnvError {
         variable: variable.to_owned(),
         value: env.get(variable).unwrap_or_default().to_owned(),
@@ -282,7 +282,7 @@ fn target(
 fn milliseconds(env: &Env, variable: &str) -> Result<Option<Duration>, EnvError> {
     let expected = "a number of milliseconds, above 0";
     match env.parse::<u64>(variable, expected)? {
-        Some(0) => Err(refused(env, variable, expected)),
+        Some(0) => Err(invalid_value(env, variable, expected)),
         number => Ok(number.map(Duration::from_millis)),
     }
 }

@@ -7,7 +7,7 @@ use rustls_pki_types::{CertificateDer, pem, pem::PemObject as _};
 
 /// Source of the root certificates that verify the collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Roots {
+pub(crate) enum TlsRoots {
     /// System trust store, at OpenSSL's locations.
     System,
     /// PEM file whose path an environment variable sets.
@@ -37,16 +37,19 @@ pub enum TlsError {
 }
 
 /// Builds the TLS configuration for a collector with one ALPN protocol.
-pub(crate) fn client_config(roots: &Roots, protocol: &[u8]) -> Result<Arc<ClientConfig>, TlsError> {
+pub(crate) fn client_config(
+    roots: &TlsRoots,
+    protocol: &[u8],
+) -> Result<Arc<ClientConfig>, TlsError> {
     let mut store = RootCertStore::empty();
     let source = match roots {
-        Roots::System => {
+        TlsRoots::System => {
             // Unreadable roots are not trusted.
             let found = rustls_native_certs::load_native_certs();
             store.add_parsable_certificates(found.certs);
             "the system; set OTEL_EXPORTER_OTLP_CERTIFICATE".to_owned()
         }
-        Roots::File { variable, path } => {
+        TlsRoots::File { variable, path } => {
             let read = || {
                 let certificates = CertificateDer::pem_file_iter(path)?;
                 certificates.collect::<Result<Vec<_>, _>>()

@@ -141,7 +141,7 @@ impl DrainWatcher {
 
     /// Waits until open work must be terminated: at once for `Immediate`, else at the deadline, or earlier if an
     /// `Immediate` follows.
-    pub async fn cut(&mut self) {
+    pub async fn wait_until_deadline(&mut self) {
         loop {
             let DrainMode::Graceful { deadline } = self.started().await else {
                 return;
@@ -226,7 +226,7 @@ mod tests {
             let work = watcher.open_work();
             let mut cut = watcher.clone();
             let worker = spawn("work", async move {
-                cut.cut().await;
+                cut.wait_until_deadline().await;
                 drop(work);
             });
             let began = Instant::now();
@@ -244,7 +244,7 @@ mod tests {
             let (drain, mut watcher) = channel();
             let began = Instant::now();
             drain.start(DrainMode::graceful(60 * SECOND));
-            let cut = spawn("cut", async move { watcher.cut().await });
+            let cut = spawn("cut", async move { watcher.wait_until_deadline().await });
             tokio::task::yield_now().await;
             drain.start(DrainMode::Immediate);
             cut.await.unwrap();

@@ -17,7 +17,7 @@ use tokio::{
 use crate::{DrainWatcher, Rates, Slot, SlotLimits, Slots, http::Listen, spawn};
 
 /// Pause after a failed accept, for instance for lack of descriptors.
-const PAUSE: Duration = Duration::from_millis(10);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Limits of the connections that are accepted and authenticated.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct HandshakeLimits {
 
 /// Reason why a connection was closed before its handshake completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closed {
+pub enum HandshakeCloseReason {
     /// The source address exceeds its rate of new connections.
     Rate,
     /// A later connection displaced it from its slot, see [`SlotLimits`].
@@ -45,7 +45,7 @@ pub enum Closed {
     Handshake,
 }
 
-impl Closed {
+impl HandshakeCloseReason {
     /// Returns the reason's label value in metrics.
     pub fn label(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl Closed {
 
 /// Connection whose handshake has completed.
 #[derive(Debug)]
-pub struct Admitted<T> {
+pub struct AdmittedConnection<T> {
     /// Result of the handshake, such as a TLS connection.
     pub connection: T,
     /// Address of the client.
@@ -75,8 +75,8 @@ pub fn admit<T, E, F>(
     limits: HandshakeLimits,
     mut drain: DrainWatcher,
     admission: impl Fn(TcpStream) -> F + Send + 'static,
-    closed: impl Fn(Closed) + Clone + Send + 'static,
-) -> mpsc::Receiver<Admitted<T>>
+    closed: impl Fn(HandshakeCloseReason) + Clone + Send + 'static,
+) -> mpsc::Receiver<AdmittedConnection<T>>
 where
     T: Send + 'static,
     E: fmt::Display + 'static,
@@ -96,17 +96,17 @@ where
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::debug!(server = name, %error, "accept failed");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                     continue;
                 }
             };
-            if !rates.take(peer.ip().to_canonical(), Instant::now()) {
+            if !rates.try_acquire(peer.ip().to_canonical(), Instant::now()) {
                 tracing::debug!(server = name, %peer, "connection closed: its address opens too many");
-                closed(Closed::Rate);
+                closed(HandshakeCloseReason::Rate);
                 continue;
             }
             let slot = tokio::select! {
-                slot = slots.enter(peer.ip()) => slot,
+                slot = slots.acquire(peer.ip()) => slot,
                 _ = drain.started() => return,
             };
             let handshake = Handshake {
@@ -141,23 +141,23 @@ impl Handshake {
     async fn run<T, E: fmt::Display>(
         mut self,
         admission: impl Future<Output = Result<T, E>>,
-    ) -> Result<Admitted<T>, Closed> {
+    ) -> Result<AdmittedConnection<T>, HandshakeCloseReason> {
         let Self { server, peer, .. } = self;
         tokio::select! {
             done = timeout(self.timeout, admission) => match done {
-                Ok(Ok(connection)) => Ok(Admitted { connection, peer, slot: self.slot }),
+                Ok(Ok(connection)) => Ok(AdmittedConnection { connection, peer, slot: self.slot }),
                 Ok(Err(error)) => {
                     tracing::debug!(server, %peer, %error, "handshake failed");
-                    Err(Closed::Handshake)
+                    Err(HandshakeCloseReason::Handshake)
                 }
                 Err(_elapsed) => {
                     tracing::debug!(server, %peer, "handshake took too long");
-                    Err(Closed::Handshake)
+                    Err(HandshakeCloseReason::Handshake)
                 }
             },
             () = self.slot.evicted() => {
                 tracing::debug!(server, %peer, "connection closed: its address has opened too many");
-                Err(Closed::Displaced)
+                Err(HandshakeCloseReason::Displaced)
             }
         }
     }
@@ -166,10 +166,10 @@ impl Handshake {
 /// Listener for an HTTP server, which returns connections whose handshake has completed; the server applies its own
 /// limits to them.
 #[derive(Debug)]
-pub struct AdmittedListener<T>(Mutex<mpsc::Receiver<Admitted<T>>>);
+pub struct AdmittedListener<T>(Mutex<mpsc::Receiver<AdmittedConnection<T>>>);
 
-impl<T> From<mpsc::Receiver<Admitted<T>>> for AdmittedListener<T> {
-    fn from(admitted: mpsc::Receiver<Admitted<T>>) -> Self {
+impl<T> From<mpsc::Receiver<AdmittedConnection<T>>> for AdmittedListener<T> {
+    fn from(admitted: mpsc::Receiver<AdmittedConnection<T>>) -> Self {
         Self(Mutex::new(admitted))
     }
 }

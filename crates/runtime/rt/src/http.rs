@@ -3,8 +3,8 @@
 //! A handler receives requests with their complete bodies, within limits; responses are complete, or a stream of
 //! chunks. Peers are untrusted: connections, headers, bodies and waiting times are bounded.
 
-mod answer;
 mod log_level;
+mod response;
 
 use std::{
     convert::Infallible,
@@ -26,7 +26,7 @@ use tokio::{
     time::Instant,
 };
 
-pub use answer::{
+pub use response::{
     Body, Response, json, json_pretty, method_not_allowed, not_found, query_parameter,
     query_parameters, respond, stream, text,
 };
@@ -99,8 +99,8 @@ impl Peer {
 
     /// Whether a request [is local](Self::is_local) and its `Host` names this machine, so that no web page of another
     /// origin sent it.
-    pub fn asks_locally(request: &Request) -> bool {
-        Self::is_local(request) && names_this_machine(request)
+    pub fn is_local_with_local_host(request: &Request) -> bool {
+        Self::is_local(request) && has_local_host_header(request)
     }
 }
 
@@ -146,8 +146,8 @@ pub async fn serve<L, H, F>(
     let permits = Arc::new(Semaphore::new(options.max_connections));
     let slots = Slots::new(SlotLimits {
         total: options.max_connections,
-        each: options.max_per_address,
-        few: PROTECTED_PER_ADDRESS,
+        per_source: options.max_per_address,
+        protected_per_source: PROTECTED_PER_ADDRESS,
     });
     loop {
         let accepted = tokio::select! {
@@ -169,7 +169,7 @@ pub async fn serve<L, H, F>(
         }
         let admit = async {
             match peer {
-                Some(peer) => ConnectionSlot::Slot(slots.enter(peer.ip()).await),
+                Some(peer) => ConnectionSlot::Slot(slots.acquire(peer.ip()).await),
                 None => ConnectionSlot::Permit(permits.clone().acquire_owned().await.ok()),
             }
         };
@@ -228,7 +228,7 @@ async fn connection<S, H, F>(
         if let Some(peer) = peer {
             request.extensions_mut().insert(Peer(peer));
         }
-        async move { Ok::<_, Infallible>(answer_one(request, options, &*handler).await) }
+        async move { Ok::<_, Infallible>(handle_request(request, options, &*handler).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -254,7 +254,7 @@ async fn connection<S, H, F>(
     }
 }
 
-async fn answer_one<H, F>(
+async fn handle_request<H, F>(
     request: ::http::Request<Incoming>,
     options: ServerOptions,
     handler: &H,
@@ -263,13 +263,13 @@ where
     H: Fn(Request) -> F,
     F: Future<Output = Response>,
 {
-    if options.loopback_only && !names_this_machine(&request) {
+    if options.loopback_only && !has_local_host_header(&request) {
         return text(
             403,
             "this server answers only to names of its own machine\n",
         );
     }
-    if options.loopback_only && !is_of_same_origin(&request) {
+    if options.loopback_only && !is_same_origin(&request) {
         return text(403, "this server answers no pages of other origins\n");
     }
     let (head, body) = request.into_parts();
@@ -283,7 +283,7 @@ where
 }
 
 /// Whether `Host` is absent, `localhost` or a loopback address.
-fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
+fn has_local_host_header<B>(request: &::http::Request<B>) -> bool {
     let Some(host) = request.headers().get(::http::header::HOST) else {
         return true;
     };
@@ -303,7 +303,7 @@ fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
 
 /// Whether the request's headers report no page of another origin: such a page may send a POST to any port that its
 /// user's machine forwards to this server.
-fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
+fn is_same_origin<B>(request: &::http::Request<B>) -> bool {
     let headers = request.headers();
     let is_cross_site = headers
         .get("sec-fetch-site")

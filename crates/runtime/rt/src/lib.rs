@@ -35,6 +35,6 @@ pub use shutdown::{Shutdown, ShutdownTrigger};
 pub use sleep::sleep_until;
 pub use slots::{Slot, SlotLimits, Slots};
 pub use task::{
-    AbortOnDrop, current_thread, essential, spawn, spawn_abortable, spawn_blocking,
+    AbortOnDrop, current_thread_runtime, essential, spawn, spawn_abortable, spawn_blocking,
     spawn_essential, spawn_local,
 };

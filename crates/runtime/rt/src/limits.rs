@@ -4,7 +4,7 @@ mod memory;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-pub use memory::memory;
+pub use memory::memory_limit;
 
 /// Raises the limit of open files to the hard limit: every proxied connection costs two or more file descriptors, and
 /// the usual soft limit is 1024. Returns the limit in force afterwards.
@@ -24,7 +24,7 @@ pub fn raise_open_files() -> Option<u64> {
 }
 
 /// Returns the current limit of open files.
-pub fn open_files() -> Option<u64> {
+pub fn open_file_limit() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
@@ -35,6 +35,6 @@ mod tests {
     #[test]
     fn the_soft_limit_reaches_the_hard_one() {
         assert_eq!(raise_open_files(), getrlimit(Resource::Nofile).maximum);
-        assert_eq!(open_files(), getrlimit(Resource::Nofile).maximum);
+        assert_eq!(open_file_limit(), getrlimit(Resource::Nofile).maximum);
     }
 }

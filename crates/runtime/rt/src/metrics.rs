@@ -150,7 +150,7 @@ impl Collector for Process {
         gauge(
             "process_max_fds",
             "Maximum number of file descriptors",
-            crate::limits::open_files(),
+            crate::limits::open_file_limit(),
         )?;
         gauge(
             "process_resident_memory_bytes",
@@ -166,7 +166,7 @@ impl Collector for Process {
         ConstCounter::new(cpu_time().as_secs_f64()).encode(cpu)?;
         let help = "Number of panics: each ended one task, a connection's for instance";
         let panics = encoder.encode_descriptor("ambit_panics", help, None, MetricType::Counter)?;
-        ConstCounter::new(crate::panics::count()).encode(panics)
+        ConstCounter::new(crate::panics::panic_count()).encode(panics)
     }
 }
 

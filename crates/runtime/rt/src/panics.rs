@@ -16,11 +16,11 @@ use std::{
 #[cfg(panic = "abort")]
 compile_error!("with panic = \"abort\" a panic in one connection's task would end all connections");
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
+static PANIC_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Scope that a panic ends: its task or the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ends {
+pub enum PanicScope {
     /// A panic ends its task, or the process if the task is essential.
     Task,
     /// A panic ends the process, whichever task panicked.
@@ -28,22 +28,22 @@ pub enum Ends {
 }
 
 /// Installs the panic hook, which counts and logs panics.
-pub fn follow(ends: Ends) {
+pub fn install_hook(ends: PanicScope) {
     std::panic::set_hook(Box::new(move |info| {
-        note(info);
-        if ends == Ends::Process {
+        count_and_log(info);
+        if ends == PanicScope::Process {
             end_process();
         }
     }));
 }
 
 /// Returns the number of panics so far.
-pub fn count() -> u64 {
-    COUNT.load(Ordering::Relaxed)
+pub fn panic_count() -> u64 {
+    PANIC_COUNT.load(Ordering::Relaxed)
 }
 
-fn note(info: &PanicHookInfo<'_>) {
-    COUNT.fetch_add(1, Ordering::Relaxed);
+fn count_and_log(info: &PanicHookInfo<'_>) {
+    PANIC_COUNT.fetch_add(1, Ordering::Relaxed);
     let thread = std::thread::current();
     tracing::error!(
         thread = thread.name().unwrap_or_default(),

@@ -17,7 +17,7 @@ pub struct Rates<Peer> {
     interval: Duration,
     burst: u32,
     /// Theoretical arrival time of each peer (generic cell rate algorithm).
-    quiet_at: Mutex<HashMap<Peer, Instant>>,
+    bucket_full_at: Mutex<HashMap<Peer, Instant>>,
 }
 
 impl<Peer: Eq + Hash> Rates<Peer> {
@@ -26,22 +26,25 @@ impl<Peer: Eq + Hash> Rates<Peer> {
         Self {
             interval: Duration::from_secs(1) / per_second.max(1),
             burst,
-            quiet_at: Mutex::default(),
+            bucket_full_at: Mutex::default(),
         }
     }
 
     /// Counts an event of `peer`, and returns whether it is allowed.
-    pub fn take(&self, peer: Peer, now: Instant) -> bool {
-        let mut quiet_at = self.quiet_at.lock();
-        if quiet_at.len() >= MAX_PEERS {
-            quiet_at.retain(|_, at| *at > now);
+    pub fn try_acquire(&self, peer: Peer, now: Instant) -> bool {
+        let mut bucket_full_at = self.bucket_full_at.lock();
+        if bucket_full_at.len() >= MAX_PEERS {
+            bucket_full_at.retain(|_, at| *at > now);
         }
-        let at = quiet_at.get(&peer).copied().map_or(now, |at| at.max(now));
+        let at = bucket_full_at
+            .get(&peer)
+            .copied()
+            .map_or(now, |at| at.max(now));
         if at - now > self.interval * self.burst {
             return false;
         }
-        if quiet_at.len() < MAX_PEERS || quiet_at.contains_key(&peer) {
-            quiet_at.insert(peer, at + self.interval);
+        if bucket_full_at.len() < MAX_PEERS || bucket_full_at.contains_key(&peer) {
+            bucket_full_at.insert(peer, at + self.interval);
         }
         true
     }
@@ -57,7 +60,7 @@ mod tests {
     fn each_peer_has_a_rate_of_its_own() {
         let (rates, now) = (Rates::new(10, 4), Instant::now());
         let [one, other]: [IpAddr; 2] = [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
-        let taken = |source, now| (0..100).filter(|_| rates.take(source, now)).count();
+        let taken = |source, now| (0..100).filter(|_| rates.try_acquire(source, now)).count();
         assert_eq!(taken(one, now), 5);
         assert_eq!(taken(other, now), 5);
         assert_eq!(taken(one, now + Duration::from_millis(200)), 2);
@@ -68,10 +71,10 @@ mod tests {
     fn number_of_remembered_peers_is_bounded() {
         let (rates, now) = (Rates::new(1, 1), Instant::now());
         for number in 0..u32::try_from(2 * MAX_PEERS).unwrap() {
-            rates.take(IpAddr::from(number.to_be_bytes()), now);
+            rates.try_acquire(IpAddr::from(number.to_be_bytes()), now);
         }
-        assert_eq!(rates.quiet_at.lock().len(), MAX_PEERS);
-        assert!(rates.take([10, 0, 0, 1].into(), now + Duration::from_secs(60)));
-        assert_eq!(rates.quiet_at.lock().len(), 1);
+        assert_eq!(rates.bucket_full_at.lock().len(), MAX_PEERS);
+        assert!(rates.try_acquire([10, 0, 0, 1].into(), now + Duration::from_secs(60)));
+        assert_eq!(rates.bucket_full_at.lock().len(), 1);
     }
 }

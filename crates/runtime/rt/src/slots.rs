@@ -20,9 +20,9 @@ pub struct SlotLimits {
     /// Maximum slots of all addresses together.
     pub total: usize,
     /// Maximum slots of one address.
-    pub each: usize,
+    pub per_source: usize,
     /// Number of an address's slots that other addresses never take over, even if all slots are in use.
-    pub few: usize,
+    pub protected_per_source: usize,
 }
 
 /// Connection slots of one listener.
@@ -54,12 +54,12 @@ impl Slots {
     }
 
     /// Takes a slot for a connection from `source`; waits if none can be taken over.
-    pub async fn enter(&self, source: IpAddr) -> Slot {
+    pub async fn acquire(&self, source: IpAddr) -> Slot {
         let source = source.to_canonical();
         loop {
             let (signal, evicted) = oneshot::channel();
             // An entry that has to go drops its signal, which its holder sees.
-            if let Ok(number) = self.0.table.lock().enter(source, signal) {
+            if let Ok(number) = self.0.table.lock().acquire(source, signal) {
                 return Slot {
                     source,
                     number,
@@ -112,9 +112,9 @@ impl<T> Table<T> {
     }
 
     /// Takes a slot, if necessary from the address with the most; returns the entry if all slots are protected.
-    fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
+    fn acquire(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
         let own = self.held.get(&source).map_or(0, VecDeque::len);
-        if own >= self.limits.each.max(1) {
+        if own >= self.limits.per_source.max(1) {
             self.evict(source);
         } else if self.taken >= self.limits.total.max(1) {
             let most = self
@@ -123,7 +123,9 @@ impl<T> Table<T> {
                 .map(|(source, held)| (held.len(), *source))
                 .max();
             match most {
-                Some((count, greedy)) if count > self.limits.few => self.evict(greedy),
+                Some((count, greedy)) if count > self.limits.protected_per_source => {
+                    self.evict(greedy)
+                }
                 _ => return Err(entry),
             }
         }
@@ -162,8 +164,12 @@ impl<T> Table<T> {
 mod tests {
     use super::*;
 
-    fn table(total: usize, each: usize, few: usize) -> Table<()> {
-        Table::new(SlotLimits { total, each, few })
+    fn table(total: usize, per_source: usize, protected_per_source: usize) -> Table<()> {
+        Table::new(SlotLimits {
+            total,
+            per_source,
+            protected_per_source,
+        })
     }
 
     fn ip(last: u8) -> IpAddr {
@@ -181,8 +187,8 @@ mod tests {
     #[test]
     fn a_greedy_address_displaces_only_itself() {
         let mut table = table(10, 3, 1);
-        let other = table.enter(ip(2), ()).unwrap();
-        let greedy: Vec<_> = (0..5).map(|_| table.enter(ip(1), ()).unwrap()).collect();
+        let other = table.acquire(ip(2), ()).unwrap();
+        let greedy: Vec<_> = (0..5).map(|_| table.acquire(ip(1), ()).unwrap()).collect();
         assert_eq!(numbers(&table, ip(1)), greedy[2..]);
         assert_eq!(numbers(&table, ip(2)), [other]);
     }
@@ -191,10 +197,10 @@ mod tests {
     fn largest_holder_is_evicted_when_memory_is_full() {
         let mut table = table(4, 3, 1);
         for _ in 0..3 {
-            table.enter(ip(1), ()).unwrap();
+            table.acquire(ip(1), ()).unwrap();
         }
-        table.enter(ip(2), ()).unwrap();
-        let latest = table.enter(ip(3), ()).unwrap();
+        table.acquire(ip(2), ()).unwrap();
+        let latest = table.acquire(ip(3), ()).unwrap();
         assert_eq!(numbers(&table, ip(1)), [1, 2]);
         assert_eq!(numbers(&table, ip(2)).len(), 1);
         assert_eq!(numbers(&table, ip(3)), [latest]);
@@ -204,18 +210,18 @@ mod tests {
     fn a_crowd_of_modest_peers_waits_rather_than_displacing_each_other() {
         let mut table = table(3, 3, 1);
         for last in 1..=3 {
-            table.enter(ip(last), ()).unwrap();
+            table.acquire(ip(last), ()).unwrap();
         }
-        assert_eq!(table.enter(ip(4), ()), Err(()));
+        assert_eq!(table.acquire(ip(4), ()), Err(()));
         table.leave(ip(2), 1);
-        assert!(table.enter(ip(4), ()).is_ok());
+        assert!(table.acquire(ip(4), ()).is_ok());
     }
 
     #[test]
     fn leaving_twice_frees_one_slot() {
         let mut table = table(3, 1, 1);
-        let first = table.enter(ip(1), ()).unwrap();
-        table.enter(ip(1), ()).unwrap();
+        let first = table.acquire(ip(1), ()).unwrap();
+        table.acquire(ip(1), ()).unwrap();
         assert_eq!(table.taken, 1, "the first had to go");
         table.leave(ip(1), first);
         assert_eq!(table.taken, 1);
@@ -227,16 +233,16 @@ mod tests {
     async fn evicted_slot_is_notified_and_a_released_one_is_reused() {
         let slots = Slots::new(SlotLimits {
             total: 1,
-            each: 1,
-            few: 1,
+            per_source: 1,
+            protected_per_source: 1,
         });
-        let mut first = slots.enter(ip(1)).await;
-        let second = slots.enter(ip(1)).await;
+        let mut first = slots.acquire(ip(1)).await;
+        let second = slots.acquire(ip(1)).await;
         first.evicted().await;
         drop(first);
         let third = tokio::spawn({
             let slots = slots.clone();
-            async move { slots.enter(ip(2)).await.source() }
+            async move { slots.acquire(ip(2)).await.source() }
         });
         tokio::task::yield_now().await;
         assert!(!third.is_finished(), "all slots are taken");

@@ -94,7 +94,7 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 /// Builds a tokio runtime that runs on the calling thread: the main thread, or a worker.
-pub fn current_thread() -> io::Result<Runtime> {
+pub fn current_thread_runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
@@ -168,7 +168,7 @@ mod tests {
         const CHILD: &str = "AMBIT_TEST_PANICS";
         if std::env::var_os(CHILD).is_some() {
             let _logs = crate::logging::init(&crate::Env::from_process()).unwrap();
-            crate::panics::follow(crate::panics::Ends::Task);
+            crate::panics::install_hook(crate::panics::PanicScope::Task);
             assert!(spawn("any", async { panic!("one") }).await.is_err());
             let fetched = spawn_essential("needed", async { panic!("two") });
             fetched.await.unwrap();

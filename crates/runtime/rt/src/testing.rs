@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::oneshot;
 
 /// Timeout of tests, much longer than usual even on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the body of a test, which fails if it has not ended within a minute: of real time, also where
 /// tokio's clock is paused.
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// When the time is up.
 #[track_caller]
 pub fn within<T>(body: impl Future<Output = T>) -> impl Future<Output = T> {
-    within_limit(LIMIT, body)
+    within_limit(TEST_TIMEOUT, body)
 }
 
 #[track_caller]

@@ -11,10 +11,10 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::{super::code::literal, LabelSets};
+use super::{super::code::string_literal, LabelSets};
 
 /// First words of the names of metrics.
-const PREFIXES: &[&str] = &[
+const METRIC_PREFIXES: &[&str] = &[
     "ambit",
     "citadel",
     "istio",
@@ -26,7 +26,7 @@ const PREFIXES: &[&str] = &[
     "ztunnel",
 ];
 /// Types of metrics, by the word for each in code.
-const KINDS: &[(&str, &str)] = &[
+const METRIC_KINDS: &[(&str, &str)] = &[
     ("Counter", "counter"),
     ("Gauge", "gauge"),
     ("Histogram", "histogram"),
@@ -36,7 +36,7 @@ const PLAIN_COUNTER: &str = "PlainCounter";
 
 /// Metric family as the code defines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Family {
+pub(super) struct MetricFamily {
     /// Name of the family in the code.
     pub(super) name: String,
     pub(super) help: String,
@@ -46,9 +46,9 @@ pub(super) struct Family {
     has_suffix: bool,
 }
 
-impl Family {
+impl MetricFamily {
     /// Returns the name of the family's samples in the exposition.
-    pub(super) fn exposed(&self) -> String {
+    pub(super) fn exposed_name(&self) -> String {
         match self.has_suffix {
             true => format!("{}_total", self.name),
             false => self.name.clone(),
@@ -57,10 +57,10 @@ impl Family {
 }
 
 /// Returns the metric families of a file.
-pub(super) fn of(file: &syn::File, sets: &LabelSets) -> Result<Vec<Family>> {
+pub(super) fn find_families(file: &syn::File, sets: &LabelSets) -> Result<Vec<MetricFamily>> {
     let mut sets = sets.clone();
     sets.add(file);
-    let mut reader = Reader {
+    let mut reader = FamilyReader {
         fields: fields(file),
         sets,
         events: Vec::new(),
@@ -68,10 +68,10 @@ pub(super) fn of(file: &syn::File, sets: &LabelSets) -> Result<Vec<Family>> {
         locals: BTreeMap::new(),
         is_iterated: false,
         families: Vec::new(),
-        unclear: Vec::new(),
+        unreadable_registrations: Vec::new(),
     };
     reader.visit_file(file);
-    if let Some(name) = reader.unclear.first() {
+    if let Some(name) = reader.unreadable_registrations.first() {
         bail!(
             "cannot find the type of the metric {name}: register a field, or name the MetricType"
         );
@@ -105,7 +105,7 @@ fn fields(file: &syn::File) -> BTreeMap<String, String> {
 
 /// Part of a function that concerns metrics.
 #[derive(Debug)]
-enum Event {
+enum RegistrationEvent {
     Family {
         name: String,
         help: String,
@@ -115,47 +115,48 @@ enum Event {
         is_plain: bool,
     },
     Kind(&'static str),
-    /// Value of this metric type, which is a weaker hint than [`Event::Kind`].
+    /// Value of this metric type, which is a weaker hint than [`RegistrationEvent::Kind`].
     Value(&'static str),
     Labels(Vec<String>),
     /// Encoding of samples with the labels that precede it.
     Encoded,
 }
 
-struct Reader {
+struct FamilyReader {
     fields: BTreeMap<String, String>,
     sets: LabelSets,
-    events: Vec<Event>,
+    events: Vec<RegistrationEvent>,
     /// Texts of string variables, by name.
     help: BTreeMap<String, String>,
     /// Initial values of variables, as text, by name.
     locals: BTreeMap<String, String>,
     /// Whether the visited array is iterated by a loop.
     is_iterated: bool,
-    families: Vec<Family>,
-    unclear: Vec<String>,
+    families: Vec<MetricFamily>,
+    unreadable_registrations: Vec<String>,
 }
 
-impl Reader {
+impl FamilyReader {
     /// Adds a family if two of these expressions are its name and its help text.
     fn add<'a>(&mut self, callee: &str, parts: impl Iterator<Item = &'a Expr>) {
         let parts: Vec<_> = parts.collect();
         let pairs = parts.iter().zip(parts.iter().skip(1));
         let mut found = pairs.filter_map(|(name, help)| {
             let name = match name {
-                Expr::Tuple(tuple) => tuple.elems.first().and_then(literal),
-                name => literal(name),
+                Expr::Tuple(tuple) => tuple.elems.first().and_then(string_literal),
+                name => string_literal(name),
             };
             let help = match help {
                 Expr::Path(path) => self.help.get(&path.to_token_stream().to_string()).cloned(),
-                help => literal(help),
+                help => string_literal(help),
             };
             Some((name.filter(|name| is_metric(name))?, help?))
         });
         let Some((mut name, help)) = found.next() else {
             return;
         };
-        if callee == "register_with_unit" && parts.iter().any(|part| is(part, "Unit :: Bytes")) {
+        if callee == "register_with_unit" && parts.iter().any(|part| is_path(part, "Unit :: Bytes"))
+        {
             name.push_str("_bytes");
         }
         let of = parts.last().map(|last| self.type_of(last));
@@ -163,9 +164,9 @@ impl Reader {
             .filter(|_| callee.starts_with("register"))
             .unwrap_or_default();
         let explicit = parts.iter().find_map(|part| metric_type(part));
-        let by_callee = KINDS.iter().find(|(_, kind)| *kind == callee);
+        let by_callee = METRIC_KINDS.iter().find(|(_, kind)| *kind == callee);
         let kind = explicit.or_else(|| by_callee.map(|(_, kind)| *kind));
-        self.events.push(Event::Family {
+        self.events.push(RegistrationEvent::Family {
             name,
             help,
             kind: kind.or_else(|| kind_in(&of)),
@@ -173,7 +174,7 @@ impl Reader {
             is_plain: of.contains(PLAIN_COUNTER),
         });
         if callee == "register" && matches!(parts.last(), Some(Expr::Path(_))) {
-            self.events.push(Event::Encoded);
+            self.events.push(RegistrationEvent::Encoded);
         }
     }
 
@@ -205,15 +206,15 @@ impl Reader {
             .chars()
             .take_while(|one| one.is_alphanumeric())
             .collect();
-        self.sets.of(&name)
+        self.sets.labels_of_set(&name)
     }
 
     /// Ends a function, and completes its families: the type and labels of a family follow it, or are elsewhere in the
     /// same function.
-    fn end(&mut self) {
+    fn finish_function(&mut self) {
         let events = std::mem::take(&mut self.events);
         for (index, event) in events.iter().enumerate() {
-            let Event::Family {
+            let RegistrationEvent::Family {
                 name,
                 help,
                 kind,
@@ -224,28 +225,28 @@ impl Reader {
                 continue;
             };
             let after = events.get(index + 1..).unwrap_or_default();
-            let kinds = |events: &[Event]| {
+            let kinds = |events: &[RegistrationEvent]| {
                 events.iter().find_map(|event| match event {
-                    Event::Kind(kind) => Some(*kind),
+                    RegistrationEvent::Kind(kind) => Some(*kind),
                     _ => None,
                 })
             };
             let value = || {
                 events.iter().find_map(|event| match event {
-                    Event::Value(kind) => Some(*kind),
+                    RegistrationEvent::Value(kind) => Some(*kind),
                     _ => None,
                 })
             };
             let kind = kind.or_else(|| kinds(after)).or_else(|| kinds(&events));
             let Some(kind) = kind.or_else(value) else {
-                self.unclear.push(name.clone());
+                self.unreadable_registrations.push(name.clone());
                 continue;
             };
             let labels = match labels.as_slice() {
                 [] => labels_of(&events, index),
                 _ => labels.clone(),
             };
-            self.families.push(Family {
+            self.families.push(MetricFamily {
                 name: name.clone(),
                 help: help.clone(),
                 kind,
@@ -260,24 +261,24 @@ impl Reader {
 
 /// Returns the labels with which a function encodes the family at `index`: the last labels that it mentions before the
 /// encoding.
-fn labels_of(events: &[Event], index: usize) -> Vec<String> {
+fn labels_of(events: &[RegistrationEvent], index: usize) -> Vec<String> {
     let after = events.get(index + 1..).unwrap_or_default();
     let mut own = after
         .iter()
-        .take_while(|event| !matches!(event, Event::Family { .. }));
-    let Some(encoded) = own.position(|event| matches!(event, Event::Encoded)) else {
+        .take_while(|event| !matches!(event, RegistrationEvent::Family { .. }));
+    let Some(encoded) = own.position(|event| matches!(event, RegistrationEvent::Encoded)) else {
         return Vec::new();
     };
     let before = events.get(..index + 1 + encoded).unwrap_or_default();
-    let labels = |event: &Event| match event {
-        Event::Labels(labels) => Some(labels.clone()),
+    let labels = |event: &RegistrationEvent| match event {
+        RegistrationEvent::Labels(labels) => Some(labels.clone()),
         _ => None,
     };
     before.iter().rev().find_map(labels).unwrap_or_default()
 }
 
 fn is_metric(name: &str) -> bool {
-    let prefixed = PREFIXES.iter().any(|prefix| {
+    let prefixed = METRIC_PREFIXES.iter().any(|prefix| {
         let rest = name.strip_prefix(prefix);
         rest.is_some_and(|rest| rest.starts_with('_'))
     });
@@ -287,7 +288,7 @@ fn is_metric(name: &str) -> bool {
             .all(|one| one.is_ascii_lowercase() || one == '_' || one.is_ascii_digit())
 }
 
-fn is(expression: &Expr, text: &str) -> bool {
+fn is_path(expression: &Expr, text: &str) -> bool {
     expression.to_token_stream().to_string() == text
 }
 
@@ -295,7 +296,7 @@ fn is(expression: &Expr, text: &str) -> bool {
 fn metric_type(expression: &Expr) -> Option<&'static str> {
     let text = expression.to_token_stream().to_string();
     let kind = text.strip_prefix("MetricType :: ")?;
-    KINDS
+    METRIC_KINDS
         .iter()
         .find(|(word, _)| *word == kind)
         .map(|(_, kind)| *kind)
@@ -303,13 +304,13 @@ fn metric_type(expression: &Expr) -> Option<&'static str> {
 
 /// Returns the metric type of a Rust type, given as text.
 fn kind_in(of: &str) -> Option<&'static str> {
-    KINDS
+    METRIC_KINDS
         .iter()
         .find(|(word, _)| of.contains(word))
         .map(|(_, kind)| *kind)
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for FamilyReader {
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
         // Tests register families of their own.
         if item.ident != "tests" {
@@ -319,18 +320,18 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_item_fn(&mut self, item: &'ast ItemFn) {
         visit::visit_item_fn(self, item);
-        self.end();
+        self.finish_function();
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast ImplItemFn) {
         visit::visit_impl_item_fn(self, item);
-        self.end();
+        self.finish_function();
     }
 
     fn visit_local(&mut self, local: &'ast Local) {
         if let (Pat::Ident(name), Some(init)) = (&local.pat, &local.init) {
             let name = name.ident.to_string();
-            if let Some(text) = literal(&init.expr) {
+            if let Some(text) = string_literal(&init.expr) {
                 self.help.insert(name.clone(), text);
             }
             self.locals
@@ -343,7 +344,8 @@ impl<'ast> Visit<'ast> for Reader {
         let callee = call.func.to_token_stream().to_string();
         self.add(&callee, call.args.iter());
         if callee.starts_with("Const") {
-            self.events.extend(kind_in(&callee).map(Event::Value));
+            self.events
+                .extend(kind_in(&callee).map(RegistrationEvent::Value));
         }
         visit::visit_expr_call(self, call);
     }
@@ -352,7 +354,7 @@ impl<'ast> Visit<'ast> for Reader {
         self.add(&call.method.to_string(), call.args.iter());
         visit::visit_expr_method_call(self, call);
         if call.method == "encode_family" {
-            self.events.push(Event::Encoded);
+            self.events.push(RegistrationEvent::Encoded);
         }
     }
 
@@ -370,19 +372,21 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_expr_array(&mut self, array: &'ast ExprArray) {
         let first = |element: &Expr| match element {
-            Expr::Tuple(pair) if pair.elems.len() == 2 => pair.elems.first().and_then(literal),
+            Expr::Tuple(pair) if pair.elems.len() == 2 => {
+                pair.elems.first().and_then(string_literal)
+            }
             _ => None,
         };
         let labels: Option<Vec<_>> = array.elems.iter().map(first).collect();
         if let Some(labels) = labels.filter(|labels| !labels.is_empty() && !self.is_iterated) {
-            self.events.push(Event::Labels(labels));
+            self.events.push(RegistrationEvent::Labels(labels));
         }
         visit::visit_expr_array(self, array);
     }
 
     fn visit_expr_path(&mut self, path: &'ast ExprPath) {
         self.events
-            .extend(metric_type(&Expr::Path(path.clone())).map(Event::Kind));
+            .extend(metric_type(&Expr::Path(path.clone())).map(RegistrationEvent::Kind));
     }
 }
 
@@ -390,12 +394,13 @@ impl<'ast> Visit<'ast> for Reader {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Vec<Family> {
-        of(&syn::parse_file(text).unwrap(), &LabelSets::default()).unwrap()
+    fn read(text: &str) -> Vec<MetricFamily> {
+        find_families(&syn::parse_file(text).unwrap(), &LabelSets::default()).unwrap()
     }
 
     fn summary(text: &str) -> Vec<String> {
-        let show = |one: &Family| format!("{} {} {:?}", one.exposed(), one.kind, one.labels);
+        let show =
+            |one: &MetricFamily| format!("{} {} {:?}", one.exposed_name(), one.kind, one.labels);
         read(text).iter().map(show).collect()
     }
 
@@ -438,6 +443,6 @@ mod tests {
     #[test]
     fn a_family_of_unknown_type_is_an_error() {
         let file = syn::parse_file("fn a() { add(\"ambit_a\", \"A.\", x); }").unwrap();
-        assert!(of(&file, &LabelSets::default()).is_err());
+        assert!(find_families(&file, &LabelSets::default()).is_err());
     }
 }

@@ -9,17 +9,17 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::super::code::literal;
+use super::super::code::string_literal;
 
 /// Labels by the name of the structure, or of the function that encodes them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LabelSets {
-    sets: BTreeMap<String, Vec<Part>>,
+    sets: BTreeMap<String, Vec<LabelSetPart>>,
 }
 
 /// Part of a label set: one label, or another set.
 #[derive(Clone, Debug)]
-enum Part {
+enum LabelSetPart {
     Label(String),
     /// All labels of the set with this name.
     Set(String),
@@ -42,7 +42,7 @@ impl LabelSets {
                         let names = fields.named.iter().filter_map(|field| field.ident.as_ref());
                         let names = names.map(|name| {
                             let name = name.to_string();
-                            Part::Label(name.trim_start_matches("r#").to_owned())
+                            LabelSetPart::Label(name.trim_start_matches("r#").to_owned())
                         });
                         self.sets.insert(item.ident.to_string(), names.collect());
                     }
@@ -55,7 +55,7 @@ impl LabelSets {
     }
 
     fn add_function(&mut self, item: &ItemFn) {
-        let mut written = Written::default();
+        let mut written = EncodedLabels::default();
         written.visit_block(&item.block);
         self.extend(item.sig.ident.to_string(), written.0);
     }
@@ -67,19 +67,19 @@ impl LabelSets {
         let Some(of) = of.path.segments.last() else {
             return;
         };
-        let mut written = Written::default();
+        let mut written = EncodedLabels::default();
         written.visit_item_impl(item);
         self.extend(of.ident.to_string(), written.0);
     }
 
-    fn extend(&mut self, name: String, parts: Vec<Part>) {
+    fn extend(&mut self, name: String, parts: Vec<LabelSetPart>) {
         if !parts.is_empty() {
             self.sets.entry(name).or_default().extend(parts);
         }
     }
 
     /// Returns the labels of a set, in the order of their encoding.
-    pub(super) fn of(&self, name: &str) -> Vec<String> {
+    pub(super) fn labels_of_set(&self, name: &str) -> Vec<String> {
         let mut labels = Vec::new();
         self.collect(name, &mut BTreeSet::new(), &mut labels);
         labels
@@ -96,28 +96,29 @@ impl LabelSets {
         }
         for part in self.sets.get(name).into_iter().flatten() {
             match part {
-                Part::Label(label) if labels.contains(label) => {}
-                Part::Label(label) => labels.push(label.clone()),
-                Part::Set(other) => self.collect(other, seen, labels),
+                LabelSetPart::Label(label) if labels.contains(label) => {}
+                LabelSetPart::Label(label) => labels.push(label.clone()),
+                LabelSetPart::Set(other) => self.collect(other, seen, labels),
             }
         }
     }
 }
 
-/// Labels that a function encodes: `labels.put("name", …)`, `("name", …).encode(…)`, and calls of other functions.
+/// Labels that a function encodes: `labels.put_label("name", …)`, `("name", …).encode(…)`, and calls of other
+/// functions.
 #[derive(Default)]
-struct Written(Vec<Part>);
+struct EncodedLabels(Vec<LabelSetPart>);
 
-impl<'ast> Visit<'ast> for Written {
+impl<'ast> Visit<'ast> for EncodedLabels {
     fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
         let label = match (&*call.receiver, call.args.first()) {
-            (_, Some(first)) if call.method == "put" => literal(first),
+            (_, Some(first)) if call.method == "put_label" => string_literal(first),
             (Expr::Tuple(ExprTuple { elems, .. }), _) if call.method == "encode" => {
-                elems.first().and_then(literal)
+                elems.first().and_then(string_literal)
             }
             _ => None,
         };
-        self.0.extend(label.map(Part::Label));
+        self.0.extend(label.map(LabelSetPart::Label));
         visit::visit_expr_method_call(self, call);
     }
 
@@ -125,7 +126,7 @@ impl<'ast> Visit<'ast> for Written {
         if let Expr::Path(path) = &*call.func
             && let Some(function) = path.path.get_ident()
         {
-            self.0.push(Part::Set(function.to_string()));
+            self.0.push(LabelSetPart::Set(function.to_string()));
         }
         visit::visit_expr_call(self, call);
     }
@@ -139,13 +140,13 @@ mod tests {
     fn labels_are_fields_or_written_by_code() {
         let mut sets = LabelSets::default();
         let text = "#[derive(Clone, EncodeLabelSet)] struct A { r#type: u8, reason: u8 }
-            fn parties(l: &mut L) { l.put(\"source\", x)?; l.put(\"destination\", y) }
-            impl EncodeLabelSet for B { fn encode(&self, e: &mut E) { parties(e)?; e.put(\"flags\", z) } }
+            fn parties(l: &mut L) { l.put_label(\"source\", x)?; l.put_label(\"destination\", y) }
+            impl EncodeLabelSet for B { fn encode(&self, e: &mut E) { parties(e)?; e.put_label(\"flags\", z) } }
             impl EncodeLabelSet for C { fn encode(&self, e: &mut E) { (\"reporter\", 1).encode(e.encode_label()) } }";
         sets.add(&syn::parse_file(text).unwrap());
-        assert_eq!(sets.of("A"), ["type", "reason"]);
-        assert_eq!(sets.of("B"), ["source", "destination", "flags"]);
-        assert_eq!(sets.of("C"), ["reporter"]);
-        assert!(sets.of("D").is_empty());
+        assert_eq!(sets.labels_of_set("A"), ["type", "reason"]);
+        assert_eq!(sets.labels_of_set("B"), ["source", "destination", "flags"]);
+        assert_eq!(sets.labels_of_set("C"), ["reporter"]);
+        assert!(sets.labels_of_set("D").is_empty());
     }
 }

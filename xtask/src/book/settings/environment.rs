@@ -10,7 +10,7 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::super::code::{doc, parse, sentence, table, unlinked};
+use super::super::code::{doc_text, first_sentence, markdown_table, parse, without_links};
 
 /// Programs, and the files in which their environment variables are named.
 const PROGRAMS: &[(&str, &[&str])] = &[
@@ -21,7 +21,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
             "crates/dataplane/proxy/src/environment.rs",
             "crates/dataplane/proxy/src/environment/threads.rs",
             "crates/dataplane/tls/src/settings.rs",
-            "crates/node/handover/src/meeting.rs",
+            "crates/node/handover/src/supervisor_sockets.rs",
         ],
     ),
     (
@@ -48,7 +48,7 @@ pub(super) fn render() -> Result<String> {
          Names that Istio's programs have mean the same. Variables of OpenTelemetry (`OTEL_…`) work in all programs.\n"
         .to_owned();
     for (program, files) in PROGRAMS {
-        let mut reader = Reader::default();
+        let mut reader = VariableReader::default();
         for path in *files {
             reader.visit_file(&parse(path)?);
         }
@@ -58,7 +58,7 @@ pub(super) fn render() -> Result<String> {
             vec![format!("`{name}`"), meaning.unwrap_or_default()]
         });
         let rows: Vec<_> = rows.collect();
-        let table = table(&["variable", "meaning"], &rows);
+        let table = markdown_table(&["variable", "meaning"], &rows);
         page.push_str(&format!("\n## {program}\n\n{table}"));
     }
     Ok(page)
@@ -66,7 +66,7 @@ pub(super) fn render() -> Result<String> {
 
 /// Environment variables that code names, and their meanings from doc comments.
 #[derive(Default)]
-struct Reader {
+struct VariableReader {
     names: BTreeSet<String>,
     meanings: BTreeMap<String, String>,
 }
@@ -84,7 +84,7 @@ fn is_variable(text: &str) -> bool {
 fn meaning(name: &str, doc: &str) -> String {
     let text = doc.replace(&format!(" (`{name}`)"), "");
     let text = text.strip_prefix(&format!("`{name}`: ")).unwrap_or(&text);
-    sentence(text)
+    first_sentence(text)
 }
 
 /// Returns the environment variable in a flag's attributes.
@@ -97,7 +97,7 @@ fn variable_of(attributes: &[Attribute]) -> Option<String> {
     })
 }
 
-impl<'ast> Visit<'ast> for Reader {
+impl<'ast> Visit<'ast> for VariableReader {
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
         if item.ident != "tests" {
             visit::visit_item_mod(self, item);
@@ -105,7 +105,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_field(&mut self, field: &'ast Field) {
-        let text = unlinked(&doc(&field.attrs));
+        let text = without_links(&doc_text(&field.attrs));
         if let Some(name) = variable_of(&field.attrs) {
             self.meanings.insert(name.clone(), text.clone());
             self.names.insert(name);
@@ -139,7 +139,7 @@ mod tests {
                         /// `AMBIT_LIMIT`: most bytes, by `SO_MARK`.\n b: u8, /// Name of the node (`NODE_NAME`).\n c: u8 }
                     fn f(env: &Env) { env.get(\"AMBIT_LIMIT\"); env.get(\"NODE_NAME\"); env.get(\"OTHER_NAME\"); env.get(\"TEXT\"); }
                     mod tests { const A: &str = \"NOT_THIS\"; }";
-        let mut reader = Reader::default();
+        let mut reader = VariableReader::default();
         reader.visit_file(&syn::parse_file(text).unwrap());
         let meaning = |name: &String| reader.meanings.get(name).map_or("", String::as_str);
         let found: Vec<_> = reader

@@ -12,7 +12,7 @@ pub(super) struct ChartValue {
 }
 
 /// Returns the values that have a comment or a default, in the order of the file.
-pub(super) fn read(text: &str) -> Vec<ChartValue> {
+pub(super) fn parse_chart_values(text: &str) -> Vec<ChartValue> {
     let mut values: Vec<ChartValue> = Vec::new();
     let mut keys: Vec<(usize, &str)> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
@@ -66,6 +66,6 @@ mod tests {
             value("cni", "", "The agent."),
             value("cni.tolerations", "- {operator: Exists}", ""),
         ];
-        assert_eq!(read(text), expected);
+        assert_eq!(parse_chart_values(text), expected);
     }
 }

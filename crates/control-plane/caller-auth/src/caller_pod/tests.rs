@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    access::{Access, parse_accounts},
-    token::{BoundPod, NoKeys},
-    waypoints::Waypoints,
+    access::{CallerAccess, parse_accounts},
+    token::{BoundPod, UnavailableAuthenticator},
+    waypoints::WaypointRegistry,
 };
 
 const TRUST_DOMAIN: &str = "cluster.local";
@@ -18,9 +18,9 @@ const NODE_PROXY: (&str, &str) = ("istio-system", "ztunnel");
 
 /// A mesh of two nodes. All eligible pods of namespace `shop` belong to it, and one pod of `legacy`. `wp` is a waypoint
 /// in `shop`.
-struct World {
+struct TestCluster {
     pods: PodDirectory,
-    access: Access,
+    access: CallerAccess,
 }
 
 fn pod(namespace: &str, name: &str, account: &str, node: &str) -> Value {
@@ -37,7 +37,7 @@ fn with(mut object: Value, pointer: &str, member: &str, value: impl Into<Value>)
     object
 }
 
-impl World {
+impl TestCluster {
     fn new() -> Self {
         let namespace = |name: &str, labels: Value| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
         let on_n1 = |account: &str| pod("shop", &format!("{account}-1"), account, "n1");
@@ -110,7 +110,7 @@ impl World {
             pod("kept-out", "dns-1", "dns", "n1"),
         ];
         let mut index = Index::new(MeshConfig {
-            enablement: ambit_k8s_api::enablement::Enablement::usual(
+            enablement: ambit_k8s_api::enablement::Enablement::with_default_selectors(
                 ["kept-out".to_owned()],
                 "istio-system",
             ),
@@ -122,7 +122,7 @@ impl World {
             let object = Object::from_value(kind, &value).unwrap();
             index.apply(&object, None, &mut directory);
         }
-        let waypoints = Arc::new(Waypoints::default());
+        let waypoints = Arc::new(WaypointRegistry::default());
         waypoints.update(&index.flush());
         Self {
             pods: directory,
@@ -130,16 +130,16 @@ impl World {
         }
     }
 
-    fn impersonation(&self, caller: &Caller, requested: &str) -> Result<Identity, Denied> {
+    fn impersonation(&self, caller: &Caller, requested: &str) -> Result<Identity, CallerDenied> {
         check_impersonation(&self.access, &self.pods, caller, requested, TRUST_DOMAIN)
     }
 }
 
-fn access(waypoints: Arc<Waypoints>) -> Access {
+fn access(waypoints: Arc<WaypointRegistry>) -> CallerAccess {
     let (namespace, account) = NODE_PROXY;
     let trusted = parse_accounts(&format!("{namespace}/{account}")).unwrap();
-    Access::new(
-        Arc::new(NoKeys),
+    CallerAccess::new(
+        Arc::new(UnavailableAuthenticator),
         trusted,
         false,
         "istio-system".into(),
@@ -169,13 +169,13 @@ fn spiffe(namespace: &str, account: &str) -> String {
 }
 
 /// Expected denial of a requested identity; `None` if it is allowed.
-type Refusal<'a> = Option<&'a dyn Fn(Identity) -> Denied>;
+type Refusal<'a> = Option<&'a dyn Fn(Identity) -> CallerDenied>;
 
 #[test]
 fn node_proxy_gets_identities_of_mesh_pods_of_its_node_only() {
-    let world = World::new();
+    let world = TestCluster::new();
     let not_on = |node: &'static str| {
-        move |identity: Identity| Denied::NotOnNode {
+        move |identity: Identity| CallerDenied::IdentityNotOnNode {
             identity,
             node: node.into(),
         }
@@ -201,8 +201,8 @@ fn node_proxy_gets_identities_of_mesh_pods_of_its_node_only() {
         ("zt-1", "kept-out", "dns", Some(&n1)),
         ("zt-1", "istio-system", "default", Some(&n1)),
         // A waypoint requests its own certificate, regardless of other pods of its account on the node.
-        ("zt-1", "shop", "wp", Some(&Denied::OfWaypoint)),
-        ("zt-2", "shop", "wp", Some(&Denied::OfWaypoint)),
+        ("zt-1", "shop", "wp", Some(&CallerDenied::WaypointIdentity)),
+        ("zt-2", "shop", "wp", Some(&CallerDenied::WaypointIdentity)),
         // The label alone does not make a pod a waypoint.
         ("zt-1", "shop", "claimant", None),
         ("zt-1", "legacy", "wp", Some(&n1)),
@@ -221,7 +221,7 @@ fn node_proxy_gets_identities_of_mesh_pods_of_its_node_only() {
 
 #[test]
 fn impersonation_needs_a_live_node_proxy_with_a_bound_token() {
-    let world = World::new();
+    let world = TestCluster::new();
     let web = spiffe("shop", "web");
     let name = |name: &str| format!("istio-system/{name}");
     for (caller, expected) in [
@@ -230,32 +230,41 @@ fn impersonation_needs_a_live_node_proxy_with_a_bound_token() {
                 ("istio-system", "default"),
                 Some(("other-1", "uid-other-1")),
             ),
-            Denied::NotTrusted("istio-system/default (pod other-1)".into()),
+            CallerDenied::NotTrusted("istio-system/default (pod other-1)".into()),
         ),
         (
             caller(("shop", "ztunnel"), Some(("zt-1", "uid-zt-1"))),
-            Denied::NotTrusted("shop/ztunnel (pod zt-1)".into()),
+            CallerDenied::NotTrusted("shop/ztunnel (pod zt-1)".into()),
         ),
         (
             caller(("shop", "wp"), Some(("wp-1", "uid-wp-1"))),
-            Denied::NotTrusted("shop/wp (pod wp-1)".into()),
+            CallerDenied::NotTrusted("shop/wp (pod wp-1)".into()),
         ),
-        (caller(NODE_PROXY, None), Denied::NotBound),
+        (caller(NODE_PROXY, None), CallerDenied::TokenNotBoundToPod),
         (
             caller(NODE_PROXY, Some(("gone", "u"))),
-            Denied::UnknownPod(name("gone")),
+            CallerDenied::UnknownPod(name("gone")),
         ),
         (
             caller(NODE_PROXY, Some(("zt-1", "older"))),
-            Denied::OtherUid(name("zt-1")),
+            CallerDenied::PodUidMismatch(name("zt-1")),
         ),
         (
             caller(NODE_PROXY, Some(("zt-1", ""))),
-            Denied::OtherUid(name("zt-1")),
+            CallerDenied::PodUidMismatch(name("zt-1")),
         ),
-        (node_proxy("zt-ended"), Denied::PodEnded(name("zt-ended"))),
-        (node_proxy("other-1"), Denied::OtherAccount(name("other-1"))),
-        (node_proxy("zt-nowhere"), Denied::NoNode(name("zt-nowhere"))),
+        (
+            node_proxy("zt-ended"),
+            CallerDenied::PodEnded(name("zt-ended")),
+        ),
+        (
+            node_proxy("other-1"),
+            CallerDenied::ServiceAccountMismatch(name("other-1")),
+        ),
+        (
+            node_proxy("zt-nowhere"),
+            CallerDenied::PodWithoutNode(name("zt-nowhere")),
+        ),
     ] {
         assert_eq!(
             world.impersonation(&caller, &web),
@@ -267,7 +276,7 @@ fn impersonation_needs_a_live_node_proxy_with_a_bound_token() {
 
 #[test]
 fn malformed_identities_are_denied() {
-    let world = World::new();
+    let world = TestCluster::new();
     for requested in [
         "web",
         "spiffe://cluster.local/ns/shop",
@@ -297,28 +306,28 @@ fn malformed_identities_are_denied() {
 
 #[test]
 fn waypoint_identity_is_for_its_own_live_pods_only() {
-    let world = World::new();
+    let world = TestCluster::new();
     let wp = ("shop", "wp");
     let pod = |name: &str| format!("shop/{name}");
-    let not_its = |name: &str| Denied::NotOfWaypoint {
+    let not_its = |name: &str| CallerDenied::NotAWaypoint {
         pod: pod(name),
         waypoint: GatewayName::new("shop", "wp"),
     };
     for (caller, expected) in [
         (caller(wp, Some(("wp-1", "uid-wp-1"))), Ok(())),
         (caller(wp, Some(("wp-2", "uid-wp-2"))), Ok(())),
-        (caller(wp, None), Err(Denied::NotBound)),
+        (caller(wp, None), Err(CallerDenied::TokenNotBoundToPod)),
         (
             caller(wp, Some(("wp-1", "uid-wp-2"))),
-            Err(Denied::OtherUid(pod("wp-1"))),
+            Err(CallerDenied::PodUidMismatch(pod("wp-1"))),
         ),
         (
             caller(wp, Some(("wp-0", "uid-wp-0"))),
-            Err(Denied::PodEnded(pod("wp-0"))),
+            Err(CallerDenied::PodEnded(pod("wp-0"))),
         ),
         (
             caller(wp, Some(("wp-9", "uid-wp-9"))),
-            Err(Denied::UnknownPod(pod("wp-9"))),
+            Err(CallerDenied::UnknownPod(pod("wp-9"))),
         ),
         (
             caller(wp, Some(("thief-1", "uid-thief-1"))),
@@ -330,7 +339,7 @@ fn waypoint_identity_is_for_its_own_live_pods_only() {
         ),
         (
             caller(wp, Some(("claimant-1", "uid-claimant-1"))),
-            Err(Denied::OtherAccount(pod("claimant-1"))),
+            Err(CallerDenied::ServiceAccountMismatch(pod("claimant-1"))),
         ),
         // Any other caller has its token's identity: sidecars and gateways with certificates of
         // their own.
@@ -345,14 +354,14 @@ fn waypoint_identity_is_for_its_own_live_pods_only() {
         (caller(("shop", "nobody"), None), Ok(())),
         (node_proxy("zt-1"), Ok(())),
     ] {
-        let decided = check_own(&world.access, &world.pods, &caller);
+        let decided = authorize_own_identity(&world.access, &world.pods, &caller);
         assert_eq!(decided, expected, "{caller}");
     }
 }
 
 #[test]
 fn no_identity_is_granted_until_waypoints_are_known() {
-    let world = World::new();
+    let world = TestCluster::new();
     let access = access(Arc::default());
     let web = spiffe("shop", "web");
     let decided = check_impersonation(
@@ -362,7 +371,10 @@ fn no_identity_is_granted_until_waypoints_are_known() {
         &web,
         TRUST_DOMAIN,
     );
-    assert_eq!(decided, Err(Denied::NotReady));
+    assert_eq!(decided, Err(CallerDenied::PodsNotListed));
     let wp = caller(("shop", "wp"), Some(("thief-1", "uid-thief-1")));
-    assert_eq!(check_own(&access, &world.pods, &wp), Err(Denied::NotReady));
+    assert_eq!(
+        authorize_own_identity(&access, &world.pods, &wp),
+        Err(CallerDenied::PodsNotListed)
+    );
 }

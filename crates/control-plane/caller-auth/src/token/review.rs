@@ -1,7 +1,7 @@
 //! TokenReviews by the API server, which knows its signing keys, and which pods and accounts still exist.
 //!
 //! The API server is called as little as possible: not for tokens that cannot be valid ([`super::unverified`]), and not
-//! more often than [`Reviews`] allows.
+//! more often than [`ReviewCache`] allows.
 
 use std::{
     fmt,
@@ -15,8 +15,8 @@ use kube::{Api, Client, api::PostParams};
 use tokio::sync::Semaphore;
 
 use super::{
-    Answer, Authenticator, BoundPod, Caller, TokenError, account_of,
-    reviews::{Hash, Reviews},
+    AuthenticateFuture, Authenticator, BoundPod, Caller, TokenError, parse_subject,
+    reviews::{ReviewCache, TokenHash},
     unverified,
 };
 
@@ -27,19 +27,19 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Path of the control plane's own service account token, which names the cluster's issuer.
 const OWN_TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-const GROUP: &str = "system:serviceaccounts";
-const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+const SERVICE_ACCOUNTS_GROUP: &str = "system:serviceaccounts";
+const POD_NAME_EXTRA: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID_EXTRA: &str = "authentication.kubernetes.io/pod-uid";
 
 /// Verifies tokens by TokenReviews.
-pub struct Reviewer {
+pub struct TokenReviewer {
     api: Api<TokenReview>,
     audience: String,
-    reviews: Reviews,
+    reviews: ReviewCache,
     slots: Semaphore,
 }
 
-impl fmt::Debug for Reviewer {
+impl fmt::Debug for TokenReviewer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reviewer")
             .field("audience", &self.audience)
@@ -47,39 +47,39 @@ impl fmt::Debug for Reviewer {
     }
 }
 
-impl Reviewer {
+impl TokenReviewer {
     /// Creates a reviewer that accepts only tokens for `audience`.
     pub fn new(client: Client, audience: &str) -> Self {
         // Outside of a cluster the file does not exist: then the first accepted token shows the
         // issuer.
         let own = std::fs::read_to_string(OWN_TOKEN_PATH).ok();
-        let issuer = own.as_deref().and_then(unverified::issuer_of_own);
+        let issuer = own.as_deref().and_then(unverified::issuer_of_own_token);
         Self {
             api: Api::all(client),
             audience: audience.to_owned(),
-            reviews: Reviews::new(issuer),
+            reviews: ReviewCache::new(issuer),
             slots: Semaphore::new(MAX_CONCURRENT_REVIEWS),
         }
     }
 
     async fn caller(&self, token: &str, source: IpAddr) -> Result<Caller, TokenError> {
-        let issuer = unverified::issuer(token, &self.audience, SystemTime::now())?;
-        let hash = hash(token);
-        if let Some(known) = self.reviews.find(&hash, Instant::now()) {
+        let issuer = unverified::unverified_issuer(token, &self.audience, SystemTime::now())?;
+        let hash = hash_token(token);
+        if let Some(known) = self.reviews.cached_result(&hash, Instant::now()) {
             return known;
         }
         let _turn = self.reviews.permit(source).await;
         // Another call with the same token may have been reviewed meanwhile.
-        if let Some(known) = self.reviews.find(&hash, Instant::now()) {
+        if let Some(known) = self.reviews.cached_result(&hash, Instant::now()) {
             return known;
         }
         if !self.reviews.may_review(source, &issuer, Instant::now()) {
-            return Err(TokenError::TooMany);
+            return Err(TokenError::TooManyReviews);
         }
         let answer = match tokio::time::timeout(REVIEW_TIMEOUT, self.review(token)).await {
-            Err(_) => Err(unavailable("no answer in time")),
+            Err(_) => Err(unavailable_error("no answer in time")),
             Ok(Err(error)) => Err(error),
-            Ok(Ok(review)) => read(&review, &self.audience),
+            Ok(Ok(review)) => parse_review(&review, &self.audience),
         };
         self.reviews.record(hash, issuer, &answer, Instant::now());
         answer
@@ -95,54 +95,61 @@ impl Reviewer {
             ..TokenReview::default()
         };
         let response = self.api.create(&PostParams::default(), &review).await;
-        response.map_err(|error| unavailable(&ambit_rt::ErrorChain(&error).to_string()))
+        response.map_err(|error| unavailable_error(&ambit_rt::ErrorChain(&error).to_string()))
     }
 }
 
-impl Authenticator for Reviewer {
-    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a> {
+impl Authenticator for TokenReviewer {
+    fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> AuthenticateFuture<'a> {
         Box::pin(self.caller(token, source))
     }
 }
 
-fn unavailable(why: &str) -> TokenError {
+fn unavailable_error(why: &str) -> TokenError {
     TokenError::Unavailable(why.to_owned())
 }
 
-fn hash(token: &str) -> Hash {
-    let mut hash = Hash::default();
+fn hash_token(token: &str) -> TokenHash {
+    let mut hash = TokenHash::default();
     hash.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
     hash
 }
 
 /// Returns the caller that a TokenReview authenticated.
-fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
-    let status = review.status.as_ref().ok_or(TokenError::Signature)?;
+fn parse_review(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
+    let status = review.status.as_ref().ok_or(TokenError::InvalidSignature)?;
     if status.authenticated != Some(true) {
         let why = status.error.as_deref().unwrap_or("it is not valid");
         return Err(TokenError::Rejected(why.chars().take(300).collect()));
     }
     // A server without support for audiences would accept a token for any audience.
     if !status.audiences.iter().flatten().any(|one| one == audience) {
-        return Err(TokenError::Audience(audience.to_owned()));
+        return Err(TokenError::WrongAudience(audience.to_owned()));
     }
-    let user = status.user.as_ref().ok_or(TokenError::Subject)?;
-    if !user.groups.iter().flatten().any(|group| group == GROUP) {
-        return Err(TokenError::Subject);
+    let user = status.user.as_ref().ok_or(TokenError::InvalidSubject)?;
+    if !user
+        .groups
+        .iter()
+        .flatten()
+        .any(|group| group == SERVICE_ACCOUNTS_GROUP)
+    {
+        return Err(TokenError::InvalidSubject);
     }
-    let (namespace, service_account) = account_of(user.username.as_deref().unwrap_or_default())?;
+    let (namespace, service_account) = parse_subject(user.username.as_deref().unwrap_or_default())?;
     Ok(Caller {
         namespace: namespace.into(),
         service_account: service_account.into(),
-        pod: extra(user, POD_NAME).map(|name| BoundPod {
+        pod: user_extra(user, POD_NAME_EXTRA).map(|name| BoundPod {
             name: name.into(),
-            uid: extra(user, POD_UID).unwrap_or_default().to_owned(),
+            uid: user_extra(user, POD_UID_EXTRA)
+                .unwrap_or_default()
+                .to_owned(),
         }),
     })
 }
 
 /// Returns the value of a key in the user's `extra` fields, if there is exactly one.
-fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
+fn user_extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     match user.extra.as_ref()?.get(key)?.as_slice() {
         [one] if !one.is_empty() => Some(one),
         _ => None,
@@ -174,7 +181,7 @@ mod tests {
         let mut status = accepted();
         change(&mut status);
         let review = json!({"metadata": {}, "spec": {}, "status": status});
-        read(&serde_json::from_value(review).unwrap(), "istio-ca")
+        parse_review(&serde_json::from_value(review).unwrap(), "istio-ca")
     }
 
     #[test]
@@ -195,11 +202,11 @@ mod tests {
         ));
         assert!(matches!(
             set("/audiences", json!(["other"])),
-            TokenError::Audience(_)
+            TokenError::WrongAudience(_)
         ));
         assert_eq!(
             set("/user/groups", json!(["system:authenticated"])),
-            TokenError::Subject
+            TokenError::InvalidSubject
         );
         for name in [
             "admin",
@@ -211,7 +218,7 @@ mod tests {
         ] {
             assert_eq!(
                 set("/user/username", json!(name)),
-                TokenError::Subject,
+                TokenError::InvalidSubject,
                 "{name}"
             );
         }

@@ -21,18 +21,18 @@ pub(super) const REJECTED_TTL: Duration = Duration::from_secs(5);
 /// Maximum number of cached tokens, separately for accepted and rejected ones.
 const MAX_CACHED_TOKENS: usize = 10_000;
 /// Limits of TokenReviews for one source address: per second, burst, and in flight.
-const ADDRESS_LIMITS: (u32, u32, usize) = (2, 20, 4);
+const SOURCE_ADDRESS_LIMITS: (u32, u32, usize) = (2, 20, 4);
 /// Limits of TokenReviews (per second, burst) for tokens of issuers that no accepted token has named, such as another
 /// cluster's, or this cluster's after a change of its issuer.
 const UNKNOWN_ISSUER_LIMITS: (u32, u32) = (5, 50);
 /// Maximum number of issuers that are remembered from accepted tokens.
 const MAX_ISSUERS: usize = 8;
 
-pub(super) type Hash = [u8; 32];
+pub(super) type TokenHash = [u8; 32];
 
 /// Decides which tokens are reviewed, and caches the results.
 #[derive(Debug)]
-pub(super) struct Reviews {
+pub(super) struct ReviewCache {
     accepted: Mutex<ResultCache<Caller>>,
     refused: Mutex<ResultCache<TokenError>>,
     issuers: Mutex<BTreeSet<String>>,
@@ -41,21 +41,25 @@ pub(super) struct Reviews {
     permits: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
 }
 
-impl Reviews {
+impl ReviewCache {
     /// Creates the limiter; tokens of `issuer` count as known from the start.
     pub(super) fn new(issuer: Option<String>) -> Self {
         Self {
             accepted: Mutex::default(),
             refused: Mutex::default(),
             issuers: Mutex::new(issuer.into_iter().collect()),
-            rates: Rates::new(ADDRESS_LIMITS.0, ADDRESS_LIMITS.1),
+            rates: Rates::new(SOURCE_ADDRESS_LIMITS.0, SOURCE_ADDRESS_LIMITS.1),
             unknown_issuers: Rates::new(UNKNOWN_ISSUER_LIMITS.0, UNKNOWN_ISSUER_LIMITS.1),
             permits: Mutex::default(),
         }
     }
 
     /// Returns the cached result for a token.
-    pub(super) fn find(&self, hash: &Hash, now: Instant) -> Option<Result<Caller, TokenError>> {
+    pub(super) fn cached_result(
+        &self,
+        hash: &TokenHash,
+        now: Instant,
+    ) -> Option<Result<Caller, TokenError>> {
         if let Some(caller) = self.accepted.lock().find(hash, now) {
             return Some(Ok(caller));
         }
@@ -72,7 +76,7 @@ impl Reviews {
                 if permits.len() >= MAX_CACHED_TOKENS {
                     permits.retain(|_, one| one.strong_count() > 0);
                 }
-                let made = Arc::new(Semaphore::new(ADDRESS_LIMITS.2));
+                let made = Arc::new(Semaphore::new(SOURCE_ADDRESS_LIMITS.2));
                 permits.insert(source, Arc::downgrade(&made));
                 made
             })
@@ -84,13 +88,14 @@ impl Reviews {
     /// Returns whether the rate limits of the address and of the token's issuer allow a review now.
     pub(super) fn may_review(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
         let is_familiar = self.issuers.lock().contains(issuer);
-        self.rates.take(source, now) && (is_familiar || self.unknown_issuers.take((), now))
+        self.rates.try_acquire(source, now)
+            && (is_familiar || self.unknown_issuers.try_acquire((), now))
     }
 
     /// Caches the result of the API server's review of a token.
     pub(super) fn record(
         &self,
-        hash: Hash,
+        hash: TokenHash,
         issuer: String,
         answer: &Result<Caller, TokenError>,
         now: Instant,
@@ -102,21 +107,21 @@ impl Reviews {
                     issuers.insert(issuer);
                 }
                 let mut accepted = self.accepted.lock();
-                accepted.keep(hash, caller.clone(), now, ACCEPTED_TTL);
+                accepted.insert(hash, caller.clone(), now, ACCEPTED_TTL);
             }
             // The review failed, so that there is no result to cache.
             Err(TokenError::Unavailable(_)) => {}
             Err(error) => self
                 .refused
                 .lock()
-                .keep(hash, error.clone(), now, REJECTED_TTL),
+                .insert(hash, error.clone(), now, REJECTED_TTL),
         }
     }
 }
 
 /// Cached results and their expiry, by the token's hash.
 #[derive(Debug)]
-struct ResultCache<T>(HashMap<Hash, (T, Instant)>);
+struct ResultCache<T>(HashMap<TokenHash, (T, Instant)>);
 
 impl<T> Default for ResultCache<T> {
     fn default() -> Self {
@@ -125,12 +130,12 @@ impl<T> Default for ResultCache<T> {
 }
 
 impl<T: Clone> ResultCache<T> {
-    fn find(&self, hash: &Hash, now: Instant) -> Option<T> {
+    fn find(&self, hash: &TokenHash, now: Instant) -> Option<T> {
         let (value, until) = self.0.get(hash)?;
         (now < *until).then(|| value.clone())
     }
 
-    fn keep(&mut self, hash: Hash, value: T, now: Instant, period: Duration) {
+    fn insert(&mut self, hash: TokenHash, value: T, now: Instant, period: Duration) {
         if self.0.len() >= MAX_CACHED_TOKENS {
             self.0.retain(|_, (_, until)| now < *until);
         }
@@ -146,8 +151,8 @@ mod tests {
 
     const ISSUER: &str = "https://kubernetes.default.svc";
 
-    fn hash(number: usize) -> Hash {
-        let mut hash = Hash::default();
+    fn hash(number: usize) -> TokenHash {
+        let mut hash = TokenHash::default();
         hash[..8].copy_from_slice(&number.to_be_bytes());
         hash
     }
@@ -166,14 +171,14 @@ mod tests {
 
     #[test]
     fn results_are_cached_briefly_and_in_bounded_number() {
-        let (reviews, now) = (Reviews::new(None), Instant::now());
+        let (reviews, now) = (ReviewCache::new(None), Instant::now());
         let refused = Err(TokenError::Rejected("no such pod".to_owned()));
         reviews.record(hash(1), ISSUER.into(), &Ok(caller()), now);
         reviews.record(hash(2), ISSUER.into(), &refused, now);
         let away = Err(TokenError::Unavailable("away".to_owned()));
         reviews.record(hash(3), ISSUER.into(), &away, now);
         let just_before = |period| now + period - Duration::from_millis(1);
-        let found = |number, at| reviews.find(&hash(number), at);
+        let found = |number, at| reviews.cached_result(&hash(number), at);
         assert_eq!(found(1, just_before(ACCEPTED_TTL)), Some(Ok(caller())));
         assert_eq!(found(1, now + ACCEPTED_TTL), None);
         assert_eq!(found(2, just_before(REJECTED_TTL)), Some(refused.clone()));
@@ -190,7 +195,7 @@ mod tests {
 
     #[test]
     fn invented_tokens_exhaust_only_the_share_of_their_address() {
-        let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
+        let (reviews, now) = (ReviewCache::new(Some(ISSUER.to_owned())), Instant::now());
         let reviewed = |source, issuer: &str| {
             (0..1000)
                 .filter(|_| reviews.may_review(source, issuer, now))
@@ -202,7 +207,7 @@ mod tests {
 
     #[test]
     fn unknown_issuers_share_a_small_limit_until_one_is_accepted() {
-        let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
+        let (reviews, now) = (ReviewCache::new(Some(ISSUER.to_owned())), Instant::now());
         let reviewed =
             (0..200).filter(|last| reviews.may_review(ip(*last), "https://elsewhere", now));
         assert_eq!(reviewed.count(), 51);
@@ -214,9 +219,9 @@ mod tests {
 
     #[tokio::test]
     async fn reviews_in_flight_are_limited_per_address() {
-        let reviews = Reviews::new(None);
+        let reviews = ReviewCache::new(None);
         let mut held = Vec::new();
-        for _ in 0..ADDRESS_LIMITS.2 {
+        for _ in 0..SOURCE_ADDRESS_LIMITS.2 {
             held.push(reviews.permit(ip(1)).await);
         }
         let mut next = std::pin::pin!(reviews.permit(ip(1)));

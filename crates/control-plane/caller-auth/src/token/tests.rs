@@ -1,6 +1,6 @@
 //! Tests of token verification with valid and forged tokens.
 
-use ambit_jwt::MAX_TOKEN;
+use ambit_jwt::MAX_TOKEN_BYTES;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use rcgen::{
     KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256,
@@ -62,11 +62,11 @@ fn sign(key: &KeyPair, claims: &Value, kid: Option<&str>) -> String {
     .unwrap()
 }
 
-fn verifier(keys: &str) -> KeyFile {
+fn verifier(keys: &str) -> KeyFileAuthenticator {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys");
     std::fs::write(&path, keys).unwrap();
-    KeyFile::open(&path, "istio-ca").unwrap()
+    KeyFileAuthenticator::open(&path, "istio-ca").unwrap()
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn several_keys_and_jwks_are_accepted() {
     assert!(set.verify(&sign(&new, &claims(), None)).is_ok());
     assert_eq!(
         set.verify(&sign(&new, &claims(), Some("k2"))),
-        Err(TokenError::Signature)
+        Err(TokenError::InvalidSignature)
     );
     let with_secret = encode(
         &Header::new(Algorithm::HS256),
@@ -109,7 +109,7 @@ fn several_keys_and_jwks_are_accepted() {
     .unwrap();
     assert_eq!(
         set.verify(&with_secret),
-        Err(TokenError::Algorithm),
+        Err(TokenError::UnsupportedAlgorithm),
         "a shared secret is no key"
     );
 }
@@ -146,7 +146,7 @@ fn keys_in_pem_verify_their_own_algorithms_alone() {
                 let verified = verifier(pem).verify(&token).map(|_| ());
                 let expected = match other == index {
                     true => Ok(()),
-                    false => Err(TokenError::Signature),
+                    false => Err(TokenError::InvalidSignature),
                 };
                 assert_eq!(verified, expected, "{algorithm:?}, key {other}");
             }
@@ -166,7 +166,7 @@ fn invalid_tokens_are_rejected_with_the_reason() {
     };
     assert_eq!(
         keys.verify(&sign(&self::key(), &claims(), None)),
-        Err(TokenError::Signature)
+        Err(TokenError::InvalidSignature)
     );
     assert_eq!(with("/exp", json!(now() - 60)), Err(TokenError::Expired));
     assert!(
@@ -175,7 +175,7 @@ fn invalid_tokens_are_rejected_with_the_reason() {
     );
     assert_eq!(
         with("/aud", json!(["other"])),
-        Err(TokenError::Audience("istio-ca".into()))
+        Err(TokenError::WrongAudience("istio-ca".into()))
     );
     assert_eq!(with("/aud", json!("istio-ca")).map(|_| ()), Ok(()));
     for subject in [
@@ -188,31 +188,31 @@ fn invalid_tokens_are_rejected_with_the_reason() {
     ] {
         assert_eq!(
             with("/sub", json!(subject)),
-            Err(TokenError::Subject),
+            Err(TokenError::InvalidSubject),
             "{subject}"
         );
     }
     assert_eq!(
         with("/kubernetes.io/namespace", json!("other")),
-        Err(TokenError::Contradiction)
+        Err(TokenError::ContradictoryClaims)
     );
     assert_eq!(
         with("/kubernetes.io/serviceaccount/name", json!("other")),
-        Err(TokenError::Contradiction)
+        Err(TokenError::ContradictoryClaims)
     );
     for claim in ["exp", "aud", "sub"] {
         let mut claims = claims();
         claims.as_object_mut().unwrap().remove(claim);
         assert_eq!(
             keys.verify(&sign(&key, &claims, None)),
-            Err(TokenError::Claim(claim.into()))
+            Err(TokenError::InvalidClaim(claim.into()))
         );
     }
     let mut future = claims();
     future["nbf"] = json!(now() + 300);
     assert_eq!(
         keys.verify(&sign(&key, &future, None)),
-        Err(TokenError::Immature)
+        Err(TokenError::NotYetValid)
     );
 }
 
@@ -228,7 +228,7 @@ fn forged_headers_are_rejected() {
         part(&json!({"alg": "none", "typ": "JWT"})),
         part(&claims())
     );
-    assert_eq!(keys.verify(&none), Err(TokenError::Algorithm));
+    assert_eq!(keys.verify(&none), Err(TokenError::UnsupportedAlgorithm));
     // HS256 with the public key as the shared secret.
     let confused = encode(
         &Header::new(Algorithm::HS256),
@@ -236,12 +236,22 @@ fn forged_headers_are_rejected() {
         &EncodingKey::from_secret(public_pem(&key).as_bytes()),
     )
     .unwrap();
-    assert_eq!(keys.verify(&confused), Err(TokenError::Algorithm));
+    assert_eq!(
+        keys.verify(&confused),
+        Err(TokenError::UnsupportedAlgorithm)
+    );
     let good = sign(&key, &claims(), None);
     let (head, signature) = good.rsplit_once('.').unwrap();
     let changed = format!("{head}x.{signature}");
     assert!(keys.verify(&changed).is_err());
-    for text in ["", "a", "a.b", "a.b.c", "....", &"x".repeat(MAX_TOKEN + 1)] {
+    for text in [
+        "",
+        "a",
+        "a.b",
+        "a.b.c",
+        "....",
+        &"x".repeat(MAX_TOKEN_BYTES + 1),
+    ] {
         assert!(keys.verify(text).is_err());
     }
 }
@@ -258,7 +268,9 @@ fn key_files_without_a_usable_key_are_refused() {
         "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
     ] {
         std::fs::write(&path, text).unwrap();
-        let error = KeyFile::open(&path, "a").unwrap_err().to_string();
+        let error = KeyFileAuthenticator::open(&path, "a")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(&path.display().to_string()), "{error}");
     }
 }
@@ -267,9 +279,9 @@ fn key_files_without_a_usable_key_are_refused() {
 fn header_must_be_a_bearer_token() {
     use tonic::metadata::MetadataMap;
     let mut metadata = MetadataMap::new();
-    assert_eq!(bearer(&metadata), Err(TokenError::Missing));
+    assert_eq!(bearer_token(&metadata), Err(TokenError::Missing));
     metadata.insert("authorization", "Basic YQ==".parse().unwrap());
-    assert_eq!(bearer(&metadata), Err(TokenError::Missing));
+    assert_eq!(bearer_token(&metadata), Err(TokenError::Missing));
     metadata.insert("authorization", "bearer abc".parse().unwrap());
-    assert_eq!(bearer(&metadata), Ok("abc"));
+    assert_eq!(bearer_token(&metadata), Ok("abc"));
 }

@@ -4,10 +4,10 @@ use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
 use serde_json::Value;
 
 use crate::{
-    derivation::table::functions,
+    derivation::table::kind_functions,
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::readable::Read,
+    objects::readable::Parsed,
     pod_directory::PodDirectory,
     problem::{FieldError, Problem, Severity},
 };
@@ -20,14 +20,16 @@ impl Index {
                 let origin = origin.as_ref().map(ToString::to_string);
                 self.apply(object, origin.as_deref(), pods);
             }
-            ObjectEvent::Refused { key, error, value } => self.refuse(key, error, value, pods),
+            ObjectEvent::Refused { key, error, value } => {
+                self.apply_invalid(key, error, value, pods)
+            }
             ObjectEvent::Deleted(key) => self.delete(key, pods),
         }
     }
 
     /// Applies a created or changed object; `origin` is the file of its manifest, which its problems name.
     pub fn apply(&mut self, object: &Object, origin: Option<&str>, pods: &mut PodDirectory) {
-        self.take(object, &object.key(), origin, pods);
+        self.parse_and_store(object, &object.key(), origin, pods);
     }
 
     /// Applies an object of a statically known kind.
@@ -46,7 +48,7 @@ impl Index {
             origin: origin.map(str::to_owned),
         };
         match K::read(object, &self.view.config) {
-            Ok(Read { input, notes }) => {
+            Ok(Parsed { input, notes }) => {
                 let notes = notes.into_iter();
                 let notes = notes.map(|note| problem(Severity::Warning, note));
                 self.substitutes.remove(key);
@@ -62,14 +64,14 @@ impl Index {
     }
 
     /// Handles an object that cannot be deserialized: reports the problem, and puts the substitute in its place.
-    pub fn refuse(
+    pub fn apply_invalid(
         &mut self,
         key: &ObjectKey,
         error: &InvalidObject,
         value: &Value,
         pods: &mut PodDirectory,
     ) {
-        let consequence = (functions(key.kind).refuse)(self, key, value, pods);
+        let consequence = (kind_functions(key.kind).store_substitute)(self, key, value, pods);
         let problem = Problem {
             severity: Severity::Error,
             object: key.clone(),
@@ -113,7 +115,7 @@ impl Index {
     pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
         self.substitutes.remove(key);
         self.reports.set_problems(key, Vec::new());
-        (functions(key.kind).remove)(self, key, pods);
+        (kind_functions(key.kind).remove)(self, key, pods);
     }
 
     /// Stores the parsed form of an object, and marks the records that depend on it.
@@ -141,7 +143,7 @@ impl Index {
         }
         if old != new {
             let (old, new) = (old.as_ref(), new.as_ref());
-            K::changed(self, &Change { key, old, new }, pods);
+            K::on_change(self, &Change { key, old, new }, pods);
         }
     }
 }

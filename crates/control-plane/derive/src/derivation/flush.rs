@@ -3,11 +3,11 @@
 use ambit_k8s_api::ObjectKey;
 
 use crate::{
-    derivation::table::functions,
-    index::{Index, maker::Maker},
-    kinds::peer_authentication::{any_plaintext_refused, static_strict},
+    derivation::table::kind_functions,
+    index::{Index, render_unit::RenderUnit},
+    kinds::peer_authentication::{publishes_static_strict, static_strict},
     records::Delta,
-    relations::{references::Edge, served},
+    relations::{references::ReferenceKind, workload_waypoints},
     view::{MeshView, rendered::Rendered},
 };
 
@@ -17,25 +17,28 @@ impl Index {
         let mut delta = Delta::default();
         self.decide_introductions();
         // Endpoints first: which waypoints are before services and policies depends on them.
-        let mut makers: Vec<_> = self
+        let mut units: Vec<_> = self
             .stale
-            .extract_if(.., |maker| maker.makes_workloads())
+            .extract_if(.., |unit| unit.renders_workloads())
             .collect();
-        let endpoints = makers.len();
-        for maker in &makers {
-            self.publish(maker, &mut delta);
+        let endpoints = units.len();
+        for unit in &units {
+            self.publish(unit, &mut delta);
         }
         for (uid, workload) in &delta.workloads {
             let workload = workload.as_deref();
-            let services = self.view.served.update(uid, served::as_endpoint(workload));
+            let services = self
+                .view
+                .service_waypoints
+                .update(uid, workload_waypoints::endpoint_services(workload));
             if !services.is_empty() {
                 self.mark_users_of_providers();
             }
             for service in services {
                 self.mark_host(service.hostname);
             }
-            let target = served::as_target(workload, |at| self.view.foreign_at(at));
-            let scopes = self.view.behind.update(uid, target);
+            let target = workload_waypoints::policy_scopes(workload, |at| self.view.foreign_at(at));
+            let scopes = self.view.policy_waypoints.update(uid, target);
             if !scopes.is_empty() {
                 self.mark_gateways();
             }
@@ -43,53 +46,53 @@ impl Index {
                 self.mark_policies(&scope);
             }
         }
-        makers.extend(std::mem::take(&mut self.stale));
-        for maker in makers.iter().skip(endpoints) {
-            self.publish(maker, &mut delta);
+        units.extend(std::mem::take(&mut self.stale));
+        for unit in units.iter().skip(endpoints) {
+            self.publish(unit, &mut delta);
         }
-        for maker in &makers {
-            self.judge(maker);
+        for unit in &units {
+            self.update_derived_statuses(unit);
         }
         delta.sort();
         delta
     }
 
-    fn publish(&mut self, maker: &Maker, delta: &mut Delta) {
-        let mut rendered = self.view.render(maker);
-        if let Maker::Object(key) = maker {
+    fn publish(&mut self, unit: &RenderUnit, delta: &mut Delta) {
+        let mut rendered = self.view.render(unit);
+        if let RenderUnit::Object(key) = unit {
             self.reports
                 .set_conflicts(key, std::mem::take(&mut rendered.conflicts));
         }
-        self.published.replace(maker, rendered, delta);
+        self.published.replace(unit, rendered, delta);
     }
 
     /// Updates the states of the objects that a unit renders.
-    pub(crate) fn judge(&mut self, maker: &Maker) {
-        let keys: Vec<ObjectKey> = match maker {
-            Maker::Object(key) => vec![key.clone()],
-            Maker::Host(host) => self
+    pub(crate) fn update_derived_statuses(&mut self, unit: &RenderUnit) {
+        let keys: Vec<ObjectKey> = match unit {
+            RenderUnit::Object(key) => vec![key.clone()],
+            RenderUnit::Host(host) => self
                 .view
-                .declarers(host)
-                .chain(self.view.references.of(Edge::VirtualHost, host))
+                .objects_declaring(host)
+                .chain(self.view.references.of(ReferenceKind::VirtualHost, host))
                 .cloned()
                 .collect(),
-            Maker::StaticStrict => return,
+            RenderUnit::StaticStrict => return,
         };
         for key in keys {
-            let standing = (functions(key.kind).standing)(&self.view, &key);
-            self.reports.set_standing(&key, standing);
+            let derived_status = (kind_functions(key.kind).derived_status)(&self.view, &key);
+            self.reports.set_derived_status(&key, derived_status);
         }
     }
 }
 
 impl MeshView {
     /// Renders the records of one unit.
-    pub(crate) fn render(&self, maker: &Maker) -> Rendered {
-        match maker {
-            Maker::Object(key) => (functions(key.kind).render)(self, key),
-            Maker::Host(host) => self.render_host(host),
-            Maker::StaticStrict => Rendered {
-                policies: any_plaintext_refused(self)
+    pub(crate) fn render(&self, unit: &RenderUnit) -> Rendered {
+        match unit {
+            RenderUnit::Object(key) => (kind_functions(key.kind).render)(self, key),
+            RenderUnit::Host(host) => self.render_host(host),
+            RenderUnit::StaticStrict => Rendered {
+                policies: publishes_static_strict(self)
                     .then(|| static_strict(&self.config.root_namespace))
                     .into_iter()
                     .collect(),

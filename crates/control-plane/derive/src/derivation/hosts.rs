@@ -7,27 +7,27 @@ use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointService};
 
 use crate::{
-    derivation::table::functions,
-    kinds::kind::Claim,
+    derivation::table::kind_functions,
+    kinds::kind::HostClaim,
     objects::service_entry::ServiceEntryInput,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, attachment::Attachment, rendered::Rendered},
 };
 
 /// Precedence of an object that declares a host: Kubernetes Services first, then by age, then by name.
-type Rank<'a> = (bool, &'a str, &'a ArcStr, &'a ArcStr);
+type HostPrecedence<'a> = (bool, &'a str, &'a ArcStr, &'a ArcStr);
 
 /// By namespace: precedence of the object that wins there, whether its record is visible in all namespaces, and its
 /// key.
-type Winners<'a> = BTreeMap<&'a ArcStr, (Rank<'a>, bool, &'a ObjectKey)>;
+type HostOwners<'a> = BTreeMap<&'a ArcStr, (HostPrecedence<'a>, bool, &'a ObjectKey)>;
 
 /// Returns the object whose record applies in namespaces that have no record of their own.
-fn canonical<'a>(winners: &Winners<'a>) -> Option<&'a ObjectKey> {
-    let public = winners.values().filter(|(_, is_public, _)| *is_public);
+fn canonical_owner<'a>(owners: &HostOwners<'a>) -> Option<&'a ObjectKey> {
+    let public = owners.values().filter(|(_, is_public, _)| *is_public);
     public.min().map(|(.., key)| *key)
 }
 
-fn rank<'a>(key: &'a ObjectKey, claim: &Claim<'a>) -> Rank<'a> {
+fn host_precedence<'a>(key: &'a ObjectKey, claim: &HostClaim<'a>) -> HostPrecedence<'a> {
     (
         !claim.is_kubernetes,
         claim.created,
@@ -37,69 +37,68 @@ fn rank<'a>(key: &'a ObjectKey, claim: &Claim<'a>) -> Rank<'a> {
 }
 
 impl MeshView {
-    pub(crate) fn claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<Claim<'_>> {
-        (functions(key.kind).claim)(self, key, host)
+    pub(crate) fn host_claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<HostClaim<'_>> {
+        (kind_functions(key.kind).host_claim)(self, key, host)
     }
 
     /// Returns the object with the highest precedence for a host in each namespace.
-    fn winners<'a>(&'a self, host: &ArcStr) -> Winners<'a> {
-        let mut winners = Winners::new();
-        for key in self.declarers(host) {
-            let Some(claim) = self.claim(key, host) else {
+    fn host_owners<'a>(&'a self, host: &ArcStr) -> HostOwners<'a> {
+        let mut owners = HostOwners::new();
+        for key in self.objects_declaring(host) {
+            let Some(claim) = self.host_claim(key, host) else {
                 continue;
             };
-            let one = (rank(key, &claim), claim.is_public, key);
-            let winner = winners.entry(&key.namespace).or_insert(one);
+            let one = (host_precedence(key, &claim), claim.is_public, key);
+            let winner = owners.entry(&key.namespace).or_insert(one);
             if one.0 < winner.0 {
                 *winner = one;
             }
         }
-        winners
+        owners
     }
 
     /// Returns the object whose record of a host applies in a namespace: the namespace's own, else the canonical one.
-    pub(crate) fn record_seen_in(&self, namespace: &ArcStr, host: &ArcStr) -> Option<&ObjectKey> {
-        let winners = self.winners(host);
-        let own = winners.get(namespace).map(|(.., key)| *key);
-        own.or_else(|| canonical(&winners))
+    pub(crate) fn host_owner_in(&self, namespace: &ArcStr, host: &ArcStr) -> Option<&ObjectKey> {
+        let owners = self.host_owners(host);
+        let own = owners.get(namespace).map(|(.., key)| *key);
+        own.or_else(|| canonical_owner(&owners))
     }
 
     /// Returns the objects from which the records of a host are rendered, and whether each record is visible in all
     /// namespaces.
-    pub(crate) fn records_of(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
-        let winners = self.winners(host).into_values();
-        winners
-            .map(|(_, is_public, key)| (key, is_public))
-            .collect()
+    pub(crate) fn record_owners(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
+        let owners = self.host_owners(host).into_values();
+        owners.map(|(_, is_public, key)| (key, is_public)).collect()
     }
 
     /// Renders the records of a host: one for each namespace, from the object with the highest precedence there; one of
     /// them is canonical, by the same precedence. Also renders what waypoints need to serve the host.
     pub(crate) fn render_host(&self, host: &ArcStr) -> Rendered {
-        let winners = self.winners(host);
-        let canonical = canonical(&winners);
+        let owners = self.host_owners(host);
+        let canonical = canonical_owner(&owners);
         let mut rendered = Rendered::default();
-        for (.., key) in winners.values() {
-            let Some(mut record) = (functions(key.kind).service)(self, key, host) else {
+        for (.., key) in owners.values() {
+            let Some(mut record) = (kind_functions(key.kind).service_record)(self, key, host)
+            else {
                 continue;
             };
             record.service.canonical = canonical == Some(*key);
             if let Some(attachment) = self.waypoint_of_service(key) {
                 record.service.waypoint = self.waypoint_address(&attachment);
-                record.service.weighted_waypoints = self.weighted(key, &attachment);
+                record.service.weighted_waypoints = self.weighted_waypoints(key, &attachment);
                 record.ingress_use_waypoint =
                     attachment.outcome.is_ok() && self.ingress_uses_waypoint(key);
             }
             let gateways = self.waypoints_serving(key, host);
             let awaited = self.waypoint_of_service(key).and_then(|to| to.awaited);
-            let grantors = match gateways.is_empty() {
+            let pod_grants = match gateways.is_empty() {
                 true => Vec::new(),
-                false => self.grantors(key),
+                false => self.pod_grants(key),
             };
             let mut binding = gateways.clone();
             binding.retain(|one| awaited.as_ref() != Some(one));
-            let refusals = self.refusals(key, &record.service, &binding);
-            rendered.add(refusals);
+            let wildcard_refusals = self.wildcard_refusals(key, &record.service, &binding);
+            rendered.add(wildcard_refusals);
             for gateway in gateways {
                 let service = WaypointService {
                     service: record.service.namespaced_hostname(),
@@ -108,8 +107,8 @@ impl MeshView {
                     tls_routes: self.stream_routes(Kind::TLSRoute, key, &gateway),
                     resolves_hosts: self
                         .get::<ServiceEntry>(key)
-                        .is_some_and(|entry| entry.resolves_named(host)),
-                    grantors: grantors.clone(),
+                        .is_some_and(|entry| entry.resolves_requested_names(host)),
+                    grantors: pod_grants.clone(),
                 };
                 rendered.add([(gateway, service)]);
             }
@@ -133,28 +132,34 @@ impl MeshView {
             .and_then(|primary| self.canary(key, primary)?.ok());
         let canary = canary.map(|(gateway, _)| gateway);
         let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
-        let of_endpoints = self.served.waypoints(&name).cloned();
-        let own = attachment.iter().flat_map(Attachment::receivers).cloned();
+        let of_endpoints = self.service_waypoints.waypoints(&name).cloned();
+        let own = attachment
+            .iter()
+            .flat_map(Attachment::receiving_waypoints)
+            .cloned();
         own.chain(canary).chain(of_endpoints).collect()
     }
 
     /// Returns the Services and ServiceEntries that declare a host.
-    pub(crate) fn declarers(&self, host: &ArcStr) -> impl Iterator<Item = &ObjectKey> + use<'_> {
-        self.references.of(Edge::Declares, host)
+    pub(crate) fn objects_declaring(
+        &self,
+        host: &ArcStr,
+    ) -> impl Iterator<Item = &ObjectKey> + use<'_> {
+        self.references.of(ReferenceKind::Declares, host)
     }
 
     /// Returns the declared hosts that match a pattern: a name, or `*` and a suffix.
-    pub(crate) fn hosts_like(&self, pattern: &ArcStr) -> Vec<ArcStr> {
+    pub(crate) fn hosts_matching(&self, pattern: &ArcStr) -> Vec<ArcStr> {
         let Some(end) = pattern.strip_prefix('*') else {
-            let is_there = self.references.is_named(Edge::Declares, pattern);
+            let is_there = self.references.is_named(ReferenceKind::Declares, pattern);
             return is_there.then(|| pattern.clone()).into_iter().collect();
         };
-        let hosts = self.references.names::<ArcStr>(Edge::Declares);
+        let hosts = self.references.names::<ArcStr>(ReferenceKind::Declares);
         hosts.filter(|host| host.ends_with(end)).cloned().collect()
     }
 
     /// Returns the hosts of a ServiceEntry for which it has the highest precedence in its namespace.
-    pub(crate) fn hosts_won<'a>(
+    pub(crate) fn owned_hosts<'a>(
         &'a self,
         entry: &'a ServiceEntryInput,
     ) -> impl Iterator<Item = &'a ArcStr> {
@@ -164,10 +169,10 @@ impl MeshView {
             entry.name.clone(),
         );
         entry.hosts.iter().filter(move |host| {
-            let rivals = self.declarers(host);
+            let rivals = self.objects_declaring(host);
             let first = rivals
                 .filter(|key| key.namespace == entry.namespace)
-                .filter_map(|key| Some((rank(key, &self.claim(key, host)?), key)))
+                .filter_map(|key| Some((host_precedence(key, &self.host_claim(key, host)?), key)))
                 .min();
             first.is_some_and(|(_, key)| *key == own)
         })

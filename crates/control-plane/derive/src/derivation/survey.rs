@@ -4,27 +4,27 @@
 //! of objects that have no status condition.
 
 use ambit_k8s_api::{
-    EnvoyFilter, Gateway, Kind, Namespace, ObjectKey, Pod, labels, unread::instead_of,
+    EnvoyFilter, Gateway, Kind, Namespace, ObjectKey, Pod, labels, unread::replacement_for,
 };
 use serde_json::Value;
 
 use crate::{
-    condition::{Part, Standing},
-    derivation::table::functions,
+    condition::{DerivedStatus, StatusEntry},
+    derivation::table::kind_functions,
     index::Index,
     objects::Stored,
     problem::{Problem, Severity},
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 /// Namespaces that every cluster has, for which manifests need no Namespace object.
-const ALWAYS_THERE: [&str; 2] = ["default", "kube-system"];
+const BUILTIN_NAMESPACES: [&str; 2] = ["default", "kube-system"];
 
 impl MeshView {
-    fn gateways_of_nobody(&self, all: &mut Vec<Problem>) {
-        for (key, gateway) in self.every::<Gateway>(Kind::Gateway) {
-            if self.class(&gateway.class).is_none() && !self.is_of_waypoints(gateway) {
+    fn report_gateways_without_class(&self, all: &mut Vec<Problem>) {
+        for (key, gateway) in self.all_of_kind::<Gateway>(Kind::Gateway) {
+            if self.class(&gateway.class).is_none() && !self.has_waypoint_class(gateway) {
                 let message = format!(
                     "there is no GatewayClass {}, so that nobody takes care of this Gateway; the class of waypoints is \
                      istio-waypoint",
@@ -37,13 +37,13 @@ impl MeshView {
 
     /// Reports Namespaces and pods whose labels name a Gateway that does not exist. For Services, ServiceEntries and
     /// WorkloadEntries their conditions report it.
-    fn missing_waypoints(&self, all: &mut Vec<Problem>) {
+    fn report_missing_waypoints(&self, all: &mut Vec<Problem>) {
         let missing = self
             .references
-            .names(Edge::Bound)
+            .names(ReferenceKind::Bound)
             .filter(|name| self.gateway(name).is_none());
         for name in missing {
-            for key in self.references.of(Edge::Bound, name) {
+            for key in self.references.of(ReferenceKind::Bound, name) {
                 if matches!(key.kind, Kind::Namespace | Kind::Pod) {
                     let field = format!("metadata.labels[{}]", labels::USE_WAYPOINT);
                     let message = format!("there is no Gateway {name}");
@@ -53,10 +53,10 @@ impl MeshView {
         }
     }
 
-    fn pods_without_namespace(&self, all: &mut Vec<Problem>) {
+    fn report_pods_without_namespace(&self, all: &mut Vec<Problem>) {
         let namespaces = self.objects("").map(|objects| objects.all::<Namespace>());
-        for (key, _) in self.every::<Pod>(Kind::Pod) {
-            let is_there = ALWAYS_THERE.contains(&key.namespace.as_str())
+        for (key, _) in self.all_of_kind::<Pod>(Kind::Pod) {
+            let is_there = BUILTIN_NAMESPACES.contains(&key.namespace.as_str())
                 || key.namespace == self.config.root_namespace
                 || namespaces.is_some_and(|all| all.contains_key(&key.namespace));
             if !is_there {
@@ -70,16 +70,16 @@ impl MeshView {
     }
 
     /// Reports all objects of a kind that has no effect.
-    fn without_effect<K: Stored>(&self, all: &mut Vec<Problem>) {
+    fn report_objects_without_effect<K: Stored>(&self, all: &mut Vec<Problem>) {
         let kind = K::OBJECT_KIND;
-        let instead = instead_of(kind.group(), kind.as_str()).unwrap_or_default();
+        let instead = replacement_for(kind.group(), kind.as_str()).unwrap_or_default();
         let message = format!("objects of this kind have no effect; {instead}");
-        for (key, _) in self.every::<K>(kind) {
+        for (key, _) in self.all_of_kind::<K>(kind) {
             all.push(warning(&key, ".", &message));
         }
     }
 
-    fn every<K: Stored>(&self, kind: Kind) -> impl Iterator<Item = (ObjectKey, &K::Input)> {
+    fn all_of_kind<K: Stored>(&self, kind: Kind) -> impl Iterator<Item = (ObjectKey, &K::Input)> {
         self.all_objects().flat_map(move |(namespace, objects)| {
             let of_kind = objects.all::<K>().iter();
             of_kind.map(move |(name, input)| {
@@ -91,17 +91,18 @@ impl MeshView {
 
 impl Index {
     /// Returns all current problems, ordered by object.
-    pub fn survey(&self) -> Vec<Problem> {
+    pub fn all_problems(&self) -> Vec<Problem> {
         let problems = self.problems();
         let mut all: Vec<_> = problems
-            .filter(|problem| !self.view.is_left_out(&problem.object.namespace))
+            .filter(|problem| !self.view.is_excluded(&problem.object.namespace))
             .cloned()
             .collect();
-        self.troubled_conditions(&mut all);
-        self.view.gateways_of_nobody(&mut all);
-        self.view.missing_waypoints(&mut all);
-        self.view.pods_without_namespace(&mut all);
-        self.view.without_effect::<EnvoyFilter>(&mut all);
+        self.report_conditions_needing_attention(&mut all);
+        self.view.report_gateways_without_class(&mut all);
+        self.view.report_missing_waypoints(&mut all);
+        self.view.report_pods_without_namespace(&mut all);
+        self.view
+            .report_objects_without_effect::<EnvoyFilter>(&mut all);
         all.sort_by(|a, b| {
             (&a.object, &a.field, &a.message).cmp(&(&b.object, &b.field, &b.message))
         });
@@ -109,22 +110,31 @@ impl Index {
         all
     }
 
-    fn troubled_conditions(&self, all: &mut Vec<Problem>) {
-        for (key, Standing { verdict, parts, .. }) in self.reports.standings() {
-            let types = functions(key.kind).conditions;
-            let name = types.iter().find(|one| one.needs_standing);
-            if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.is_trouble) {
+    fn report_conditions_needing_attention(&self, all: &mut Vec<Problem>) {
+        for (
+            key,
+            DerivedStatus {
+                condition, entries, ..
+            },
+        ) in self.reports.derived_statuses()
+        {
+            let types = kind_functions(key.kind).conditions;
+            let name = types.iter().find(|one| one.needs_derived_status);
+            if let Some(condition) = condition
+                .as_ref()
+                .filter(|condition| condition.needs_attention)
+            {
                 let name = name.map(|one| one.name).unwrap_or_default();
                 let field = format!("status.conditions[{name}]");
-                all.push(warning(key, field, &verdict.message));
+                all.push(warning(key, field, &condition.message));
             }
-            let list = functions(key.kind).parts.map(|parts| parts.list);
-            for part in parts {
-                for (name, verdict) in &part.conditions {
-                    if verdict.is_trouble {
-                        let of = part_name(part);
+            let list = kind_functions(key.kind).status_list.map(|of| of.list);
+            for entry in entries {
+                for (name, condition) in &entry.conditions {
+                    if condition.needs_attention {
+                        let of = status_entry_name(entry);
                         let field = format!("status.{}[{of}].{name}", list.unwrap_or_default());
-                        all.push(warning(key, field, &verdict.message));
+                        all.push(warning(key, field, &condition.message));
                     }
                 }
             }
@@ -143,10 +153,10 @@ fn warning(object: &ObjectKey, field: impl Into<String>, message: &str) -> Probl
 }
 
 /// Returns the name of a part of an object for messages: a listener's name, or the parent of a route.
-fn part_name(part: &Part) -> String {
+fn status_entry_name(entry: &StatusEntry) -> String {
     let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
-    let name = part.identity.get("name").and_then(text);
-    let parent = part.identity.values().find_map(|value| {
+    let name = entry.identity.get("name").and_then(text);
+    let parent = entry.identity.values().find_map(|value| {
         let field = |name: &str| value.get(name).and_then(Value::as_str);
         let section = field("sectionName").map(|section| format!("/{section}"));
         let kind = field("kind").unwrap_or("Gateway");

@@ -12,38 +12,39 @@ use ambit_model::ArcStr;
 use serde_json::Value;
 
 use crate::{
-    condition::{ConditionType, PartsType, Standing},
+    condition::{ConditionType, DerivedStatus, StatusListType},
     index::Index,
-    kinds::kind::{Claim, MeshKind},
-    objects::readable::{Followed, Readable, field},
+    kinds::kind::{HostClaim, MeshKind},
+    objects::readable::{FetchedKind, Readable, deserialize_field},
     pod_directory::PodDirectory,
     records::ServiceRecord,
     view::{MeshView, rendered::Rendered},
 };
 
 /// Functions for objects of one kind, which they find by key.
-pub(crate) struct Functions {
+pub(crate) struct KindFunctions {
     pub(crate) conditions: &'static [ConditionType],
-    pub(crate) parts: Option<PartsType>,
-    pub(crate) standing: fn(&MeshView, &ObjectKey) -> Option<Standing>,
+    pub(crate) status_list: Option<StatusListType>,
+    pub(crate) derived_status: fn(&MeshView, &ObjectKey) -> Option<DerivedStatus>,
     pub(crate) is_in_force: fn(&MeshView, &ObjectKey) -> bool,
     pub(crate) remove: fn(&mut Index, &ObjectKey, &mut PodDirectory),
     /// Stores the substitute of an object that cannot be deserialized; see [`Index::put_substitute`].
-    pub(crate) refuse: fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
+    pub(crate) store_substitute:
+        fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
     pub(crate) render: fn(&MeshView, &ObjectKey) -> Rendered,
-    pub(crate) claim: for<'a> fn(&'a MeshView, &ObjectKey, &ArcStr) -> Option<Claim<'a>>,
-    pub(crate) service: fn(&MeshView, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
+    pub(crate) host_claim: for<'a> fn(&'a MeshView, &ObjectKey, &ArcStr) -> Option<HostClaim<'a>>,
+    pub(crate) service_record: fn(&MeshView, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
 }
 
-impl Functions {
+impl KindFunctions {
     pub(crate) const fn of<K: MeshKind>() -> Self {
         Self {
             conditions: K::CONDITIONS,
-            parts: K::PARTS,
-            standing: |view, key| K::standing(view, key, view.get::<K>(key)?),
+            status_list: K::STATUS_LIST,
+            derived_status: |view, key| K::derived_status(view, key, view.get::<K>(key)?),
             is_in_force: |view, key| view.get::<K>(key).is_some_and(K::is_in_force),
             remove: |index, key, pods| index.put::<K>(key, None, pods),
-            refuse: |index, key, value, pods| {
+            store_substitute: |index, key, value, pods| {
                 let part = readable_part::<K>(key, value);
                 index.put_substitute::<K>(part.as_ref(), key, pods)
             },
@@ -51,8 +52,8 @@ impl Functions {
                 let input = view.get::<K>(key);
                 input.map_or_else(Rendered::default, |input| K::render(view, key, input))
             },
-            claim: |view, key, host| K::claim(view, view.get::<K>(key)?, host),
-            service: |view, key, host| K::service(view, view.get::<K>(key)?, host),
+            host_claim: |view, key, host| K::host_claim(view, view.get::<K>(key)?, host),
+            service_record: |view, key, host| K::service_record(view, view.get::<K>(key)?, host),
         }
     }
 }
@@ -61,8 +62,8 @@ fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
     let metadata = ObjectMeta {
         name: Some(key.name.to_string()),
         namespace: Some(key.namespace.to_string()),
-        annotations: field(value.get("metadata"), "annotations"),
-        creation_timestamp: field(value.get("metadata"), "creationTimestamp"),
+        annotations: deserialize_field(value.get("metadata"), "annotations"),
+        creation_timestamp: deserialize_field(value.get("metadata"), "creationTimestamp"),
         ..ObjectMeta::default()
     };
     K::readable_part(metadata, value.get("spec"))
@@ -71,26 +72,26 @@ fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
 /// Visitor that is called for each kind with its Rust type.
 pub trait KindVisitor {
     /// Visits the kind `K`.
-    fn visit<K: Followed>(&mut self);
+    fn visit<K: FetchedKind>(&mut self);
 }
 
 macro_rules! table {
     ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
         /// Returns the functions for objects of a kind.
-        pub(crate) fn functions(kind: Kind) -> &'static Functions {
+        pub(crate) fn kind_functions(kind: Kind) -> &'static KindFunctions {
             match kind {
-                $(Kind::$kind => const { &Functions::of::<$kind>() },)*
+                $(Kind::$kind => const { &KindFunctions::of::<$kind>() },)*
             }
         }
 
         /// Returns the types of status conditions that objects of a kind have.
         pub fn conditions(kind: Kind) -> &'static [ConditionType] {
-            functions(kind).conditions
+            kind_functions(kind).conditions
         }
 
         /// Returns the list in the status of objects of a kind whose entries have conditions; `None` if there is none.
-        pub fn parts(kind: Kind) -> Option<PartsType> {
-            functions(kind).parts
+        pub fn status_list(kind: Kind) -> Option<StatusListType> {
+            kind_functions(kind).status_list
         }
 
         /// Calls a visitor for each kind.
@@ -107,7 +108,7 @@ macro_rules! table {
 
         impl Index {
             /// Parses an object by its kind, and stores its parsed form.
-            pub(crate) fn take(
+            pub(crate) fn parse_and_store(
                 &mut self,
                 object: &Object,
                 key: &ObjectKey,
@@ -127,6 +128,6 @@ ambit_k8s_api::for_each_kind!(table);
 impl MeshView {
     /// Whether any rule of a policy is in effect.
     pub fn is_in_force(&self, key: &ObjectKey) -> bool {
-        (functions(key.kind).is_in_force)(self, key)
+        (kind_functions(key.kind).is_in_force)(self, key)
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{Namespace, ObjectKey, Pod, selector};
 
 use crate::{
-    index::{Index, maker::Maker},
+    index::{Index, render_unit::RenderUnit},
     pod_directory::PodDirectory,
     relations::discovery::Discovery,
     view::MeshView,
@@ -28,7 +28,7 @@ impl MeshView {
 
 impl Index {
     /// Recomputes the selected namespaces, after a change of `discoverySelectors` or of a namespace's labels.
-    pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
+    pub(crate) fn recompute_discovery(&mut self, pods: &mut PodDirectory) {
         let selectors = self
             .view
             .settings()
@@ -52,18 +52,18 @@ impl Index {
             && self.view.discovery.selected == discovery.selected;
         self.view.discovery = discovery;
         if !is_same {
-            self.mark_everything();
+            self.mark_all_records();
             self.view.enrol_pods(pods);
         }
     }
 
     /// Marks the records of every object and every host as stale.
-    fn mark_everything(&mut self) {
+    fn mark_all_records(&mut self) {
         let objects = self.view.namespaces.iter();
         let keys: Vec<ObjectKey> = objects
             .flat_map(|(namespace, objects)| objects.keys(namespace))
             .collect();
-        self.stale.extend(keys.into_iter().map(Maker::Object));
+        self.stale.extend(keys.into_iter().map(RenderUnit::Object));
         self.mark_mesh();
         self.mark_static_strict();
     }

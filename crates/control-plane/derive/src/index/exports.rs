@@ -3,7 +3,7 @@
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
 
-use crate::{index::Index, relations::references::Edge};
+use crate::{index::Index, relations::references::ReferenceKind};
 
 impl Index {
     /// Marks the ServiceEntries with hosts that are short names of Services of a namespace, which has been created or
@@ -12,14 +12,14 @@ impl Index {
         let entries: Vec<_> = self
             .view
             .references
-            .of(Edge::ShortName, namespace)
+            .of(ReferenceKind::ShortName, namespace)
             .cloned()
             .collect();
         self.mark_claims(entries);
     }
 
     /// Marks every ServiceEntry, after a change of the default visibility (`defaultServiceExportTo`).
-    pub(crate) fn mark_exports(&mut self) {
+    pub(crate) fn mark_service_entries(&mut self) {
         let entries: Vec<_> = self
             .view
             .all_objects()
@@ -36,7 +36,7 @@ impl Index {
     fn mark_claims(&mut self, entries: Vec<ObjectKey>) {
         for key in entries {
             for host in self.view.hosts_of(&key) {
-                self.mark_declarers(&host);
+                self.mark_entries_declaring(&host);
                 self.mark_host(host);
             }
             self.mark_attached_to(&key);

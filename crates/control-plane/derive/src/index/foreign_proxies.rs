@@ -8,7 +8,7 @@ use crate::{
 impl Index {
     /// Updates the nodes with a node proxy of another implementation after a change of a pod, and marks the Gateways if
     /// the pod is such a proxy or runs on such a node.
-    pub(crate) fn follow_proxies(&mut self, change: &Change<'_, PodInput>) {
+    pub(crate) fn update_foreign_proxies(&mut self, change: &Change<'_, PodInput>) {
         let node_of = |pod: Option<&PodInput>| {
             let proxy = pod.filter(|pod| self.view.is_foreign_proxy(pod));
             proxy.map(|pod| pod.node.clone())
@@ -38,7 +38,7 @@ impl Index {
 
     /// Marks the Gateways if any node has a node proxy of another implementation: their waypoints may have other pods
     /// on the node.
-    pub(crate) fn mark_passed_gateways(&mut self) {
+    pub(crate) fn mark_bypassable_gateways(&mut self) {
         if !self.view.foreign_proxies.is_empty() {
             self.mark_gateways();
         }

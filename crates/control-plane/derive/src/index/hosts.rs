@@ -3,7 +3,7 @@
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
 
-use crate::{index::Index, relations::references::Edge};
+use crate::{index::Index, relations::references::ReferenceKind};
 
 impl Index {
     /// Marks the hosts that a wildcard covers, since the wildcard's waypoints may have changed.
@@ -11,33 +11,38 @@ impl Index {
         if !host.starts_with('*') {
             return;
         }
-        for below in self.view.hosts_like(host) {
+        for below in self.view.hosts_matching(host) {
             self.mark_only_host(below);
         }
     }
 
     /// Updates the hosts that an object declares, and marks their records and the endpoints of all objects that declare
     /// them.
-    pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
+    pub(crate) fn update_declared_hosts(
+        &mut self,
+        key: &ObjectKey,
+        old: Vec<ArcStr>,
+        new: Vec<ArcStr>,
+    ) {
         self.view
             .references
-            .replace(Edge::Declares, key, old.clone(), new.clone());
+            .replace(ReferenceKind::Declares, key, old.clone(), new.clone());
         for host in old.into_iter().chain(new) {
-            self.mark_declarers(&host);
+            self.mark_entries_declaring(&host);
             self.mark_host(host);
         }
     }
 
     /// Marks the ServiceEntries that declare a host, and their endpoints, since another entry may now own the host's
     /// record.
-    pub(crate) fn mark_declarers(&mut self, host: &ArcStr) {
-        let entries = self.view.declarers(host);
+    pub(crate) fn mark_entries_declaring(&mut self, host: &ArcStr) {
+        let entries = self.view.objects_declaring(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
         for key in entries.cloned().collect::<Vec<_>>() {
             let entry = self.view.get::<ServiceEntry>(&key);
             let selector = entry.and_then(|entry| entry.selector.clone());
-            self.mark_selected(&key.namespace, selector.as_ref());
-            self.mark(key);
+            self.mark_selected_workloads(&key.namespace, selector.as_ref());
+            self.mark_object(key);
         }
     }
 }

@@ -8,18 +8,18 @@ use ambit_model::{ArcStr, GatewayName};
 use crate::{
     index::{Index, change::Change},
     objects::pod::PodInput,
-    relations::instances::claimed,
+    relations::instances::labelled_gateway,
 };
 
 impl Index {
     /// Updates the pods of Gateways after a change of a pod, and marks the Gateways that its label or its service
     /// account names.
-    pub(crate) fn follow_instance(&mut self, change: &Change<'_, PodInput>) {
+    pub(crate) fn update_instance(&mut self, change: &Change<'_, PodInput>) {
         let account =
             |pod: &PodInput| GatewayName::new(pod.namespace.clone(), pod.service_account.clone());
         let gateways = change
             .both()
-            .flat_map(|pod| claimed(pod).into_iter().chain([account(pod)]));
+            .flat_map(|pod| labelled_gateway(pod).into_iter().chain([account(pod)]));
         let gateways: BTreeSet<GatewayName> = gateways.collect();
         let state = |index: &Self, gateway: &GatewayName| {
             let instances = &index.view.instances;
@@ -30,7 +30,7 @@ impl Index {
             (ready, instances.accounts(gateway))
         };
         let before: Vec<_> = gateways.iter().map(|one| state(self, one)).collect();
-        let old = change.old.and_then(claimed);
+        let old = change.old.and_then(labelled_gateway);
         self.view
             .instances
             .replace(&change.key.name, old, change.new);
@@ -41,7 +41,7 @@ impl Index {
                 continue;
             };
             if state(self, gateway) == before {
-                self.mark(key);
+                self.mark_object(key);
             } else {
                 self.mark_gateway(gateway, &class);
             }
@@ -53,7 +53,7 @@ impl Index {
     pub(crate) fn mark_gateway_of_account(&mut self, namespace: &ArcStr, account: &ArcStr) {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), account.clone());
         if self.view.get::<Gateway>(&key).is_some() {
-            self.mark(key);
+            self.mark_object(key);
         }
     }
 
@@ -62,7 +62,7 @@ impl Index {
         let pods = self.view.instances.of(gateway).map(|(pod, _)| pod.clone());
         let pods: Vec<_> = pods.collect();
         for pod in pods {
-            self.mark(ObjectKey::new(Kind::Pod, gateway.namespace.clone(), pod));
+            self.mark_object(ObjectKey::new(Kind::Pod, gateway.namespace.clone(), pod));
         }
     }
 }

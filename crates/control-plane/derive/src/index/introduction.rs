@@ -3,7 +3,9 @@
 use ambit_k8s_api::ObjectKey;
 use ambit_model::GatewayName;
 
-use crate::{index::Index, objects::binding::Binding, relations::references::Edge};
+use crate::{
+    index::Index, objects::binding::WaypointSelection, relations::references::ReferenceKind,
+};
 
 impl Index {
     /// Decides which waypoints bind objects, and marks the objects that depend on a changed decision.
@@ -12,10 +14,12 @@ impl Index {
         if pending.is_empty() {
             return;
         }
-        let mut guarded = None;
+        let mut enforcement_targets = None;
         let mut changed = Vec::new();
         for (name, (_, before)) in pending {
-            let now = self.view.decide_introduction(name, &mut guarded);
+            let now = self
+                .view
+                .decide_introduction(name, &mut enforcement_targets);
             if now != Some(*before) {
                 changed.push((name.clone(), now));
             }
@@ -32,7 +36,7 @@ impl Index {
             let class = self.view.gateway(&name).map(|one| one.class.clone());
             self.mark_gateway(&name, &class.unwrap_or_default());
             if now.is_none() {
-                for key in self.view.references.of(Edge::Bound, &name) {
+                for key in self.view.references.of(ReferenceKind::Bound, &name) {
                     self.view.introductions.kept.remove(key);
                 }
             }
@@ -40,9 +44,9 @@ impl Index {
     }
 
     /// Marks the objects that keep using a waypoint until the one that their label names has been ready.
-    pub(crate) fn mark_keepers(&mut self, gateway: &GatewayName) {
-        for key in self.view.introductions.keepers(gateway) {
-            self.mark_bound(key);
+    pub(crate) fn mark_objects_keeping(&mut self, gateway: &GatewayName) {
+        for key in self.view.introductions.objects_keeping(gateway) {
+            self.mark_waypoint_dependents(key);
         }
     }
 
@@ -50,12 +54,12 @@ impl Index {
     pub(crate) fn relabel(
         &mut self,
         key: &ObjectKey,
-        old: Option<&Binding>,
-        new: Option<&Binding>,
+        old: Option<&WaypointSelection>,
+        new: Option<&WaypointSelection>,
     ) {
         let (old, new) = (
-            old.and_then(Binding::gateway),
-            new.and_then(Binding::gateway),
+            old.and_then(WaypointSelection::gateway),
+            new.and_then(WaypointSelection::gateway),
         );
         if old != new {
             self.view.introductions.relabel(key, old, new);

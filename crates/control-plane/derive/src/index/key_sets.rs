@@ -6,19 +6,19 @@ use ambit_k8s_api::{Kind, ObjectKey, RequestAuthentication};
 
 use crate::{
     index::Index,
-    objects::key_source::{KeyForm, KeySource},
-    relations::key_state::KeyState,
+    objects::key_source::{KeyFormat, KeySource},
+    relations::key_set_state::KeySetState,
 };
 
 impl Index {
     /// Stores the result of an attempt to fetch a key set, and marks the objects that name it.
-    pub fn set_keys(&mut self, source: &KeySource, state: KeyState) {
+    pub fn set_keys(&mut self, source: &KeySource, state: KeySetState) {
         let old = self.view.key_sets.insert(source.clone(), state.clone());
         if old.is_some_and(|old| old == state) {
             return;
         }
         let mut users = Vec::new();
-        if source.form == KeyForm::TrustBundle {
+        if source.format == KeyFormat::TrustBundle {
             users.push(self.view.settings_key());
         }
         for (namespace, objects) in &self.view.namespaces {
@@ -29,12 +29,12 @@ impl Index {
             }));
         }
         for user in users {
-            self.mark(user);
+            self.mark_object(user);
         }
     }
 
     /// Drops fetched key sets that are not in `named`, the key sets that objects name.
-    pub fn forget_keys(&mut self, named: &BTreeSet<KeySource>) {
+    pub fn retain_keys(&mut self, named: &BTreeSet<KeySource>) {
         self.view
             .key_sets
             .retain(|source, _| named.contains(source));

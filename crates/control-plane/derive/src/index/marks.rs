@@ -10,25 +10,34 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::{
     config::WaypointAttachment,
-    index::{Index, maker::Maker},
+    index::{Index, render_unit::RenderUnit},
     labels::{Labels, selects},
-    objects::binding::{Binding, Canary},
-    relations::{references::Edge, served::PolicyScope},
+    objects::binding::{CanaryWaypoint, WaypointSelection},
+    relations::{references::ReferenceKind, workload_waypoints::PolicyScope},
 };
 
 impl Index {
     /// Marks the records of an object as stale.
-    pub(crate) fn mark(&mut self, key: ObjectKey) {
-        self.stale.insert(Maker::Object(key));
+    pub(crate) fn mark_object(&mut self, key: ObjectKey) {
+        self.stale.insert(RenderUnit::Object(key));
     }
 
     /// Marks the records of a host as stale, and those of the objects that depend on it.
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
-        let declarers: Vec<_> = self.view.declarers(&host).cloned().collect();
-        for object in &declarers {
-            let policies = self.view.references.of(Edge::PolicyTarget, object).cloned();
-            let routes = self.view.references.of(Edge::RouteParent, object).cloned();
-            self.stale.extend(policies.chain(routes).map(Maker::Object));
+        let objects_declaring: Vec<_> = self.view.objects_declaring(&host).cloned().collect();
+        for object in &objects_declaring {
+            let policies = self
+                .view
+                .references
+                .of(ReferenceKind::PolicyTarget, object)
+                .cloned();
+            let routes = self
+                .view
+                .references
+                .of(ReferenceKind::RouteParent, object)
+                .cloned();
+            self.stale
+                .extend(policies.chain(routes).map(RenderUnit::Object));
             self.mark_telemetry_of(object);
             self.mark_backends_of(object);
         }
@@ -41,7 +50,7 @@ impl Index {
 
     /// Marks the records of a host as stale, without the objects that depend on it.
     pub(crate) fn mark_only_host(&mut self, host: ArcStr) {
-        self.stale.insert(Maker::Host(host));
+        self.stale.insert(RenderUnit::Host(host));
     }
 
     /// Marks the hosts that an object declares, and the objects that depend on them.
@@ -71,17 +80,29 @@ impl Index {
     /// Marks the policies and routes attached to a Service or ServiceEntry, and routes that send traffic to it, but not
     /// its own records.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
-        let policies = self.view.references.of(Edge::PolicyTarget, key).cloned();
-        let routes = self.view.references.of(Edge::RouteParent, key).cloned();
+        let policies = self
+            .view
+            .references
+            .of(ReferenceKind::PolicyTarget, key)
+            .cloned();
+        let routes = self
+            .view
+            .references
+            .of(ReferenceKind::RouteParent, key)
+            .cloned();
         let all = policies.chain(routes);
-        self.stale.extend(all.map(Maker::Object));
-        self.mark_leading_to(key);
+        self.stale.extend(all.map(RenderUnit::Object));
+        self.mark_routes_with_backend(key);
     }
 
     /// Marks the routes that have a Service as backend, and the hosts that these routes apply to.
-    pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
-        let routes = self.view.references.of(Edge::RouteBackend, key).cloned();
-        self.stale.extend(routes.map(Maker::Object));
+    pub(crate) fn mark_routes_with_backend(&mut self, key: &ObjectKey) {
+        let routes = self
+            .view
+            .references
+            .of(ReferenceKind::RouteBackend, key)
+            .cloned();
+        self.stale.extend(routes.map(RenderUnit::Object));
         self.mark_routes_to(key);
     }
 
@@ -94,33 +115,37 @@ impl Index {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), of.clone());
         let class = ObjectKey::new(Kind::GatewayClass, "", class.clone());
         for target in [&key, &class] {
-            let policies = self.view.references.of(Edge::PolicyTarget, target).cloned();
-            self.stale.extend(policies.map(Maker::Object));
+            let policies = self
+                .view
+                .references
+                .of(ReferenceKind::PolicyTarget, target)
+                .cloned();
+            self.stale.extend(policies.map(RenderUnit::Object));
         }
-        self.mark(key);
-        let canaries = self.view.references.of(Edge::Canary, name);
+        self.mark_object(key);
+        let canaries = self.view.references.of(ReferenceKind::Canary, name);
         let bound: Vec<_> = self
             .view
             .references
-            .of(Edge::Bound, name)
+            .of(ReferenceKind::Bound, name)
             .chain(canaries)
             .cloned()
             .collect();
         for key in bound {
-            self.mark_bound(key);
+            self.mark_waypoint_dependents(key);
         }
-        self.mark_keepers(name);
+        self.mark_objects_keeping(name);
         // Its own Service has no waypoint, and only its own pods are endpoints of it.
         let service = ObjectKey::new(Kind::Service, namespace.clone(), of.clone());
         self.mark_hosts_of_object(&service);
         let selector = self.view.get::<Service>(&service);
         let selector = selector.and_then(|service| service.selector.clone());
-        self.mark_selected(namespace, selector.as_ref());
+        self.mark_selected_workloads(namespace, selector.as_ref());
         self.mark_instances(name);
-        self.mark_called_in_tls();
+        self.mark_hosts_with_tls();
         let served: Vec<_> = self
             .view
-            .served
+            .service_waypoints
             .of(name)
             .map(|one| one.hostname.clone())
             .collect();
@@ -144,7 +169,7 @@ impl Index {
             .iter()
             .flat_map(|(namespace, objects)| {
                 let names = objects.all::<Gateway>().keys();
-                names.map(move |name| Maker::Object(key(namespace, name)))
+                names.map(move |name| RenderUnit::Object(key(namespace, name)))
             });
         self.stale.extend(gateways);
     }
@@ -163,7 +188,7 @@ impl Index {
 
     /// Updates a control plane of the mesh, which was added, changed or removed, and marks all Gateways: their
     /// revisions may now belong to this mesh, or to another implementation.
-    pub(crate) fn follow_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
+    pub(crate) fn update_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.view.revisions.set(service, of) {
             let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
             for namespace in &namespaces {
@@ -183,7 +208,7 @@ impl Index {
     }
 
     /// Marks the records that depend on the waypoint of an object.
-    pub(crate) fn mark_bound(&mut self, key: ObjectKey) {
+    pub(crate) fn mark_waypoint_dependents(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
                 self.mark_namespace(&key.name);
@@ -192,38 +217,48 @@ impl Index {
             Kind::Service => self.mark_hosts_of_object(&key),
             _ => {
                 self.mark_hosts_of_object(&key);
-                self.mark(key);
+                self.mark_object(key);
             }
         }
     }
 
     /// Records whether a pod has its own label for a waypoint: services of a namespace with such a pod have no common
     /// waypoint for their endpoints.
-    pub(crate) fn mark_chooser(&mut self, pod: &ObjectKey, chooses: bool) {
+    pub(crate) fn update_pod_waypoint_label(&mut self, pod: &ObjectKey, chooses: bool) {
         let namespace = &pod.namespace;
-        let had_any = self.view.has_choosers(namespace);
+        let had_any = self.view.has_pods_with_waypoint_label(namespace);
         let new = chooses.then(|| namespace.clone());
-        self.view
-            .references
-            .replace(Edge::ChoosesIn, pod, [namespace.clone()], new);
-        if had_any != self.view.has_choosers(namespace) {
+        self.view.references.replace(
+            ReferenceKind::PodWaypointLabel,
+            pod,
+            [namespace.clone()],
+            new,
+        );
+        if had_any != self.view.has_pods_with_waypoint_label(namespace) {
             self.mark_hosts_of_namespace(namespace);
         }
     }
 
     /// Updates the waypoint that the labels of an object select.
-    pub(crate) fn bind(&mut self, key: &ObjectKey, old: Option<&Binding>, new: Option<&Binding>) {
-        let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
+    pub(crate) fn update_binding(
+        &mut self,
+        key: &ObjectKey,
+        old: Option<&WaypointSelection>,
+        new: Option<&WaypointSelection>,
+    ) {
+        let gateway = |binding: Option<&WaypointSelection>| {
+            binding.and_then(WaypointSelection::gateway).cloned()
+        };
         if old != new {
             self.relabel(key, old, new);
-            self.rebind(key, gateway(old), gateway(new));
+            self.replace_gateways(key, gateway(old), gateway(new));
             self.mark_users_of_providers();
         }
     }
 
     /// Replaces the Gateways that an object is attached to, and marks these Gateways, whose notes depend on attached
     /// objects.
-    pub(crate) fn rebind(
+    pub(crate) fn replace_gateways(
         &mut self,
         key: &ObjectKey,
         old: impl IntoIterator<Item = GatewayName> + Clone,
@@ -231,29 +266,29 @@ impl Index {
     ) {
         self.view
             .references
-            .replace(Edge::Bound, key, old.clone(), new.clone());
+            .replace(ReferenceKind::Bound, key, old.clone(), new.clone());
         self.mark_each_gateway(old.into_iter().chain(new));
     }
 
     /// Marks the given Gateways, without the objects that are attached to them.
     fn mark_each_gateway(&mut self, names: impl IntoIterator<Item = GatewayName>) {
         for name in names {
-            self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
+            self.mark_object(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
         }
     }
 
     /// Updates the canary waypoint that the labels of an object select.
-    pub(crate) fn bind_canary(
+    pub(crate) fn update_canary(
         &mut self,
         key: &ObjectKey,
-        old: Option<&Canary>,
-        new: Option<&Canary>,
+        old: Option<&CanaryWaypoint>,
+        new: Option<&CanaryWaypoint>,
     ) {
-        let gateway = |canary: Option<&Canary>| canary.map(|canary| canary.gateway.clone());
+        let gateway = |canary: Option<&CanaryWaypoint>| canary.map(|canary| canary.gateway.clone());
         if old != new {
             self.view
                 .references
-                .replace(Edge::Canary, key, gateway(old), gateway(new));
+                .replace(ReferenceKind::Canary, key, gateway(old), gateway(new));
             self.mark_each_gateway(gateway(old).into_iter().chain(gateway(new)));
         }
     }
@@ -261,9 +296,9 @@ impl Index {
     /// Marks the policies of node proxies that apply to the pods of a scope.
     pub(crate) fn mark_policies(&mut self, scope: &PolicyScope) {
         let namespaces = match scope {
-            PolicyScope::Listed(name) => {
+            PolicyScope::Policy(name) => {
                 if let Some((namespace, name)) = name.split_once('/') {
-                    self.mark(ObjectKey::new(Kind::AuthorizationPolicy, namespace, name));
+                    self.mark_object(ObjectKey::new(Kind::AuthorizationPolicy, namespace, name));
                 }
                 return;
             }
@@ -279,14 +314,14 @@ impl Index {
             let key = |name: &ArcStr| {
                 ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name.clone())
             };
-            keys.extend(names.map(key).map(Maker::Object));
+            keys.extend(names.map(key).map(RenderUnit::Object));
         }
         self.stale.extend(keys);
     }
 
     /// Marks the policy that refuses all plaintext in the mesh.
     pub(crate) fn mark_static_strict(&mut self) {
-        self.stale.insert(Maker::StaticStrict);
+        self.stale.insert(RenderUnit::StaticStrict);
     }
 
     /// Marks the records of ServiceEntries and WorkloadEntries, for example because an address that they name has
@@ -300,18 +335,22 @@ impl Index {
                     self.mark_host(host);
                 }
             }
-            self.mark(key);
+            self.mark_object(key);
         }
     }
 
     /// Marks the pods and WorkloadEntries of a namespace that a label selector matches.
-    pub(crate) fn mark_selected(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
+    pub(crate) fn mark_selected_workloads(
+        &mut self,
+        namespace: &ArcStr,
+        selector: Option<&Labels>,
+    ) {
         let (Some(selector), Some(objects)) = (selector, self.view.namespaces.get(namespace))
         else {
             return;
         };
         let key = |kind, name: &ArcStr| {
-            Maker::Object(ObjectKey::new(kind, namespace.clone(), name.clone()))
+            RenderUnit::Object(ObjectKey::new(kind, namespace.clone(), name.clone()))
         };
         let pods = objects.all::<Pod>().iter();
         let pods = pods.filter(|(_, pod)| selects(selector, &pod.labels));
@@ -331,7 +370,7 @@ impl Index {
         let entries = objects.all::<ServiceEntry>().iter();
         let with_endpoints = entries.filter(|(_, entry)| !entry.endpoints.is_empty());
         let keys = with_endpoints.map(|(name, _)| {
-            Maker::Object(ObjectKey::new(
+            RenderUnit::Object(ObjectKey::new(
                 Kind::ServiceEntry,
                 namespace.clone(),
                 name.clone(),
@@ -347,7 +386,7 @@ impl Index {
         };
         let key = |kind: Kind| {
             move |name: &ArcStr| {
-                Maker::Object(ObjectKey::new(kind, namespace.clone(), name.clone()))
+                RenderUnit::Object(ObjectKey::new(kind, namespace.clone(), name.clone()))
             }
         };
         let pods = objects.all::<Pod>().keys();
@@ -364,8 +403,8 @@ impl Index {
 
     /// Marks the records of all workloads and all hosts.
     pub(crate) fn mark_mesh(&mut self) {
-        let hosts = self.view.references.names(Edge::Declares).cloned();
-        let hosts = hosts.map(Maker::Host);
+        let hosts = self.view.references.names(ReferenceKind::Declares).cloned();
+        let hosts = hosts.map(RenderUnit::Host);
         self.stale.extend(hosts);
         self.mark_workloads();
     }

@@ -8,23 +8,23 @@ use ambit_model::{
 };
 
 use crate::{
-    index::maker::Maker,
-    records::{Changed, Delta, ServiceRecord},
+    index::render_unit::RenderUnit,
+    records::{ChangedRecords, Delta, ServiceRecord},
     view::rendered::Rendered,
 };
 
 /// Last published records of all types.
 #[derive(Debug, Default)]
-pub(crate) struct Published {
+pub(crate) struct PublishedRecords {
     workloads: Records<WorkloadUid, Workload>,
     services: Records<NamespacedHostname, ServiceRecord>,
     policies: Records<PolicyKey, Authorization>,
     waypoint_records: Records<WaypointRecordKey, WaypointRecord>,
 }
 
-impl Published {
+impl PublishedRecords {
     /// Replaces the records of one unit, and adds those that changed or were removed to `delta`.
-    pub(crate) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
+    pub(crate) fn replace(&mut self, unit: &RenderUnit, new: Rendered, delta: &mut Delta) {
         let Rendered {
             workloads,
             services,
@@ -33,17 +33,17 @@ impl Published {
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
-        self.workloads.replace(maker, named, &mut delta.workloads);
+        self.workloads.replace(unit, named, &mut delta.workloads);
         let named = services.into_iter();
         let named = named.map(|one| (one.service.namespaced_hostname(), one));
-        self.services.replace(maker, named, &mut delta.services);
+        self.services.replace(unit, named, &mut delta.services);
         let named = policies.into_iter().map(|one| (one.key(), one));
-        self.policies.replace(maker, named, &mut delta.policies);
+        self.policies.replace(unit, named, &mut delta.policies);
         let named = waypoint_records
             .into_iter()
             .map(|(gateway, one)| (WaypointRecordKey::new(gateway, &one), one));
         self.waypoint_records
-            .replace(maker, named, &mut delta.waypoint_records);
+            .replace(unit, named, &mut delta.waypoint_records);
     }
 }
 
@@ -51,14 +51,14 @@ impl Published {
 #[derive(Debug)]
 struct Records<N, R> {
     by_name: HashMap<N, Arc<R>>,
-    made_by: HashMap<Maker, Vec<N>>,
+    by_unit: HashMap<RenderUnit, Vec<N>>,
 }
 
 impl<N, R> Default for Records<N, R> {
     fn default() -> Self {
         Self {
             by_name: HashMap::new(),
-            made_by: HashMap::new(),
+            by_unit: HashMap::new(),
         }
     }
 }
@@ -66,16 +66,16 @@ impl<N, R> Default for Records<N, R> {
 impl<N: Clone + Eq + Hash, R: PartialEq> Records<N, R> {
     fn replace(
         &mut self,
-        maker: &Maker,
+        unit: &RenderUnit,
         new: impl Iterator<Item = (N, R)>,
-        delta: &mut Changed<N, R>,
+        delta: &mut ChangedRecords<N, R>,
     ) {
         let new: Vec<(N, R)> = new.collect();
         let names: Vec<N> = new.iter().map(|(name, _)| name.clone()).collect();
         let old = if names.is_empty() {
-            self.made_by.remove(maker)
+            self.by_unit.remove(unit)
         } else {
-            self.made_by.insert(maker.clone(), names.clone())
+            self.by_unit.insert(unit.clone(), names.clone())
         };
         let old = old.into_iter().flatten();
         for gone in old.filter(|name| !names.contains(name)) {

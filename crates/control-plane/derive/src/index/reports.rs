@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::ObjectKey;
 
 use crate::{
-    condition::Standing,
+    condition::DerivedStatus,
     problem::{Note, Problem, Severity},
 };
 
@@ -14,8 +14,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     /// States of objects that depend on other objects, for status conditions.
-    standings: BTreeMap<ObjectKey, Standing>,
-    standings_changed: BTreeSet<ObjectKey>,
+    derived_statuses: BTreeMap<ObjectKey, DerivedStatus>,
+    derived_statuses_changed: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
     problems_changed: BTreeSet<ObjectKey>,
     /// Problems of objects parts of which have no effect because other objects take precedence.
@@ -71,28 +71,32 @@ impl Reports {
     }
 
     /// Returns the state of an object as far as it depends on other objects.
-    pub(crate) fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
-        self.standings.get(key)
+    pub(crate) fn derived_status(&self, key: &ObjectKey) -> Option<&DerivedStatus> {
+        self.derived_statuses.get(key)
     }
 
     /// Returns the states of all objects that depend on other objects.
-    pub(crate) fn standings(&self) -> impl Iterator<Item = (&ObjectKey, &Standing)> {
-        self.standings.iter()
+    pub(crate) fn derived_statuses(&self) -> impl Iterator<Item = (&ObjectKey, &DerivedStatus)> {
+        self.derived_statuses.iter()
     }
 
-    pub(crate) fn take_changed_standings(&mut self) -> BTreeSet<ObjectKey> {
-        std::mem::take(&mut self.standings_changed)
+    pub(crate) fn take_changed_derived_statuses(&mut self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut self.derived_statuses_changed)
     }
 
     /// Sets the state of an object; `None` removes it without reporting a change.
-    pub(crate) fn set_standing(&mut self, key: &ObjectKey, standing: Option<Standing>) {
-        let Some(standing) = standing else {
-            self.standings.remove(key);
+    pub(crate) fn set_derived_status(
+        &mut self,
+        key: &ObjectKey,
+        derived_status: Option<DerivedStatus>,
+    ) {
+        let Some(derived_status) = derived_status else {
+            self.derived_statuses.remove(key);
             return;
         };
-        if self.standings.get(key) != Some(&standing) {
-            self.standings.insert(key.clone(), standing);
-            self.standings_changed.insert(key.clone());
+        if self.derived_statuses.get(key) != Some(&derived_status) {
+            self.derived_statuses.insert(key.clone(), derived_status);
+            self.derived_statuses_changed.insert(key.clone());
         }
     }
 }

@@ -18,9 +18,9 @@ impl Index {
             }
         }
         for (key, targets) in all {
-            self.mark(key.clone());
+            self.mark_object(key.clone());
             // Their pods' records name the callers that rules of waypoints concern.
-            self.attach_rule(&key, targets.clone(), targets);
+            self.update_policy_targets(&key, targets.clone(), targets);
         }
     }
 }

@@ -8,12 +8,12 @@ use ambit_model::{ArcStr, GatewayName};
 use crate::{
     index::Index,
     labels::Labels,
-    relations::{references::Edge, served::PolicyScope},
+    relations::{references::ReferenceKind, workload_waypoints::PolicyScope},
 };
 
 impl Index {
     /// Updates the targets of a changed policy, and marks the pods that it could apply to.
-    pub(crate) fn attach_rule(
+    pub(crate) fn update_policy_targets(
         &mut self,
         key: &ObjectKey,
         old: Vec<ObjectKey>,
@@ -22,14 +22,14 @@ impl Index {
         let targets: BTreeSet<_> = old.iter().chain(&new).cloned().collect();
         self.view
             .references
-            .replace(Edge::PolicyTarget, key, old, new);
+            .replace(ReferenceKind::PolicyTarget, key, old, new);
         for target in targets {
-            self.mark_pods_of(&target);
+            self.mark_pods_of_target(&target);
         }
     }
 
     /// Marks the pods that a policy attached to `target` could apply to.
-    fn mark_pods_of(&mut self, target: &ObjectKey) {
+    fn mark_pods_of_target(&mut self, target: &ObjectKey) {
         let ObjectKey {
             namespace, name, ..
         } = target;
@@ -59,7 +59,7 @@ impl Index {
     /// name them.
     fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         match selector {
-            Some(_) => self.mark_selected(namespace, selector),
+            Some(_) => self.mark_selected_workloads(namespace, selector),
             None => self.mark_namespace(namespace),
         }
     }
@@ -67,11 +67,11 @@ impl Index {
     fn mark_pods_behind(&mut self, gateway: &GatewayName) {
         let namespaces: BTreeSet<ArcStr> = self
             .view
-            .behind
+            .policy_waypoints
             .of(gateway)
             .filter_map(|scope| match scope {
                 PolicyScope::Namespace(namespace) => Some(namespace.clone()),
-                PolicyScope::Listed(_) => None,
+                PolicyScope::Policy(_) => None,
             })
             .collect();
         for namespace in namespaces {

@@ -9,7 +9,7 @@ use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey};
 use ambit_model::{ArcStr, Authorization};
 
 use crate::{
-    condition::{ACCEPTED, ConditionType, Standing, WAYPOINT_ACCEPTED},
+    condition::{ConditionType, DerivedStatus, WAYPOINT_ACCEPTED, ZTUNNEL_ACCEPTED},
     index::{Index, change::Change},
     kinds::{kind::MeshKind, peer_authentication},
     labels::{Labels, selects},
@@ -20,18 +20,18 @@ use crate::{
     },
     pod_directory::PodDirectory,
     problem::Note,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, rendered::Rendered},
 };
 
 impl MeshKind for AuthorizationPolicy {
-    const CONDITIONS: &'static [ConditionType] = &[ACCEPTED, WAYPOINT_ACCEPTED];
+    const CONDITIONS: &'static [ConditionType] = &[ZTUNNEL_ACCEPTED, WAYPOINT_ACCEPTED];
 
-    fn changed(index: &mut Index, change: &Change<'_, PolicyInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, PolicyInput>, _: &mut PodDirectory) {
         let key = change.key;
-        index.mark(key.clone());
+        index.mark_object(key.clone());
         for policy in change.both() {
-            callers::mark(index, &key.namespace, policy);
+            callers::mark_notes(index, &key.namespace, policy);
         }
         let targets = |policy: Option<&PolicyInput>| -> Vec<ObjectKey> {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
@@ -39,26 +39,26 @@ impl MeshKind for AuthorizationPolicy {
                 .map(|one| one.targets.0.clone())
                 .unwrap_or_default()
         };
-        index.attach_rule(key, targets(change.old), targets(change.new));
+        index.update_policy_targets(key, targets(change.old), targets(change.new));
         let provider = |policy: Option<&PolicyInput>| {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
             attached.and_then(|one| one.provider.clone())
         };
         index.view.references.replace(
-            Edge::Provider,
+            ReferenceKind::Provider,
             key,
             provider(change.old),
             provider(change.new),
         );
-        let listed = |policy: Option<&PolicyInput>| {
-            let sent = policy.filter(|policy| policy.sent.is_some());
-            sent.and_then(|policy| policy.selector.clone())
+        let join_names = |policy: Option<&PolicyInput>| {
+            let node_proxy_policy = policy.filter(|policy| policy.node_proxy_policy.is_some());
+            node_proxy_policy.and_then(|policy| policy.selector.clone())
         };
-        if has_copy(&index.view, key) {
+        if has_waypoint_copy(&index.view, key) {
             // Which connections the copy concerns depends on what the pods' node proxies enforce.
             index.mark_namespace(&key.namespace);
         }
-        let (old, new) = (listed(change.old), listed(change.new));
+        let (old, new) = (join_names(change.old), join_names(change.new));
         if old == new {
             return;
         }
@@ -73,7 +73,7 @@ impl MeshKind for AuthorizationPolicy {
         };
         for namespace in namespaces {
             for selector in [old.as_ref(), new.as_ref()] {
-                index.mark_selected(&namespace, selector);
+                index.mark_selected_workloads(&namespace, selector);
                 if selector.is_some() {
                     index.mark_endpoints_of_entries(&namespace);
                 }
@@ -97,22 +97,26 @@ impl MeshKind for AuthorizationPolicy {
         rendered
     }
 
-    fn standing(view: &MeshView, _: &ObjectKey, policy: &PolicyInput) -> Option<Standing> {
+    fn derived_status(
+        view: &MeshView,
+        _: &ObjectKey,
+        policy: &PolicyInput,
+    ) -> Option<DerivedStatus> {
         let attached = policy.attached.as_ref();
-        let verdict = attached.map(|one| one.verdict(view));
-        Some(Standing {
-            verdict,
-            ..Standing::default()
+        let condition = attached.map(|one| one.accepted_condition(view));
+        Some(DerivedStatus {
+            condition,
+            ..DerivedStatus::default()
         })
     }
 
     fn is_in_force(policy: &PolicyInput) -> bool {
-        policy.sent.is_some() || policy.attached.is_some()
+        policy.node_proxy_policy.is_some() || policy.attached.is_some()
     }
 }
 
 /// Whether a waypoint policy of the same namespace is, by its annotation, a copy of this policy.
-fn has_copy(view: &MeshView, original: &ObjectKey) -> bool {
+fn has_waypoint_copy(view: &MeshView, original: &ObjectKey) -> bool {
     let objects = view.objects(&original.namespace);
     let policies = objects.map(|objects| objects.all::<AuthorizationPolicy>().values());
     let mut attached = policies
@@ -126,7 +130,7 @@ impl MeshView {
     /// Returns the layer 4 policy that a waypoint policy is a copy of, if node proxies enforce it (it is no dry run)
     /// and both have the same action and rules. Connections that bypass the copy's waypoint are subject to the
     /// original.
-    pub(crate) fn enforced_original(&self, copy: &ObjectKey) -> Option<ObjectKey> {
+    pub(crate) fn enforced_l4_original(&self, copy: &ObjectKey) -> Option<ObjectKey> {
         if copy.kind != Kind::AuthorizationPolicy {
             return None;
         }
@@ -134,14 +138,18 @@ impl MeshView {
         let name = copied.attached.as_ref()?.migrated_from.as_ref()?;
         let key = ObjectKey::new(copy.kind, copy.namespace.clone(), name.clone());
         let original = self.get::<AuthorizationPolicy>(&key)?;
-        let is_enforced = original.sent.as_ref().is_some_and(|sent| !sent.dry_run);
-        let is_same = original.content.is_some() && original.content == copied.content;
+        let is_enforced = original
+            .node_proxy_policy
+            .as_ref()
+            .is_some_and(|node_proxy_policy| !node_proxy_policy.dry_run);
+        let is_same =
+            original.content_hash.is_some() && original.content_hash == copied.content_hash;
         (is_enforced && is_same).then_some(key)
     }
 }
 
 /// Returns the names of the policies that the record of a workload with these labels lists.
-pub(crate) fn policies_for(
+pub(crate) fn policy_names_for(
     view: &MeshView,
     namespace: &ArcStr,
     objects: &Objects,
@@ -164,7 +172,7 @@ pub(crate) fn policies_for(
                 .selector
                 .as_ref()
                 .is_some_and(|selector| selects(selector, labels));
-            policy.sent.is_some() && selected
+            policy.node_proxy_policy.is_some() && selected
         })
         .map(|(namespace, (name, _))| arcstr::format!("{namespace}/{name}"))
         .collect();
@@ -177,24 +185,30 @@ pub(crate) fn policies_for(
 impl PolicyInput {
     /// Returns the policy that node proxies receive, with principals expanded to all names of the mesh's trust domain.
     fn for_node_proxies(&self, names: &TrustDomainNames) -> Option<Authorization> {
-        let mut sent = self.sent.clone()?;
+        let mut node_proxy_policy = self.node_proxy_policy.clone()?;
         if let Some(rules) = self
-            .with_principals
+            .unexpanded_rules
             .as_deref()
             .filter(|_| !names.is_literal())
         {
-            let expanded = convert(rules, sent.action, &sent.namespace, names, &mut Vec::new());
+            let expanded = convert(
+                rules,
+                node_proxy_policy.action,
+                &node_proxy_policy.namespace,
+                names,
+                &mut Vec::new(),
+            );
             match expanded {
-                Ok(rules) => sent.rules = rules,
+                Ok(rules) => node_proxy_policy.rules = rules,
                 // The same rules were read before.
-                Err(error) => sent.not_understood = Some(error.to_string().into()),
+                Err(error) => node_proxy_policy.not_understood = Some(error.to_string().into()),
             }
         }
-        Some(sent)
+        Some(node_proxy_policy)
     }
 
     /// Builds the note on rules that have no effect on pods behind a waypoint.
     fn note(&self, view: &MeshView) -> Option<Note> {
-        callers::note(view, self)
+        callers::client_identity_note(view, self)
     }
 }

@@ -12,12 +12,12 @@ use ambit_k8s_api::{BackendTLSPolicy, ConfigMap, Kind, ObjectKey};
 use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsRoots, WaypointDestination};
 
 use crate::{
-    condition::{PartsType, Standing},
+    condition::{DerivedStatus, StatusListType},
     index::{Index, change::Change},
     kinds::{kind::MeshKind, route::ports::declared_ports},
-    objects::backend_tls_policy::input::{BackendTlsInput, Refused},
+    objects::backend_tls_policy::input::{BackendTlsInput, InvalidReason},
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct BackendTls {
 
 impl BackendTls {
     /// Overrides the TLS settings of a destination record.
-    pub(crate) fn put_over(&self, destination: &mut WaypointDestination) {
+    pub(crate) fn override_tls(&self, destination: &mut WaypointDestination) {
         let put = |policy: &mut DestinationPolicy| match &self.tls {
             Ok(tls) => policy.tls = Some(tls.clone()),
             Err(why) => policy.unsupported = Some(why.clone()),
@@ -58,13 +58,13 @@ impl BackendTls {
 }
 
 impl MeshKind for BackendTLSPolicy {
-    const PARTS: Option<PartsType> = Some(PartsType {
+    const STATUS_LIST: Option<StatusListType> = Some(StatusListType {
         list: "ancestors",
         manager: "ambit-backend-tls",
         is_shared: true,
     });
 
-    fn changed(index: &mut Index, change: &Change<'_, BackendTlsInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, BackendTlsInput>, _: &mut PodDirectory) {
         let targets = |policy: Option<&BackendTlsInput>| -> Vec<ObjectKey> {
             let targets = policy.into_iter().flat_map(|policy| &policy.targets);
             targets.map(|target| target.key.clone()).collect()
@@ -73,29 +73,35 @@ impl MeshKind for BackendTLSPolicy {
         index
             .view
             .references
-            .set(Edge::BackendTls, change.key, change.new.is_some());
-        index
-            .view
-            .references
-            .replace(Edge::PolicyTarget, change.key, old.clone(), new.clone());
-        index.mark(change.key.clone());
+            .set(ReferenceKind::BackendTls, change.key, change.new.is_some());
+        index.view.references.replace(
+            ReferenceKind::PolicyTarget,
+            change.key,
+            old.clone(),
+            new.clone(),
+        );
+        index.mark_object(change.key.clone());
         for target in old.into_iter().chain(new) {
             index.mark_tls_of(&target);
         }
     }
 
-    fn standing(view: &MeshView, _: &ObjectKey, policy: &BackendTlsInput) -> Option<Standing> {
-        Some(conditions::of(view, policy))
+    fn derived_status(
+        view: &MeshView,
+        _: &ObjectKey,
+        policy: &BackendTlsInput,
+    ) -> Option<DerivedStatus> {
+        Some(conditions::derived_status(view, policy))
     }
 }
 
 impl BackendTlsInput {
     /// Returns the TLS settings with the resolved CA certificates, or the reason why requests are refused.
-    fn resolved(&self, view: &MeshView) -> Result<Arc<DestinationTls>, Refused> {
+    fn resolve_tls(&self, view: &MeshView) -> Result<Arc<DestinationTls>, InvalidReason> {
         let tls = self.tls.as_ref().map_err(Clone::clone)?;
         let roots = match &tls.roots {
             None => TlsRoots::System,
-            Some(names) => TlsRoots::Pem(self.authorities(view, names)?),
+            Some(names) => TlsRoots::Pem(self.ca_certificates(view, names)?),
         };
         Ok(Arc::new(DestinationTls {
             server_name: Some(tls.hostname.clone()),
@@ -106,15 +112,15 @@ impl BackendTlsInput {
     }
 
     /// Returns the CA certificates of all ConfigMaps that the policy names, as PEM.
-    fn authorities(&self, view: &MeshView, names: &[ArcStr]) -> Result<ArcStr, Refused> {
+    fn ca_certificates(&self, view: &MeshView, names: &[ArcStr]) -> Result<ArcStr, InvalidReason> {
         let mut all = String::new();
         for name in names {
             let namespace = self.key.namespace.clone();
             let key = ObjectKey::new(Kind::ConfigMap, namespace, name.clone());
             let map = view.get::<ConfigMap>(&key);
-            let text = map.and_then(|map| map.authorities()).ok_or_else(|| {
+            let text = map.and_then(|map| map.ca_certificates()).ok_or_else(|| {
                 let message = format!("{key} does not exist, or has no certificates in ca.crt");
-                Refused::reference("InvalidCACertificateRef", message)
+                InvalidReason::reference("InvalidCACertificateRef", message)
             })?;
             all.push_str(text);
             all.push('\n');
@@ -129,7 +135,7 @@ impl MeshView {
     pub(crate) fn backend_tls(&self, key: &ObjectKey) -> Vec<BackendTls> {
         let one = |(policy, port): (&BackendTlsInput, Option<u16>)| BackendTls {
             port,
-            tls: policy.resolved(self).map_err(|refused| {
+            tls: policy.resolve_tls(self).map_err(|refused| {
                 arcstr::format!("{} cannot be followed: {}", policy.key, refused.message)
             }),
         };
@@ -150,7 +156,7 @@ impl MeshView {
     /// Returns the policies attached to a Service or ServiceEntry, each with its port, by decreasing precedence for the
     /// same port; policies for all ports come last.
     fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
-        let policies = self.references.of(Edge::PolicyTarget, key);
+        let policies = self.references.of(ReferenceKind::PolicyTarget, key);
         let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
         let policies = policies.filter(of_tls);
         let policies = policies.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
@@ -160,7 +166,7 @@ impl MeshView {
                 match &target.port {
                     None => all.push((policy, None)),
                     Some(name) => {
-                        let ports = self.ports_named(key, name).into_iter();
+                        let ports = self.port_numbers_named(key, name).into_iter();
                         all.extend(ports.map(|port| (policy, Some(port))));
                     }
                 }
@@ -174,7 +180,7 @@ impl MeshView {
     }
 
     /// Returns the numbers of the service ports with a name.
-    fn ports_named(&self, key: &ObjectKey, name: &str) -> BTreeSet<u16> {
+    fn port_numbers_named(&self, key: &ObjectKey, name: &str) -> BTreeSet<u16> {
         let ports = declared_ports(self, key).unwrap_or_default().into_iter();
         let of_name = ports.filter(|(of, ..)| *of == name);
         of_name.map(|(_, port, _)| port).collect()
@@ -183,17 +189,17 @@ impl MeshView {
 
 impl Index {
     /// Marks the policies that name a ConfigMap with CA certificates, and the destinations of their services.
-    pub(crate) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
+    pub(crate) fn mark_policies_naming_ca(&mut self, map: &ObjectKey) {
         let of_namespace = self
             .view
             .references
-            .of_mesh(Edge::BackendTls)
+            .of_mesh(ReferenceKind::BackendTls)
             .filter(|policy| policy.namespace == map.namespace);
         let policies = of_namespace.filter_map(|policy| self.view.get::<BackendTLSPolicy>(policy));
         let users = policies.filter(|policy| policy.refers_to(&map.name));
         let users: Vec<BackendTlsInput> = users.cloned().collect();
         for user in users {
-            self.mark(user.key);
+            self.mark_object(user.key);
             for target in user.targets {
                 self.mark_tls_of(&target.key);
             }
@@ -208,12 +214,12 @@ impl Index {
         let policies: Vec<_> = self
             .view
             .references
-            .of(Edge::PolicyTarget, target)
+            .of(ReferenceKind::PolicyTarget, target)
             .cloned()
             .collect();
         let of_tls = |key: &ObjectKey| key.kind == Kind::BackendTLSPolicy;
         for policy in policies.into_iter().filter(of_tls) {
-            self.mark(policy);
+            self.mark_object(policy);
         }
     }
 }

@@ -11,59 +11,59 @@ use crate::{
     index::Index,
     kinds::{backend_tls_policy::BackendTls, destination_rule::patterns},
     objects::{backend_tls_policy::input::BackendTlsInput, destination_rule::input::RuleInput},
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 impl MeshView {
     /// Returns all waypoints if a DestinationRule or one of `policies` originates TLS to a host, none otherwise.
-    pub(crate) fn callers_in_tls(
+    pub(crate) fn waypoints_originating_tls(
         &self,
         host: &str,
         policies: &[BackendTls],
     ) -> impl Iterator<Item = &GatewayName> {
-        let is_told = !policies.is_empty() || patterns(host).any(|one| self.begins_tls(&one));
+        let is_told = !policies.is_empty() || patterns(host).any(|one| self.originates_tls(&one));
         let all = is_told.then(|| self.all_waypoints());
         all.into_iter().flatten()
     }
 
     /// Whether any DestinationRule with exactly this host pattern originates TLS.
-    fn begins_tls(&self, pattern: &ArcStr) -> bool {
-        let rules = self.references.of(Edge::DestinationRule, pattern);
+    fn originates_tls(&self, pattern: &ArcStr) -> bool {
+        let rules = self.references.of(ReferenceKind::DestinationRule, pattern);
         let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
-        rules.any(RuleInput::begins_tls)
+        rules.any(RuleInput::originates_tls)
     }
 
     /// Whether the DestinationRule that a waypoint applies to a service originates TLS.
-    pub(crate) fn begins_tls_from(
+    pub(crate) fn waypoint_originates_tls(
         &self,
         gateway: &GatewayName,
         service: &NamespacedHostname,
     ) -> bool {
         let rule = self.rule_for(service, gateway);
-        rule.is_some_and(RuleInput::begins_tls)
+        rule.is_some_and(RuleInput::originates_tls)
     }
 
     /// Returns the hosts for which some DestinationRule originates TLS.
-    pub(crate) fn hosts_in_tls(&self) -> BTreeSet<ArcStr> {
-        let patterns = self.references.names(Edge::DestinationRule);
-        let patterns = patterns.filter(|pattern| self.begins_tls(pattern));
+    pub(crate) fn hosts_with_tls(&self) -> BTreeSet<ArcStr> {
+        let patterns = self.references.names(ReferenceKind::DestinationRule);
+        let patterns = patterns.filter(|pattern| self.originates_tls(pattern));
         patterns
-            .flat_map(|pattern| self.hosts_like(pattern))
+            .flat_map(|pattern| self.hosts_matching(pattern))
             .collect()
     }
 }
 
 impl Index {
     /// Marks the hosts to which TLS is originated, after the set of waypoints changed.
-    pub(crate) fn mark_called_in_tls(&mut self) {
-        let policies = self.view.references.of_mesh(Edge::BackendTls);
+    pub(crate) fn mark_hosts_with_tls(&mut self) {
+        let policies = self.view.references.of_mesh(ReferenceKind::BackendTls);
         let policies =
             policies.filter_map(|key: &ObjectKey| self.view.get::<BackendTLSPolicy>(key));
         let targets = policies.flat_map(BackendTlsInput::targets);
         let of_policies = targets.flat_map(|target| self.view.hosts_of(target));
         let mut hosts: BTreeSet<ArcStr> = of_policies.collect();
-        hosts.append(&mut self.view.hosts_in_tls());
+        hosts.append(&mut self.view.hosts_with_tls());
         for host in hosts {
             self.mark_only_host(host);
         }

@@ -15,57 +15,58 @@ use crate::{
     kinds::kind::MeshKind,
     objects::{
         config_map::{
-            MapInput, fields::error, providers::ExtensionProvider, settings::MeshSettings,
-            settings_name,
+            ConfigMapInput, fields::field_error, providers::ExtensionProvider,
+            settings::MeshSettings, settings_name,
         },
         root_certificates::RootSource,
     },
     pod_directory::PodDirectory,
     problem::Note,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, rendered::Rendered},
 };
 
 impl MeshKind for ConfigMap {
-    fn changed(index: &mut Index, change: &Change<'_, MapInput>, pods: &mut PodDirectory) {
-        if change.both().any(|one| one.authorities().is_some()) {
-            index.mark_users_of_authorities(change.key);
+    fn on_change(index: &mut Index, change: &Change<'_, ConfigMapInput>, pods: &mut PodDirectory) {
+        if change.both().any(|one| one.ca_certificates().is_some()) {
+            index.mark_policies_naming_ca(change.key);
         }
         if change.both().all(|one| one.settings().is_none()) {
             return;
         }
-        index.discover(pods);
-        let hosts = |of: Option<&MapInput>| {
-            let settings = of.and_then(MapInput::settings);
+        index.recompute_discovery(pods);
+        let hosts = |of: Option<&ConfigMapInput>| {
+            let settings = of.and_then(ConfigMapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()
         };
         index.view.references.replace(
-            Edge::Calls,
+            ReferenceKind::Calls,
             change.key,
             hosts(change.old),
             hosts(change.new),
         );
-        let domains = |of: Option<&MapInput>| {
-            let settings = of.and_then(MapInput::settings)?;
+        let domains = |of: Option<&ConfigMapInput>| {
+            let settings = of.and_then(ConfigMapInput::settings)?;
             let (aliases, roots) = (&settings.trust_domain_aliases, &settings.ca_certificates);
             (!aliases.is_empty() || !roots.is_empty()).then(|| (aliases.clone(), roots.clone()))
         };
         if domains(change.old) != domains(change.new) {
             index.mark_callers();
             // Entries must not name identities of other namespaces, under any name of the trust domain.
-            index.mark_exports();
+            index.mark_service_entries();
         }
-        let export = |of: Option<&MapInput>| of.and_then(MapInput::settings)?.default_export;
+        let export =
+            |of: Option<&ConfigMapInput>| of.and_then(ConfigMapInput::settings)?.default_export;
         if export(change.old) != export(change.new) {
-            index.mark_exports();
+            index.mark_service_entries();
         }
         index.mark_gateways();
         index.mark_users_of_providers();
-        index.mark(change.key.clone());
+        index.mark_object(change.key.clone());
         index.mark_telemetry();
     }
 
-    fn render(view: &MeshView, _: &ObjectKey, input: &MapInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, input: &ConfigMapInput) -> Rendered {
         let settings = input.settings();
         Rendered {
             conflicts: settings.map(|one| notes(view, one)).unwrap_or_default(),
@@ -81,10 +82,10 @@ fn notes(view: &MeshView, settings: &MeshSettings) -> Vec<Note> {
         let RootSource::Bundle(url) = &one.source else {
             return None;
         };
-        let trouble = view.bundle_trouble(url)?;
+        let trouble = view.bundle_error(url)?;
         let at = format!("caCertificates[{number}].spiffeBundleUrl");
         let message = format!("cannot be fetched, so that its last roots stay: {trouble}");
-        Some(error(&at, message))
+        Some(field_error(&at, message))
     });
     notes.collect()
 }

@@ -14,54 +14,57 @@ use ambit_k8s_api::{DestinationRule, ObjectKey};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointDestination};
 
 use crate::{
-    condition::{ConditionType, RULE_USED, Standing},
+    condition::{ConditionType, DESTINATION_RULE_USED, DerivedStatus},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::destination_rule::{begins_tls, input::RuleInput},
+    objects::destination_rule::{input::RuleInput, originates_tls},
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 impl MeshKind for DestinationRule {
-    const CONDITIONS: &'static [ConditionType] = &[RULE_USED];
+    const CONDITIONS: &'static [ConditionType] = &[DESTINATION_RULE_USED];
 
-    fn standing(view: &MeshView, _: &ObjectKey, rule: &RuleInput) -> Option<Standing> {
-        Some(conditions::of(view, rule))
+    fn derived_status(view: &MeshView, _: &ObjectKey, rule: &RuleInput) -> Option<DerivedStatus> {
+        Some(conditions::derived_status(view, rule))
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, RuleInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, RuleInput>, _: &mut PodDirectory) {
         let host = |rule: Option<&RuleInput>| rule.map(|rule| rule.host.clone());
         let (old, new) = (host(change.old), host(change.new));
-        index
-            .view
-            .references
-            .replace(Edge::DestinationRule, change.key, old.clone(), new.clone());
-        index.mark(change.key.clone());
+        index.view.references.replace(
+            ReferenceKind::DestinationRule,
+            change.key,
+            old.clone(),
+            new.clone(),
+        );
+        index.mark_object(change.key.clone());
         let of_both = change.both().flat_map(|rule| rule.subsets.keys());
         let has_subsets = of_both.count() > 0;
         let has_some = change.new.is_some_and(|rule| !rule.subsets.is_empty());
         index
             .view
             .references
-            .set(Edge::HasSubsets, change.key, has_some);
+            .set(ReferenceKind::HasSubsets, change.key, has_some);
         for pattern in old.into_iter().chain(new) {
             // Others for the same may be followed in its place.
             let rivals: Vec<_> = index
                 .view
                 .references
-                .of(Edge::DestinationRule, &pattern)
+                .of(ReferenceKind::DestinationRule, &pattern)
                 .cloned()
                 .collect();
             for rival in rivals {
-                index.mark(rival);
+                index.mark_object(rival);
             }
-            for host in index.view.hosts_like(&pattern) {
-                let declarers: Vec<_> = index.view.declarers(&host).cloned().collect();
+            for host in index.view.hosts_matching(&pattern) {
+                let objects_declaring: Vec<_> =
+                    index.view.objects_declaring(&host).cloned().collect();
                 index.mark_host(host);
                 // Routes may have its subsets as backends.
-                for key in declarers.iter().filter(|_| has_subsets) {
-                    index.mark_leading_to(key);
+                for key in objects_declaring.iter().filter(|_| has_subsets) {
+                    index.mark_routes_with_backend(key);
                 }
             }
         }
@@ -107,10 +110,10 @@ impl MeshView {
         let namespaces = [&service.namespace, &gateway.namespace, root];
         namespaces.into_iter().find_map(|namespace| {
             patterns(&service.hostname).find_map(|pattern| {
-                let rules = self.references.of(Edge::DestinationRule, &pattern);
+                let rules = self.references.of(ReferenceKind::DestinationRule, &pattern);
                 let rules = rules.filter(|key| key.namespace == *namespace);
                 let rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
-                let seen = rules.filter(|rule| rule.is_seen_by(gateway));
+                let seen = rules.filter(|rule| rule.is_visible_to(gateway));
                 seen.min_by(|a, b| a.age().cmp(&b.age()))
             })
         })
@@ -145,20 +148,20 @@ impl MeshView {
             let mut destination = match destination {
                 Some(destination) => destination,
                 None if tls.is_empty() => return None,
-                None => WaypointDestination::unruled(service.clone()),
+                None => WaypointDestination::without_rules(service.clone()),
             };
             for one in &tls {
-                one.put_over(&mut destination);
+                one.override_tls(&mut destination);
             }
             Some(destination)
         };
         let reaching = self.waypoints_reaching(key, host);
         let callers = self
-            .callers_in_tls(host, &tls)
+            .waypoints_originating_tls(host, &tls)
             .filter(|one| !reaching.contains(one));
         let callers = callers.filter_map(|one| Some((one.clone(), destination_of(one)?)));
         let callers: Vec<_> = callers
-            .filter(|(_, destination)| begins_tls(&destination.policy, &destination.ports))
+            .filter(|(_, destination)| originates_tls(&destination.policy, &destination.ports))
             .collect();
         let served = reaching
             .iter()
@@ -168,8 +171,10 @@ impl MeshView {
 
     /// Whether the mesh has any DestinationRule or BackendTLSPolicy.
     fn has_destinations(&self) -> bool {
-        let mut rules = self.references.names::<ArcStr>(Edge::DestinationRule);
-        let mut policies = self.references.of_mesh(Edge::BackendTls);
+        let mut rules = self
+            .references
+            .names::<ArcStr>(ReferenceKind::DestinationRule);
+        let mut policies = self.references.of_mesh(ReferenceKind::BackendTls);
         rules.next().is_some() || policies.next().is_some()
     }
 
@@ -181,11 +186,18 @@ impl MeshView {
         host: &ArcStr,
     ) -> BTreeSet<GatewayName> {
         let mut gateways = self.waypoints_serving(key, host);
-        let by_name = self.references.of(Edge::RouteHost, host).filter(|route| {
-            let route = self.route(route);
-            route.is_some_and(|route| self.record_seen_in(route.namespace(), host) == Some(key))
-        });
-        for route in self.references.of(Edge::RouteBackend, key).chain(by_name) {
+        let by_name = self
+            .references
+            .of(ReferenceKind::RouteHost, host)
+            .filter(|route| {
+                let route = self.route(route);
+                route.is_some_and(|route| self.host_owner_in(route.namespace(), host) == Some(key))
+            });
+        for route in self
+            .references
+            .of(ReferenceKind::RouteBackend, key)
+            .chain(by_name)
+        {
             for (target, host) in self.services_routed_by(route) {
                 gateways.extend(self.waypoints_serving(&target, &host));
             }
@@ -203,11 +215,11 @@ impl Index {
         let hosts = self.view.hosts_of(parent);
         let by_host = hosts
             .iter()
-            .flat_map(|host| self.view.references.of(Edge::VirtualHost, host));
+            .flat_map(|host| self.view.references.of(ReferenceKind::VirtualHost, host));
         let routes = self
             .view
             .references
-            .of(Edge::RouteParent, parent)
+            .of(ReferenceKind::RouteParent, parent)
             .chain(by_host);
         let routes = routes.filter_map(|route| self.view.route(route));
         let routes: Vec<_> = routes.collect();
@@ -238,13 +250,13 @@ impl Index {
             .flat_map(|pattern| {
                 self.view
                     .references
-                    .of(Edge::DestinationRule, &pattern)
+                    .of(ReferenceKind::DestinationRule, &pattern)
                     .cloned()
                     .collect::<Vec<_>>()
             })
             .collect();
         for rule in rules {
-            self.mark(rule);
+            self.mark_object(rule);
         }
     }
 }

@@ -10,16 +10,16 @@ use ambit_model::{
 use crate::{
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::endpoint_slice::{PodEndpoint, SliceInput},
+    objects::endpoint_slice::{EndpointSliceInput, PodEndpoint},
     pod_directory::PodDirectory,
     relations::cluster_addresses,
     view::{MeshView, rendered::Rendered},
 };
 
 impl MeshKind for EndpointSlice {
-    fn changed(index: &mut Index, change: &Change<'_, SliceInput>, _: &mut PodDirectory) {
-        index.mark(change.key.clone());
-        let of_api_server = |slice: Option<&SliceInput>| -> BTreeSet<IpAddr> {
+    fn on_change(index: &mut Index, change: &Change<'_, EndpointSliceInput>, _: &mut PodDirectory) {
+        index.mark_object(change.key.clone());
+        let of_api_server = |slice: Option<&EndpointSliceInput>| -> BTreeSet<IpAddr> {
             let slice = slice
                 .filter(|slice| cluster_addresses::is_api_server(&slice.namespace, &slice.service));
             let addresses = slice.into_iter().flat_map(|slice| &slice.addresses);
@@ -30,11 +30,11 @@ impl MeshKind for EndpointSlice {
             index.mark_gateways();
         }
         for pod in change.both().flat_map(|slice| &slice.pods) {
-            index.mark(pod.key());
+            index.mark_object(pod.key());
         }
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, slice: &EndpointSliceInput) -> Rendered {
         Rendered {
             workloads: workloads(view, key, slice).unwrap_or_default(),
             ..Rendered::default()
@@ -43,7 +43,7 @@ impl MeshKind for EndpointSlice {
 }
 
 /// Marks the EndpointSlices of a service, and the pods that they name.
-pub(crate) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
+pub(crate) fn mark_slices_of_service(index: &mut Index, service: &ObjectKey) {
     let objects = index.view.objects(&service.namespace);
     let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());
     let of_service = slices.into_iter().flatten();
@@ -59,11 +59,15 @@ pub(crate) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
         })
         .collect();
     for key in keys {
-        index.mark(key);
+        index.mark_object(key);
     }
 }
 
-fn workloads(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<Workload>> {
+fn workloads(
+    view: &MeshView,
+    key: &ObjectKey,
+    slice: &EndpointSliceInput,
+) -> Option<Vec<Workload>> {
     let objects = view.objects(&key.namespace)?;
     let service = objects.all::<Service>().get(&slice.service)?;
     if !view.may_serve(&key.namespace, &service.name, None) {
@@ -73,7 +77,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Option<Vec
         key.namespace.clone(),
         service.hostname(&view.config.cluster_domain),
     );
-    let ports = service.targets_elsewhere(&slice.ports);
+    let ports = service.target_ports_by_name(&slice.ports);
     let workload = |(ip, ready): &(IpAddr, bool)| Workload {
         uid: view.uid(&format!(
             "discovery.k8s.io/EndpointSlice/{}/{}/{ip}",

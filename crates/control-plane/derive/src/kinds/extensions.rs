@@ -3,42 +3,42 @@
 use ambit_k8s_api::ObjectKey;
 
 use crate::{
-    condition::{Standing, Verdict},
+    condition::{ConditionContent, DerivedStatus},
     index::Index,
-    names::listed,
-    relations::references::Edge,
+    names::join_names,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 /// Marks an object of Ambit's own kinds, and the routes that name it in a filter.
-pub(crate) fn mark(index: &mut Index, key: &ObjectKey) {
-    index.mark(key.clone());
-    index.mark_leading_to(key);
+pub(crate) fn mark_with_routes(index: &mut Index, key: &ObjectKey) {
+    index.mark_object(key.clone());
+    index.mark_routes_with_backend(key);
 }
 
 /// Returns the state of an object of Ambit's own kinds: the routes that name it in a filter.
-pub(crate) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
+pub(crate) fn derived_status(view: &MeshView, key: &ObjectKey) -> DerivedStatus {
     let routes: Vec<String> = view
         .references
-        .of(Edge::RouteBackend, key)
+        .of(ReferenceKind::RouteBackend, key)
         .map(ToString::to_string)
         .collect();
-    let verdict = match listed(&routes) {
-        Some(routes) => Verdict {
+    let condition = match join_names(&routes) {
+        Some(routes) => ConditionContent {
             is_true: true,
             reason: "Used",
             message: format!("named by {routes}"),
-            is_trouble: false,
+            needs_attention: false,
         },
-        None => Verdict {
+        None => ConditionContent {
             is_true: false,
             reason: "NotReferenced",
             message: "no route of the namespace that waypoints follow names it".to_owned(),
-            is_trouble: true,
+            needs_attention: true,
         },
     };
-    Standing {
-        verdict: Some(verdict),
-        ..Standing::default()
+    DerivedStatus {
+        condition: Some(condition),
+        ..DerivedStatus::default()
     }
 }

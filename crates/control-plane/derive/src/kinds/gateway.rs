@@ -8,53 +8,59 @@ use serde_json::json;
 
 use crate::{
     condition::{
-        ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, REPLACES, Standing, Verdict,
+        ConditionContent, ConditionType, DerivedStatus, GATEWAY_EFFECTIVE, GATEWAY_REPLACES,
+        StatusEntry, StatusListType, WAYPOINT_INTRODUCED,
     },
     config::ServicePolicyScope,
     index::{Index, change::Change},
     kinds::{authorization_policy::callers, kind::MeshKind, telemetry, unread},
     objects::{gateway::GatewayInput, inbound_binding},
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, rendered::Rendered},
 };
 
 impl MeshKind for Gateway {
-    const CONDITIONS: &'static [ConditionType] = &[EFFECTIVE, INTRODUCED, REPLACES];
+    const CONDITIONS: &'static [ConditionType] =
+        &[GATEWAY_EFFECTIVE, WAYPOINT_INTRODUCED, GATEWAY_REPLACES];
 
-    const PARTS: Option<PartsType> = Some(PartsType {
+    const STATUS_LIST: Option<StatusListType> = Some(StatusListType {
         list: "listeners",
         manager: "ambit-listeners",
         is_shared: false,
     });
 
-    fn standing(view: &MeshView, _: &ObjectKey, gateway: &GatewayInput) -> Option<Standing> {
+    fn derived_status(
+        view: &MeshView,
+        _: &ObjectKey,
+        gateway: &GatewayInput,
+    ) -> Option<DerivedStatus> {
         if !view.is_waypoint(gateway) {
-            return Some(Standing::default());
+            return Some(DerivedStatus::default());
         }
-        Some(Standing {
-            verdict: Some(Verdict {
+        Some(DerivedStatus {
+            condition: Some(ConditionContent {
                 is_true: true,
                 reason: "Waypoint",
                 message: String::new(),
-                is_trouble: false,
+                needs_attention: false,
             }),
-            parts: gateway.listeners.iter().map(judge).collect(),
-            introduction: view.introduction_verdict(&gateway.name),
-            replaces: view.replaced_verdict(&gateway.name),
+            entries: gateway.listeners.iter().map(listener_status).collect(),
+            introduction: view.introduced_condition(&gateway.name),
+            replaces: view.replaces_condition(&gateway.name),
         })
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
         let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
         let of = change.new.map(|one| (one.uid.as_str(), &one.replaced));
-        index.view.introductions.follow(&name, of);
+        index.view.introductions.update_gateway(&name, of);
         let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
         let (old, new) = (address(change.old), address(change.new));
         index
             .view
             .references
-            .replace(Edge::GatewayAddress, change.key, old, new);
+            .replace(ReferenceKind::GatewayAddress, change.key, old, new);
         let classes: Vec<_> = change.both().map(|one| one.class.clone()).collect();
         for class in &classes {
             index.mark_gateway(&name, class);
@@ -74,18 +80,19 @@ impl MeshKind for Gateway {
             client_identity_header: gateway.client_identity_header,
             cluster_addresses: view.cluster_addresses.all(),
             allowed_addresses: view.config.allowed_addresses.clone(),
-            services_alone: view.config.service_policy_scope == ServicePolicyScope::Istio,
+            policies_only_for_services: view.config.service_policy_scope
+                == ServicePolicyScope::Istio,
         });
         let (waypoint_telemetry, of_telemetry) = match is_waypoint {
             true => telemetry::render(view, &gateway.name),
             false => Default::default(),
         };
         let conflicts = is_waypoint.then(|| {
-            let mut notes = view.strangers(&gateway.name);
+            let mut notes = view.mismatched_workload_notes(&gateway.name);
             notes.extend(of_telemetry);
-            notes.extend(unread::note(view, &gateway.name));
+            notes.extend(unread::unsupported_objects_note(view, &gateway.name));
             notes.extend(callers::gateway_note(view, &gateway.name));
-            notes.extend(view.passed_on_nodes(&gateway.name));
+            notes.extend(view.bypassable_nodes_note(&gateway.name));
             notes.extend(
                 gateway
                     .inbound_binding
@@ -105,38 +112,38 @@ impl MeshKind for Gateway {
 }
 
 /// Builds the status conditions of a listener, with Istio's reasons.
-fn judge((name, is_good): &(String, bool)) -> Part {
+fn listener_status((name, is_good): &(String, bool)) -> StatusEntry {
     let expected = "a waypoint has exactly one listener, of protocol HBONE and on port 15008";
-    let verdict = |is_true: bool, is_trouble: bool, reason: &'static str| Verdict {
+    let condition = |is_true: bool, needs_attention: bool, reason: &'static str| ConditionContent {
         is_true,
         reason,
-        message: if is_trouble {
+        message: if needs_attention {
             expected
         } else {
             "No errors found"
         }
         .to_owned(),
-        is_trouble,
+        needs_attention,
     };
     let (accepted, programmed) = if *is_good {
         (
-            verdict(true, false, "Accepted"),
-            verdict(true, false, "Programmed"),
+            condition(true, false, "Accepted"),
+            condition(true, false, "Programmed"),
         )
     } else {
         (
-            verdict(false, true, "UnsupportedProtocol"),
-            verdict(false, true, "Invalid"),
+            condition(false, true, "UnsupportedProtocol"),
+            condition(false, true, "Invalid"),
         )
     };
-    Part {
+    StatusEntry {
         identity: BTreeMap::from([("name", name.as_str().into())]),
         fields: BTreeMap::from([("attachedRoutes", json!(0)), ("supportedKinds", json!([]))]),
         conditions: vec![
             ("Accepted", accepted),
-            ("Conflicted", verdict(false, false, "NoConflicts")),
+            ("Conflicted", condition(false, false, "NoConflicts")),
             ("Programmed", programmed),
-            ("ResolvedRefs", verdict(true, false, "ResolvedRefs")),
+            ("ResolvedRefs", condition(true, false, "ResolvedRefs")),
         ],
     }
 }

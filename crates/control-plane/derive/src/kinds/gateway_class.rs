@@ -5,12 +5,12 @@ use ambit_k8s_api::GatewayClass;
 use crate::{
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::gateway_class::ClassInput,
+    objects::gateway_class::GatewayClassInput,
     pod_directory::PodDirectory,
 };
 
 impl MeshKind for GatewayClass {
-    fn changed(index: &mut Index, change: &Change<'_, ClassInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, GatewayClassInput>, _: &mut PodDirectory) {
         for gateway in index.view.gateways_of_class(&change.key.name) {
             index.mark_gateway(&gateway, &change.key.name);
         }

@@ -4,7 +4,7 @@ use ambit_k8s_api::{HTTPFault, ObjectKey};
 use ambit_model::HttpFault;
 
 use crate::{
-    condition::{ConditionType, FAULT_USED, Standing},
+    condition::{ConditionType, DerivedStatus, HTTP_FAULT_USED},
     index::{Index, change::Change},
     kinds::{extensions, kind::MeshKind},
     pod_directory::PodDirectory,
@@ -12,13 +12,13 @@ use crate::{
 };
 
 impl MeshKind for HTTPFault {
-    const CONDITIONS: &'static [ConditionType] = &[FAULT_USED];
+    const CONDITIONS: &'static [ConditionType] = &[HTTP_FAULT_USED];
 
-    fn changed(index: &mut Index, change: &Change<'_, HttpFault>, _: &mut PodDirectory) {
-        extensions::mark(index, change.key);
+    fn on_change(index: &mut Index, change: &Change<'_, HttpFault>, _: &mut PodDirectory) {
+        extensions::mark_with_routes(index, change.key);
     }
 
-    fn standing(view: &MeshView, key: &ObjectKey, _: &HttpFault) -> Option<Standing> {
-        Some(extensions::standing(view, key))
+    fn derived_status(view: &MeshView, key: &ObjectKey, _: &HttpFault) -> Option<DerivedStatus> {
+        Some(extensions::derived_status(view, key))
     }
 }

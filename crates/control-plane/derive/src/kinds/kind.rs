@@ -4,7 +4,7 @@ use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
 
 use crate::{
-    condition::{ConditionType, PartsType, Standing},
+    condition::{ConditionType, DerivedStatus, StatusListType},
     index::{Index, change::Change},
     objects::Stored,
     pod_directory::PodDirectory,
@@ -14,7 +14,7 @@ use crate::{
 
 /// Claim of an object to the record of a host that it declares, with its precedence.
 #[derive(Debug)]
-pub(crate) struct Claim<'a> {
+pub(crate) struct HostClaim<'a> {
     /// Whether the object is a Kubernetes Service, which takes precedence over ServiceEntries.
     pub(crate) is_kubernetes: bool,
     /// Time of creation, see [`ambit_k8s_api::created`].
@@ -30,29 +30,41 @@ pub(crate) trait MeshKind: Stored {
     const CONDITIONS: &'static [ConditionType] = &[];
 
     /// List in the status whose entries have conditions, such as a Gateway's listeners; `None` if the kind has none.
-    const PARTS: Option<PartsType> = None;
+    const STATUS_LIST: Option<StatusListType> = None;
 
     /// Updates the relations of a changed object, and marks the records that depend on it as stale.
-    fn changed(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);
+    fn on_change(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);
 
     /// Renders the records that belong to the object itself, rather than to a host that it declares.
     fn render(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Rendered {
         Rendered::default()
     }
 
-    /// Returns the object's claim to the record of a host that it declared with [`Index::declare`]; `None` if it may
-    /// not have the host.
-    fn claim<'a>(_view: &MeshView, _input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
+    /// Returns the object's claim to the record of a host that it declared with [`Index::update_declared_hosts`];
+    /// `None` if it may not have the host.
+    fn host_claim<'a>(
+        _view: &MeshView,
+        _input: &'a Self::Input,
+        _host: &ArcStr,
+    ) -> Option<HostClaim<'a>> {
         None
     }
 
     /// Renders the service record of a host, for which the object has the highest precedence.
-    fn service(_view: &MeshView, _input: &Self::Input, _host: &ArcStr) -> Option<ServiceRecord> {
+    fn service_record(
+        _view: &MeshView,
+        _input: &Self::Input,
+        _host: &ArcStr,
+    ) -> Option<ServiceRecord> {
         None
     }
 
     /// Returns the state of an object as far as it depends on other objects; `None` if the kind has none.
-    fn standing(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Option<Standing> {
+    fn derived_status(
+        _view: &MeshView,
+        _key: &ObjectKey,
+        _input: &Self::Input,
+    ) -> Option<DerivedStatus> {
         None
     }
 

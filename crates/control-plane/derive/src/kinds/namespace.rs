@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl MeshKind for Namespace {
-    fn changed(index: &mut Index, change: &Change<'_, NamespaceInput>, pods: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, NamespaceInput>, pods: &mut PodDirectory) {
         let name = &change.key.name;
         let nothing = NamespaceInput::default();
         let old = change.old.unwrap_or(&nothing);
@@ -20,9 +20,9 @@ impl MeshKind for Namespace {
         if change.old.is_none() || change.new.is_none() {
             index.mark_short_names_of(name);
         }
-        index.bind(change.key, old.binding.as_ref(), new.binding.as_ref());
-        index.bind_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
-        index.discover(pods);
+        index.update_binding(change.key, old.binding.as_ref(), new.binding.as_ref());
+        index.update_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
+        index.recompute_discovery(pods);
         // Gateways of other namespaces may allow those with certain labels.
         let other_waypoint = old.labels != new.labels;
         let other_canary = old.canary != new.canary;
@@ -36,7 +36,7 @@ impl MeshKind for Namespace {
                 pods.insert(name, &pod.name, pod.facts(&index.view));
             }
             index.mark_namespace(name);
-            index.mark_passed_gateways();
+            index.mark_bypassable_gateways();
             if index.view.has_telemetry() {
                 index.mark_telemetry();
             }

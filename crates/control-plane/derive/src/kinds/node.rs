@@ -7,16 +7,19 @@ use crate::{
     index::{Index, change::Change},
     kinds::kind::MeshKind,
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 impl MeshKind for Node {
-    fn changed(index: &mut Index, change: &Change<'_, Locality>, _: &mut PodDirectory) {
-        let pods = index.view.references.of(Edge::OnNode, &change.key.name);
+    fn on_change(index: &mut Index, change: &Change<'_, Locality>, _: &mut PodDirectory) {
+        let pods = index
+            .view
+            .references
+            .of(ReferenceKind::OnNode, &change.key.name);
         let pods: Vec<_> = pods.cloned().collect();
         for pod in pods {
-            index.mark(pod);
+            index.mark_object(pod);
         }
     }
 }

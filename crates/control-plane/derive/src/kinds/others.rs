@@ -11,7 +11,7 @@ use crate::{
 macro_rules! not_read {
     ($($kind:ident)*) => {
         $(impl MeshKind for $kind {
-            fn changed(_: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {}
+            fn on_change(_: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {}
         })*
     };
 }

@@ -9,7 +9,7 @@ use ambit_k8s_api::{Kind, ObjectKey, PeerAuthentication, Pod};
 use ambit_model::{Action, ArcStr, Authorization, Match, PolicyKey, Scope, StringMatch};
 
 use crate::{
-    condition::{ACCEPTED, ConditionType},
+    condition::{ConditionType, ZTUNNEL_ACCEPTED},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
     labels::{Labels, selects},
@@ -22,16 +22,16 @@ use crate::{
 };
 
 impl MeshKind for PeerAuthentication {
-    const CONDITIONS: &'static [ConditionType] = &[ACCEPTED];
+    const CONDITIONS: &'static [ConditionType] = &[ZTUNNEL_ACCEPTED];
 
-    fn changed(index: &mut Index, change: &Change<'_, PeerAuthInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, PeerAuthInput>, _: &mut PodDirectory) {
         let key = change.key;
         index.mark_static_strict();
-        index.mark(key.clone());
+        index.mark_object(key.clone());
         let for_all = change.both().any(|policy| policy.selector.is_none());
         if !for_all {
             for policy in change.both() {
-                index.mark_selected(&key.namespace, policy.selector.as_ref());
+                index.mark_selected_workloads(&key.namespace, policy.selector.as_ref());
             }
             index.mark_endpoints_of_entries(&key.namespace);
             return;
@@ -55,7 +55,7 @@ impl MeshKind for PeerAuthentication {
             })
             .collect();
         for heir in heirs {
-            index.mark(heir);
+            index.mark_object(heir);
         }
     }
 
@@ -64,7 +64,7 @@ impl MeshKind for PeerAuthentication {
         let objects = view.objects(&key.namespace).filter(|_| is_effective);
         Rendered {
             policies: objects
-                .and_then(|objects| policy.converted(inherited(view, objects)))
+                .and_then(|objects| policy.converted(inherited_mode(view, objects)))
                 .into_iter()
                 .collect(),
             ..Rendered::default()
@@ -77,15 +77,15 @@ impl MeshKind for PeerAuthentication {
 }
 
 /// Name of the shared policy that refuses all plaintext, in the root namespace.
-const STATIC_STRICT: ArcStr = arcstr::literal!("istio_converted_static_strict");
+const STATIC_STRICT_POLICY_NAME: ArcStr = arcstr::literal!("istio_converted_static_strict");
 /// Prefix of the names of policies converted from one PeerAuthentication.
-const CONVERTED: &str = "converted_peer_authentication_";
+const CONVERTED_POLICY_PREFIX: &str = "converted_peer_authentication_";
 
 impl PeerAuthInput {
     fn key(&self) -> PolicyKey {
         PolicyKey {
             namespace: self.namespace.clone(),
-            name: arcstr::format!("{CONVERTED}{}", self.name),
+            name: arcstr::format!("{CONVERTED_POLICY_PREFIX}{}", self.name),
         }
     }
 
@@ -153,7 +153,7 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
         ..Match::default()
     };
     Authorization {
-        name: STATIC_STRICT,
+        name: STATIC_STRICT_POLICY_NAME,
         namespace: root_namespace.clone(),
         scope: Scope::WorkloadSelector,
         action: Action::Deny,
@@ -164,13 +164,13 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
 }
 
 /// Whether the shared policy is published: if there is any PeerAuthentication.
-pub(crate) fn any_plaintext_refused(view: &MeshView) -> bool {
+pub(crate) fn publishes_static_strict(view: &MeshView) -> bool {
     let mut all = view.all_objects();
     all.any(|(_, objects)| !objects.all::<PeerAuthentication>().is_empty())
 }
 
 /// Returns the oldest PeerAuthentication of a namespace without a selector.
-fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
+fn namespace_policy(objects: &Objects) -> Option<&PeerAuthInput> {
     let policies = objects.all::<PeerAuthentication>().values();
     policies
         .filter(|policy| policy.selector.is_none())
@@ -178,26 +178,26 @@ fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
 }
 
 /// Returns the mode of a namespace, which workloads inherit.
-fn inherited(view: &MeshView, objects: &Objects) -> Mode {
-    let own = of_namespace(objects).and_then(|policy| policy.mode);
+fn inherited_mode(view: &MeshView, objects: &Objects) -> Mode {
+    let own = namespace_policy(objects).and_then(|policy| policy.mode);
     let of_mesh = || {
         let root = view.objects(&view.config.root_namespace)?;
-        of_namespace(root)?.mode
+        namespace_policy(root)?.mode
     };
     own.or_else(of_mesh).unwrap_or_default()
 }
 
 impl MeshView {
     /// Returns the PeerAuthentication that makes a pod refuse plaintext, on all ports or on some.
-    pub fn strict_origin(&self, pod: &ObjectKey) -> Option<ObjectKey> {
+    pub fn strict_peer_authentication(&self, pod: &ObjectKey) -> Option<ObjectKey> {
         let labels = &self.get::<Pod>(pod)?.labels;
         let objects = self.objects(&pod.namespace)?;
         policy_for(self, &pod.namespace, objects, labels)?;
         let is_own = pod.namespace != self.config.root_namespace;
-        let selected = selected(objects, labels).filter(|_| is_own);
+        let selected = selected_policy(objects, labels).filter(|_| is_own);
         let selected = selected.filter(|one| one.mode.is_some() || !one.ports.is_empty());
-        let of_namespace = |objects| of_namespace(objects).filter(|one| one.mode.is_some());
-        let of_mesh = || of_namespace(self.objects(&self.config.root_namespace)?);
+        let of_namespace = |objects| namespace_policy(objects).filter(|one| one.mode.is_some());
+        let of_mesh = || namespace_policy(self.objects(&self.config.root_namespace)?);
         let origin = selected
             .or_else(|| of_namespace(objects))
             .or_else(of_mesh)?;
@@ -207,7 +207,7 @@ impl MeshView {
 }
 
 /// Returns the oldest PeerAuthentication of a namespace whose selector matches the labels.
-fn selected<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInput> {
+fn selected_policy<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInput> {
     let policies = objects.all::<PeerAuthentication>().values();
     policies
         .filter(|policy| {
@@ -225,14 +225,14 @@ pub(crate) fn policy_for(
     labels: &Labels,
 ) -> Option<PolicyKey> {
     let root_namespace = &view.config.root_namespace;
-    let inherited = inherited(view, objects);
-    let selected = selected(objects, labels).filter(|_| namespace != root_namespace);
+    let inherited = inherited_mode(view, objects);
+    let selected = selected_policy(objects, labels).filter(|_| namespace != root_namespace);
     if let Some(policy) = selected.filter(|policy| policy.converted(inherited).is_some()) {
         return Some(policy.key());
     }
     let mode = selected.and_then(|policy| policy.mode).unwrap_or(inherited);
     (mode == Mode::Strict).then(|| PolicyKey {
         namespace: root_namespace.clone(),
-        name: STATIC_STRICT,
+        name: STATIC_STRICT_POLICY_NAME,
     })
 }

@@ -11,20 +11,20 @@ use ambit_model::{
 
 use crate::{
     index::{Index, change::Change},
-    kinds::{authorization_policy::policies_for, kind::MeshKind, node},
+    kinds::{authorization_policy::policy_names_for, kind::MeshKind, node},
     labels::{Labels, selects},
-    objects::{Objects, binding::Binding, pod::PodInput},
+    objects::{Objects, binding::WaypointSelection, pod::PodInput},
     pod_directory::{PodDirectory, PodFacts},
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{
         MeshView,
         rendered::Rendered,
-        workloads::{Services, canonical},
+        workloads::{Services, canonical_name_and_revision},
     },
 };
 
 impl MeshKind for Pod {
-    fn changed(index: &mut Index, change: &Change<'_, PodInput>, pods: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, PodInput>, pods: &mut PodDirectory) {
         let key = change.key;
         match change.new {
             Some(pod) => pods.insert(&key.namespace, &key.name, pod.facts(&index.view)),
@@ -34,10 +34,11 @@ impl MeshKind for Pod {
             let published = pod.filter(|pod| pod.is_published());
             published.map(|pod| pod.ips.clone()).unwrap_or_default()
         };
-        let named_by = index
-            .view
-            .addresses
-            .own(key, &ips(change.old), &ips(change.new));
+        let named_by =
+            index
+                .view
+                .addresses
+                .update_owned_addresses(key, &ips(change.old), &ips(change.new));
         index.mark_entries(named_by);
         let hosts =
             |pod: Option<&PodInput>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
@@ -49,24 +50,27 @@ impl MeshKind for Pod {
             index.mark_gateways();
         }
         let node = |pod: Option<&PodInput>| pod.map(|pod| pod.node.clone());
-        index
-            .view
-            .references
-            .replace(Edge::OnNode, key, node(change.old), node(change.new));
-        let binding =
-            |pod: Option<&PodInput>| pod.and_then(|pod| Binding::of(&pod.labels, &pod.namespace));
+        index.view.references.replace(
+            ReferenceKind::OnNode,
+            key,
+            node(change.old),
+            node(change.new),
+        );
+        let binding = |pod: Option<&PodInput>| {
+            pod.and_then(|pod| WaypointSelection::of(&pod.labels, &pod.namespace))
+        };
         let (old, new) = (binding(change.old), binding(change.new));
-        index.bind(key, old.as_ref(), new.as_ref());
+        index.update_binding(key, old.as_ref(), new.as_ref());
         let labels = |pod: Option<&'_ PodInput>| {
             let published = pod.filter(|pod| pod.is_published());
             published.map(|pod| pod.labels.clone())
         };
         let (before, after) = (labels(change.old), labels(change.new));
         index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
-        index.mark_chooser(key, new.is_some());
-        index.follow_instance(change);
-        index.follow_proxies(change);
-        index.mark(key.clone());
+        index.update_pod_waypoint_label(key, new.is_some());
+        index.update_instance(change);
+        index.update_foreign_proxies(change);
+        index.mark_object(key.clone());
     }
 
     fn render(view: &MeshView, key: &ObjectKey, pod: &PodInput) -> Rendered {
@@ -106,7 +110,7 @@ impl PodInput {
     /// captured it, which covers agents with other rules and pods that are leaving the mesh. Pods of excluded
     /// namespaces never do.
     fn is_enrolled(&self, view: &MeshView) -> bool {
-        if view.is_left_out(&self.namespace) {
+        if view.is_excluded(&self.namespace) {
             return false;
         }
         let namespace = ObjectKey::new(Kind::Namespace, "", self.namespace.clone());
@@ -118,11 +122,11 @@ impl PodInput {
             labels: &self.labels,
             has_sidecar: self.has_sidecar,
         };
-        let verdict = view.config.enablement.verdict(
+        let decision = view.config.enablement.decide_membership(
             facts,
             namespace.map_or(&none, |namespace| &namespace.labels),
         );
-        verdict.is_included() || (self.captured && !verdict.is_never_included())
+        decision.is_included() || (self.captured && !decision.is_never_included())
     }
 }
 
@@ -142,7 +146,8 @@ fn workload(view: &MeshView, objects: &Objects, key: &ObjectKey, pod: &PodInput)
 }
 
 fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workload {
-    let (canonical_name, canonical_revision) = canonical(&pod.labels, &pod.workload_name);
+    let (canonical_name, canonical_revision) =
+        canonical_name_and_revision(&pod.labels, &pod.workload_name);
     let hbone = pod.captured || pod.native_tunnel;
     Workload {
         uid: pod.uid_in(view),
@@ -163,8 +168,8 @@ fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workl
         workload_name: pod.workload_name.clone(),
         canonical_name,
         canonical_revision,
-        authorization_policies: policies_for(view, &pod.namespace, objects, &pod.labels),
-        status: if pod.ready || view.stands_in(pod) {
+        authorization_policies: policy_names_for(view, &pod.namespace, objects, &pod.labels),
+        status: if pod.ready || view.serves_while_terminating(pod) {
             WorkloadStatus::Healthy
         } else {
             WorkloadStatus::Unhealthy
@@ -190,7 +195,7 @@ fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
                 pod.namespace.clone(),
                 service.hostname(&view.config.cluster_domain),
             );
-            services.insert(name, service.targets_in(pod));
+            services.insert(name, service.target_ports_in(pod));
         }
     }
     for entry in objects.all::<ServiceEntry>().values() {
@@ -199,9 +204,9 @@ fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
             .as_ref()
             .is_some_and(|selector| selects(selector, &pod.labels))
         {
-            for host in view.hosts_won(entry) {
+            for host in view.owned_hosts(entry) {
                 let name = NamespacedHostname::new(pod.namespace.clone(), host.clone());
-                services.insert(name, entry.targets_in(pod));
+                services.insert(name, entry.target_ports_in(pod));
             }
         }
     }
@@ -222,7 +227,7 @@ fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
                 pod.namespace.clone(),
                 service.hostname(&view.config.cluster_domain),
             );
-            services.insert(name, service.targets_elsewhere(&slice.ports));
+            services.insert(name, service.target_ports_by_name(&slice.ports));
         }
     }
     services

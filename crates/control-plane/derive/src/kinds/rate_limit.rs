@@ -4,22 +4,22 @@ use ambit_k8s_api::{Kind, ObjectKey, RateLimit};
 use ambit_model::{self as model, ArcStr, NamespacedHostname};
 
 use crate::{
-    condition::{ConditionType, LIMIT_ACCEPTED, Standing, Verdict},
+    condition::{ConditionContent, ConditionType, DerivedStatus, RATE_LIMIT_ACCEPTED},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
     objects::{
         config_map::callee::host,
-        rate_limit::{Callee, RateLimitInput},
+        rate_limit::{RateLimitInput, RateLimitService},
     },
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, rendered::Rendered},
 };
 
-impl Callee {
+impl RateLimitService {
     /// Resolves the rate-limit service. A service of another namespace needs a ReferenceGrant for RateLimits of
     /// `namespace`.
-    fn find(&self, view: &MeshView, namespace: &str) -> Result<NamespacedHostname, String> {
+    fn resolve(&self, view: &MeshView, namespace: &str) -> Result<NamespacedHostname, String> {
         let object = &self.object;
         if !view.may_call_for((Kind::RateLimit, namespace), object) {
             let owner = &object.namespace;
@@ -27,22 +27,22 @@ impl Callee {
                 "{object} is of another namespace; add a ReferenceGrant from RateLimit of {namespace} in {owner}"
             ));
         }
-        view.callee(&self.service)
+        view.resolve_callee(&self.service)
     }
 }
 
 impl MeshKind for RateLimit {
-    const CONDITIONS: &'static [ConditionType] = &[LIMIT_ACCEPTED];
+    const CONDITIONS: &'static [ConditionType] = &[RATE_LIMIT_ACCEPTED];
 
-    fn changed(index: &mut Index, change: &Change<'_, RateLimitInput>, _: &mut PodDirectory) {
-        index.mark(change.key.clone());
+    fn on_change(index: &mut Index, change: &Change<'_, RateLimitInput>, _: &mut PodDirectory) {
+        index.mark_object(change.key.clone());
         let targets = |limit: Option<&RateLimitInput>| -> Vec<ObjectKey> {
             limit
                 .map(|limit| limit.targets.0.clone())
                 .unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index.attach_rule(change.key, old, new);
+        index.update_policy_targets(change.key, old, new);
         let callee = |limit: Option<&RateLimitInput>| {
             let callee = limit.and_then(|limit| limit.callee.as_ref());
             callee.map(|callee| host(&callee.service))
@@ -51,16 +51,16 @@ impl MeshKind for RateLimit {
         index
             .view
             .references
-            .replace(Edge::Calls, change.key, old, new);
+            .replace(ReferenceKind::Calls, change.key, old, new);
     }
 
     fn render(view: &MeshView, key: &ObjectKey, input: &RateLimitInput) -> Rendered {
         let mut limit = input.limit.clone();
         if let (Some(global), Some(callee)) = (&mut limit.global, &input.callee) {
-            let found = callee.find(view, &key.namespace).map_err(ArcStr::from);
-            global.place = found.map(|service| (service, callee.port));
+            let found = callee.resolve(view, &key.namespace).map_err(ArcStr::from);
+            global.target = found.map(|service| (service, callee.port));
         }
-        let waypoints = input.targets.concerned(view).into_iter();
+        let waypoints = input.targets.by_waypoint(view).into_iter();
         let records = waypoints.map(|(gateway, concerned)| {
             let limit = model::RateLimit {
                 for_gateway: concerned.for_gateway,
@@ -72,36 +72,42 @@ impl MeshKind for RateLimit {
         Rendered::at_waypoints(records)
     }
 
-    fn standing(view: &MeshView, key: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {
-        let mut verdict = if input.targets.0.is_empty() {
-            Verdict {
+    fn derived_status(
+        view: &MeshView,
+        key: &ObjectKey,
+        input: &RateLimitInput,
+    ) -> Option<DerivedStatus> {
+        let mut condition = if input.targets.0.is_empty() {
+            ConditionContent {
                 is_true: false,
                 reason: "NoTargets",
                 message: "without spec.targetRefs it limits nothing".to_owned(),
-                is_trouble: true,
+                needs_attention: true,
             }
         } else {
-            input.targets.verdict(view, "rate limit", "enforced")
+            input
+                .targets
+                .waypoints_condition(view, "rate limit", "enforced")
         };
         let missing = input.callee.as_ref();
-        let missing = missing.and_then(|callee| callee.find(view, &key.namespace).err());
+        let missing = missing.and_then(|callee| callee.resolve(view, &key.namespace).err());
         if let Some(missing) = missing {
-            if verdict.is_true {
-                verdict.reason = "PartiallyInvalid";
+            if condition.is_true {
+                condition.reason = "PartiallyInvalid";
             }
             let consequence = match input.limit.fail_open {
                 true => "requests pass without spec.global",
                 false => "requests are refused",
             };
-            verdict.message = format!(
+            condition.message = format!(
                 "{}; spec.global.service: {missing}: {consequence}",
-                verdict.message
+                condition.message
             );
-            verdict.is_trouble = true;
+            condition.needs_attention = true;
         }
-        Some(Standing {
-            verdict: Some(verdict),
-            ..Standing::default()
+        Some(DerivedStatus {
+            condition: Some(condition),
+            ..DerivedStatus::default()
         })
     }
 }

@@ -11,20 +11,24 @@ use crate::{
     config::ReferenceGrants,
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::reference_grant::{CALLING, GrantInput},
+    objects::reference_grant::{CALLING_KINDS, ReferenceGrantInput},
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 impl MeshKind for ReferenceGrant {
-    fn changed(index: &mut Index, change: &Change<'_, GrantInput>, _: &mut PodDirectory) {
+    fn on_change(
+        index: &mut Index,
+        change: &Change<'_, ReferenceGrantInput>,
+        _: &mut PodDirectory,
+    ) {
         let namespace = &change.key.namespace;
         let names_pods = change.new.is_some_and(|grant| !grant.pods.is_empty());
         index
             .view
             .references
-            .set(Edge::GrantsPods, change.key, names_pods);
+            .set(ReferenceKind::GrantsPods, change.key, names_pods);
         if change.both().any(|grant| !grant.pods.is_empty()) {
             // Whether the rules of their waypoint are known depends on it.
             index.mark_namespace(namespace);
@@ -37,7 +41,7 @@ impl MeshKind for ReferenceGrant {
         let services: Vec<ObjectKey> = index
             .view
             .references
-            .names(Edge::RouteBackend)
+            .names(ReferenceKind::RouteBackend)
             .filter(|service: &&ObjectKey| service.namespace == *namespace)
             .filter(|service| {
                 change
@@ -47,7 +51,7 @@ impl MeshKind for ReferenceGrant {
             .cloned()
             .collect();
         let is_covered = |host: &&ArcStr| {
-            index.view.declarers(host).any(|key| {
+            index.view.objects_declaring(host).any(|key| {
                 key.kind == Kind::Service
                     && key.namespace == *namespace
                     && change.both().any(|grant| grant.covers_service(&key.name))
@@ -56,30 +60,32 @@ impl MeshKind for ReferenceGrant {
         let hosts = index
             .view
             .references
-            .names(Edge::RouteHost)
+            .names(ReferenceKind::RouteHost)
             .filter(is_covered);
         let hosts: Vec<ArcStr> = hosts.cloned().collect();
         for service in services {
-            index.mark_leading_to(&service);
+            index.mark_routes_with_backend(&service);
         }
         for host in hosts {
             index.mark_routes_naming(&host);
         }
         let from = change.both().flat_map(|grant| &grant.from);
-        let from: BTreeSet<_> = from.filter(|(kind, _)| CALLING.contains(kind)).collect();
+        let from: BTreeSet<_> = from
+            .filter(|(kind, _)| CALLING_KINDS.contains(kind))
+            .collect();
         let callers: Vec<ObjectKey> = from
             .into_iter()
-            .flat_map(|(kind, namespace)| index.view.callers(*kind, namespace))
+            .flat_map(|(kind, namespace)| index.view.calling_objects(*kind, namespace))
             .collect();
         for caller in callers {
-            index.mark(caller);
+            index.mark_object(caller);
         }
     }
 }
 
 impl MeshView {
     /// Returns the objects of a kind and namespace on whose behalf waypoints make calls.
-    fn callers(&self, kind: Kind, namespace: &ArcStr) -> Vec<ObjectKey> {
+    fn calling_objects(&self, kind: Kind, namespace: &ArcStr) -> Vec<ObjectKey> {
         let Some(objects) = self.objects(namespace) else {
             return Vec::new();
         };
@@ -100,7 +106,7 @@ impl MeshView {
 
     /// Returns the services of other namespaces that waypoints may call on behalf of objects (kind, namespace). A host
     /// name that begins with `*.` means all Services of its namespace.
-    pub(crate) fn granted_callees(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
+    pub(crate) fn granted_services(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
         let domain = &self.config.cluster_domain;
         let mut callees = BTreeSet::new();
         for (namespace, objects) in self.all_objects() {
@@ -127,14 +133,14 @@ impl MeshView {
 
     /// Returns the pods of other namespaces that permit policies attached to a Service or ServiceEntry to apply to
     /// them.
-    pub(crate) fn grantors(&self, of: &ObjectKey) -> Vec<PodGrant> {
-        let foreign = self.references.of_mesh(Edge::GrantsPods);
+    pub(crate) fn pod_grants(&self, of: &ObjectKey) -> Vec<PodGrant> {
+        let foreign = self.references.of_mesh(ReferenceKind::GrantsPods);
         let foreign = foreign.filter(|key| key.namespace != of.namespace);
         let grants =
             foreign.filter_map(|key| Some((&key.namespace, self.get::<ReferenceGrant>(key)?)));
         let is_of = |(kind, from): &(Kind, ArcStr)| *kind == of.kind && *from == of.namespace;
         let granting = grants.filter(|(_, grant)| grant.attached.iter().any(is_of));
-        let mut grantors: Vec<_> = granting
+        let mut pod_grants: Vec<_> = granting
             .flat_map(|(namespace, grant)| {
                 grant.pods.iter().map(|pod| PodGrant {
                     namespace: namespace.clone(),
@@ -142,13 +148,13 @@ impl MeshView {
                 })
             })
             .collect();
-        grantors.sort_unstable();
-        grantors.dedup();
-        grantors
+        pod_grants.sort_unstable();
+        pod_grants.dedup();
+        pod_grants
     }
 
     /// Whether a route (kind, namespace) may have a service as backend.
-    pub(crate) fn may_lead_to(&self, route: (Kind, &str), service: &ObjectKey) -> bool {
+    pub(crate) fn may_use_backend(&self, route: (Kind, &str), service: &ObjectKey) -> bool {
         if route.1 == service.namespace || self.config.reference_grants == ReferenceGrants::Ignored
         {
             return true;

@@ -5,25 +5,29 @@ use ambit_k8s_api::{ObjectKey, RequestAuthentication};
 use ambit_model::{Authentication, JwtKeys, JwtRule};
 
 use crate::{
-    condition::{AUTHENTICATION_ACCEPTED, ConditionType, Standing, Verdict},
+    condition::{AUTHENTICATION_ACCEPTED, ConditionContent, ConditionType, DerivedStatus},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
     objects::request_authentication::{AuthenticationInput, input::RuleInput},
     pod_directory::PodDirectory,
-    relations::key_state::KeyState,
+    relations::key_set_state::KeySetState,
     view::{MeshView, rendered::Rendered},
 };
 
 impl MeshKind for RequestAuthentication {
     const CONDITIONS: &'static [ConditionType] = &[AUTHENTICATION_ACCEPTED];
 
-    fn changed(index: &mut Index, change: &Change<'_, AuthenticationInput>, _: &mut PodDirectory) {
+    fn on_change(
+        index: &mut Index,
+        change: &Change<'_, AuthenticationInput>,
+        _: &mut PodDirectory,
+    ) {
         let targets = |one: Option<&AuthenticationInput>| {
             one.map(|one| one.targets.0.clone()).unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index.attach_rule(change.key, old, new);
-        index.mark(change.key.clone());
+        index.update_policy_targets(change.key, old, new);
+        index.mark_object(change.key.clone());
     }
 
     fn render(view: &MeshView, _: &ObjectKey, input: &AuthenticationInput) -> Rendered {
@@ -34,7 +38,7 @@ impl MeshKind for RequestAuthentication {
             not_understood: input.not_understood.clone(),
             ..Authentication::default()
         };
-        let waypoints = input.targets.concerned(view).into_iter();
+        let waypoints = input.targets.by_waypoint(view).into_iter();
         let waypoints = waypoints.map(|(gateway, concerned)| {
             let record = Authentication {
                 for_gateway: concerned.for_gateway,
@@ -46,10 +50,14 @@ impl MeshKind for RequestAuthentication {
         Rendered::at_waypoints(waypoints)
     }
 
-    fn standing(view: &MeshView, _: &ObjectKey, input: &AuthenticationInput) -> Option<Standing> {
-        Some(Standing {
-            verdict: Some(input.verdict(view)),
-            ..Standing::default()
+    fn derived_status(
+        view: &MeshView,
+        _: &ObjectKey,
+        input: &AuthenticationInput,
+    ) -> Option<DerivedStatus> {
+        Some(DerivedStatus {
+            condition: Some(input.accepted_condition(view)),
+            ..DerivedStatus::default()
         })
     }
 
@@ -60,29 +68,29 @@ impl MeshKind for RequestAuthentication {
 
 impl AuthenticationInput {
     /// Builds the status condition: the waypoints that enforce the object, and key sets that cannot be fetched.
-    fn verdict(&self, view: &MeshView) -> Verdict {
+    fn accepted_condition(&self, view: &MeshView) -> ConditionContent {
         if self.targets.0.is_empty() {
-            return Verdict {
+            return ConditionContent {
                 is_true: false,
                 reason: "NotAttached",
                 message: "there are no targetRefs: tokens are read by waypoints alone, so the object has no effect"
                     .to_owned(),
-                is_trouble: true,
+                needs_attention: true,
             };
         }
-        let mut verdict = self.targets.verdict(view, "policy", "enforced");
+        let mut condition = self.targets.waypoints_condition(view, "policy", "enforced");
         let rules = self.rules.iter().enumerate();
         let troubles: Vec<_> = rules
-            .filter_map(|(at, rule)| rule.trouble(view, at))
+            .filter_map(|(at, rule)| rule.key_error(view, at))
             .collect();
         if !troubles.is_empty() {
-            if verdict.is_true {
-                verdict.reason = "PartiallyInvalid";
+            if condition.is_true {
+                condition.reason = "PartiallyInvalid";
             }
-            verdict.message = format!("{}; {}", verdict.message, troubles.join("; "));
-            verdict.is_trouble = true;
+            condition.message = format!("{}; {}", condition.message, troubles.join("; "));
+            condition.needs_attention = true;
         }
-        verdict
+        condition
     }
 }
 
@@ -93,12 +101,13 @@ impl RuleInput {
         };
         let keys = match view.keys(source) {
             None => JwtKeys::Pending,
-            Some(KeyState {
+            Some(KeySetState {
                 keys: Some(keys), ..
             }) => JwtKeys::Known(keys.clone()),
-            Some(KeyState { trouble, .. }) => {
-                JwtKeys::Unavailable(trouble.clone().unwrap_or_default())
-            }
+            Some(KeySetState {
+                last_error: trouble,
+                ..
+            }) => JwtKeys::Unavailable(trouble.clone().unwrap_or_default()),
         };
         JwtRule {
             keys,
@@ -107,9 +116,12 @@ impl RuleInput {
         }
     }
 
-    fn trouble(&self, view: &MeshView, at: usize) -> Option<String> {
+    fn key_error(&self, view: &MeshView, at: usize) -> Option<String> {
         let source = self.source.as_ref()?;
-        let KeyState { keys, trouble } = view.keys(source)?;
+        let KeySetState {
+            keys,
+            last_error: trouble,
+        } = view.keys(source)?;
         let trouble = trouble.as_ref()?;
         let url = &source.url;
         let consequence = match keys {

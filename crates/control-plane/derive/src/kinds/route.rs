@@ -15,35 +15,35 @@ use ambit_k8s_api::{GRPCRoute, HTTPRoute, Kind, ObjectKey, TCPRoute, TLSRoute, V
 use ambit_model::{ArcStr, GatewayName, HttpRoute, StreamRoute};
 
 use crate::{
-    condition::{PartsType, Standing},
+    condition::{DerivedStatus, StatusListType},
     index::{Index, change::Change},
-    kinds::{kind::MeshKind, route::changed::changed},
+    kinds::{kind::MeshKind, route::changed::on_change},
     objects::route::{
         hosts::HostScope,
-        input::{RouteInput, Rules},
+        input::{RouteInput, RouteRules},
         rules::RuleInput,
         session,
     },
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 macro_rules! routes {
     ($($kind:ident)*) => {
         $(impl MeshKind for $kind {
-            const PARTS: Option<PartsType> = Some(PartsType {
+            const STATUS_LIST: Option<StatusListType> = Some(StatusListType {
                 list: "parents",
                 manager: "ambit-routes",
                 is_shared: true,
             });
 
-            fn standing(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
-                Some(conditions::of(view, route))
+            fn derived_status(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<DerivedStatus> {
+                Some(conditions::derived_status(view, route))
             }
 
-            fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
-                changed(index, change);
+            fn on_change(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
+                on_change(index, change);
             }
         })*
 
@@ -65,7 +65,7 @@ routes! { HTTPRoute GRPCRoute TLSRoute TCPRoute }
 impl MeshView {
     /// Returns the routes that have a service as parent.
     fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
-        let routes = self.references.of(Edge::RouteParent, target);
+        let routes = self.references.of(ReferenceKind::RouteParent, target);
         routes.filter_map(|key| self.route(key))
     }
 
@@ -91,7 +91,7 @@ impl MeshView {
 
     fn gateway_api_routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
         let resolved = |route: &RouteInput| {
-            let Rules::Http(rules) = &route.rules else {
+            let RouteRules::Http(rules) = &route.rules else {
                 return None;
             };
             let rule = |(index, rule): (usize, &RuleInput)| {
@@ -123,7 +123,7 @@ impl MeshView {
         gateway: &GatewayName,
     ) -> Vec<StreamRoute> {
         let resolved = |route: &RouteInput| match &route.rules {
-            Rules::Stream(stream) if route.kind == kind => Some(StreamRoute {
+            RouteRules::Stream(stream) if route.kind == kind => Some(StreamRoute {
                 name: route.name.clone(),
                 ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
@@ -146,7 +146,7 @@ impl MeshView {
         let scope = route.and_then(|route| route.scope.as_ref());
         let called = scope.into_iter().flat_map(HostScope::hosts);
         let called = called.flat_map(|host| {
-            let records = self.records_of(host).into_iter();
+            let records = self.record_owners(host).into_iter();
             records.map(move |(target, _)| (target.clone(), host.clone()))
         });
         of_parents.chain(called).collect()
@@ -157,19 +157,20 @@ impl Index {
     /// Marks the routes that have a host, or an object that declares it, as backend: the host's record may now belong
     /// to another object.
     pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
-        let entries = self.view.declarers(host);
+        let entries = self.view.objects_declaring(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
-        let leading = entries.flat_map(|entry| self.view.references.of(Edge::RouteBackend, entry));
+        let leading =
+            entries.flat_map(|entry| self.view.references.of(ReferenceKind::RouteBackend, entry));
         let routes: Vec<_> = self
             .view
             .references
-            .of(Edge::RouteHost, host)
+            .of(ReferenceKind::RouteHost, host)
             .chain(leading)
             .cloned()
             .collect();
         for key in routes {
             let services = self.view.services_routed_by(&key);
-            self.mark(key);
+            self.mark_object(key);
             for (_, host) in services {
                 self.mark_only_host(host);
             }
@@ -182,7 +183,7 @@ impl Index {
         let routes: Vec<_> = self
             .view
             .references
-            .of(Edge::RouteBackend, backend)
+            .of(ReferenceKind::RouteBackend, backend)
             .cloned()
             .collect();
         for route in routes {

@@ -7,19 +7,19 @@ use crate::{
     kinds::kind::MeshKind,
     objects::secret::Credentials,
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
 };
 
 impl MeshKind for Secret {
-    fn changed(index: &mut Index, change: &Change<'_, Credentials>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, Credentials>, _: &mut PodDirectory) {
         let users: Vec<ObjectKey> = index
             .view
             .references
-            .of(Edge::PullSecret, change.key)
+            .of(ReferenceKind::PullSecret, change.key)
             .cloned()
             .collect();
         for user in users {
-            index.mark(user);
+            index.mark_object(user);
         }
     }
 }

@@ -6,14 +6,14 @@ use ambit_k8s_api::{ObjectKey, Service};
 use ambit_model::{self as model, ArcStr, HealthPolicy, LbMode, LbScope, LoadBalancing};
 
 use crate::{
-    condition::{BOUND, ConditionType, Standing},
+    condition::{ConditionType, DerivedStatus, WAYPOINT_BOUND},
     index::{Index, change::Change},
     kinds::{
         endpoint_slice,
-        kind::{Claim, MeshKind},
+        kind::{HostClaim, MeshKind},
         namespace,
     },
-    objects::service::{ServiceInput, ServicePort, Target, failover},
+    objects::service::{ServiceInput, ServicePort, TargetPort, failover},
     pod_directory::PodDirectory,
     records::ServiceRecord,
     relations::cluster_addresses,
@@ -21,17 +21,18 @@ use crate::{
 };
 
 impl MeshKind for Service {
-    const CONDITIONS: &'static [ConditionType] = &[BOUND];
+    const CONDITIONS: &'static [ConditionType] = &[WAYPOINT_BOUND];
 
-    fn changed(index: &mut Index, change: &Change<'_, ServiceInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, ServiceInput>, _: &mut PodDirectory) {
         let key = change.key;
         let vips = |service: Option<&ServiceInput>| -> Vec<IpAddr> {
             service.map(|one| one.vips.clone()).unwrap_or_default()
         };
-        let named_by = index
-            .view
-            .addresses
-            .own(key, &vips(change.old), &vips(change.new));
+        let named_by =
+            index
+                .view
+                .addresses
+                .update_owned_addresses(key, &vips(change.old), &vips(change.new));
         index.mark_entries(named_by);
         if cluster_addresses::is_api_server(&key.namespace, &key.name) {
             let (old, new) = (vips(change.old), vips(change.new));
@@ -42,22 +43,22 @@ impl MeshKind for Service {
         }
         if key.namespace == index.view.config.root_namespace {
             let control_plane = change.new.and_then(|one| one.control_plane.clone());
-            index.follow_control_plane(&key.name, control_plane);
+            index.update_control_plane(&key.name, control_plane);
         }
         let domain = index.view.config.cluster_domain.clone();
         let host = |service: &ServiceInput| service.hostname(&domain);
         let hosts = |service: Option<&ServiceInput>| service.map(host).into_iter().collect();
-        index.declare(key, hosts(change.old), hosts(change.new));
+        index.update_declared_hosts(key, hosts(change.old), hosts(change.new));
         for service in change.both() {
-            index.mark_selected(&key.namespace, service.selector.as_ref());
+            index.mark_selected_workloads(&key.namespace, service.selector.as_ref());
         }
-        endpoint_slice::mark_of_service(index, key);
+        endpoint_slice::mark_slices_of_service(index, key);
         let binding = |service: Option<&ServiceInput>| service.and_then(|one| one.binding.clone());
         let (old, new) = (binding(change.old), binding(change.new));
-        index.bind(key, old.as_ref(), new.as_ref());
+        index.update_binding(key, old.as_ref(), new.as_ref());
         let canary = |service: Option<&ServiceInput>| service.and_then(|one| one.canary.clone());
         let (old, new) = (canary(change.old), canary(change.new));
-        index.bind_canary(key, old.as_ref(), new.as_ref());
+        index.update_canary(key, old.as_ref(), new.as_ref());
         index.mark_attached_to(key);
         index.mark_gateway_of(key);
         if change.old.is_none() || change.new.is_none() {
@@ -69,26 +70,38 @@ impl MeshKind for Service {
         }
     }
 
-    fn claim<'a>(_: &MeshView, service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
-        Some(Claim {
+    fn host_claim<'a>(
+        _: &MeshView,
+        service: &'a ServiceInput,
+        _: &ArcStr,
+    ) -> Option<HostClaim<'a>> {
+        Some(HostClaim {
             is_kubernetes: true,
             created: &service.created,
             is_public: true,
         })
     }
 
-    fn standing(view: &MeshView, key: &ObjectKey, service: &ServiceInput) -> Option<Standing> {
+    fn derived_status(
+        view: &MeshView,
+        key: &ObjectKey,
+        service: &ServiceInput,
+    ) -> Option<DerivedStatus> {
         let attachment = view.waypoint_of_service(key);
         let host = service.hostname(&view.config.cluster_domain);
         let serving = view.waypoints_serving(key, &host);
-        let mut standing = view.bound(attachment.as_ref(), &serving);
-        if let (Some(attachment), Some(verdict)) = (&attachment, &mut standing.verdict) {
-            view.judge_canary(key, attachment, verdict);
+        let mut derived_status = view.bound_status(attachment.as_ref(), &serving);
+        if let (Some(attachment), Some(condition)) = (&attachment, &mut derived_status.condition) {
+            view.add_canary_to_condition(key, attachment, condition);
         }
-        Some(standing)
+        Some(derived_status)
     }
 
-    fn service(view: &MeshView, service: &ServiceInput, _: &ArcStr) -> Option<ServiceRecord> {
+    fn service_record(
+        view: &MeshView,
+        service: &ServiceInput,
+        _: &ArcStr,
+    ) -> Option<ServiceRecord> {
         let distribution = namespace::distribution(view, &service.namespace);
         let domain = &view.config.cluster_domain;
         Some(service.record(domain, &view.network, distribution))
@@ -104,8 +117,8 @@ impl ServiceInput {
         namespace_distribution: Option<&str>,
     ) -> ServiceRecord {
         let target = |port: &ServicePort| match port.target {
-            Target::Number(number) => number,
-            Target::Name(_) => 0,
+            TargetPort::Number(number) => number,
+            TargetPort::Name(_) => 0,
         };
         let health_policy = if self.publish_not_ready {
             HealthPolicy::AllowAll

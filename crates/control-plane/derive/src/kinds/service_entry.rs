@@ -11,49 +11,54 @@ use ambit_model::{
 use ipnet::IpNet;
 
 use crate::{
-    condition::{BOUND, ConditionType, Standing, USED},
+    condition::{ConditionType, DerivedStatus, ENTRY_USED, WAYPOINT_BOUND},
     index::{Index, change::Change},
     kinds::{
-        kind::{Claim, MeshKind},
+        kind::{HostClaim, MeshKind},
         namespace,
         service::load_balancing,
         workload_entry::{self, workload_of_endpoint},
     },
     objects::{
-        export::Export,
+        export::ExportTo,
         service_entry::{ServiceEntryInput, is_of_another_namespace},
     },
     pod_directory::PodDirectory,
     problem::Note,
     records::ServiceRecord,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, exports::short_names, rendered::Rendered},
 };
 
 impl MeshKind for ServiceEntry {
-    const CONDITIONS: &'static [ConditionType] = &[BOUND, USED];
+    const CONDITIONS: &'static [ConditionType] = &[WAYPOINT_BOUND, ENTRY_USED];
 
-    fn changed(index: &mut Index, change: &Change<'_, ServiceEntryInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, ServiceEntryInput>, _: &mut PodDirectory) {
         let key = change.key;
         let named = |entry: Option<&ServiceEntryInput>| -> Vec<IpNet> {
-            entry.into_iter().flat_map(|entry| entry.named()).collect()
+            entry
+                .into_iter()
+                .flat_map(|entry| entry.all_addresses())
+                .collect()
         };
         index
             .view
             .addresses
-            .name(key, &named(change.old), &named(change.new));
+            .update_named_addresses(key, &named(change.old), &named(change.new));
         let hosts = |entry: Option<&ServiceEntryInput>| -> Vec<ArcStr> {
             entry.map(|entry| entry.hosts.clone()).unwrap_or_default()
         };
         let (old, new) = (hosts(change.old), hosts(change.new));
-        index
-            .view
-            .references
-            .replace(Edge::ShortName, key, short_names(&old), short_names(&new));
-        index.declare(key, old, new);
-        index.mark(key.clone());
+        index.view.references.replace(
+            ReferenceKind::ShortName,
+            key,
+            short_names(&old),
+            short_names(&new),
+        );
+        index.update_declared_hosts(key, old, new);
+        index.mark_object(key.clone());
         for entry in change.both() {
-            index.mark_selected(&key.namespace, entry.selector.as_ref());
+            index.mark_selected_workloads(&key.namespace, entry.selector.as_ref());
         }
         let bindings = |entry: Option<&ServiceEntryInput>| -> Vec<GatewayName> {
             entry
@@ -63,7 +68,7 @@ impl MeshKind for ServiceEntry {
         };
         let (old, new) = (bindings(change.old), bindings(change.new));
         if old != new {
-            index.rebind(key, old, new);
+            index.replace_gateways(key, old, new);
         }
         let own = |entry: Option<&ServiceEntryInput>| entry.and_then(|one| one.binding.clone());
         index.relabel(key, own(change.old).as_ref(), own(change.new).as_ref());
@@ -79,34 +84,44 @@ impl MeshKind for ServiceEntry {
         }
     }
 
-    fn standing(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Standing> {
+    fn derived_status(
+        view: &MeshView,
+        key: &ObjectKey,
+        entry: &ServiceEntryInput,
+    ) -> Option<DerivedStatus> {
         let attachment = view.waypoint_of_service(key);
-        let hosts = view.hosts_won(entry);
+        let hosts = view.owned_hosts(entry);
         let serving = hosts.flat_map(|host| view.waypoints_serving(key, host));
-        Some(view.bound(attachment.as_ref(), &serving.collect()))
+        Some(view.bound_status(attachment.as_ref(), &serving.collect()))
     }
 
-    fn claim<'a>(
+    fn host_claim<'a>(
         view: &MeshView,
         entry: &'a ServiceEntryInput,
         host: &ArcStr,
-    ) -> Option<Claim<'a>> {
+    ) -> Option<HostClaim<'a>> {
         let visibility = view.visibility(entry, host)?;
-        Some(Claim {
+        Some(HostClaim {
             is_kubernetes: false,
             created: &entry.created,
             is_public: visibility == Visibility::Public,
         })
     }
 
-    fn service(view: &MeshView, entry: &ServiceEntryInput, host: &ArcStr) -> Option<ServiceRecord> {
+    fn service_record(
+        view: &MeshView,
+        entry: &ServiceEntryInput,
+        host: &ArcStr,
+    ) -> Option<ServiceRecord> {
         let distribution = namespace::distribution(view, &entry.namespace);
-        let is_free = |net: &IpNet| taken_by(view, entry, net).is_none();
+        let is_free = |net: &IpNet| address_owner(view, entry, net).is_none();
         let mut record = entry.record(host, &view.network, distribution, is_free);
         record.service.visibility = view.visibility(entry, host)?;
         let aliases = view.own_trust_domain_names();
         let is_published = |name: &ArcStr| {
-            !is_of_another_namespace(name, &entry.namespace, &view.config, |td| aliases.has(td))
+            !is_of_another_namespace(name, &entry.namespace, &view.config, |td| {
+                aliases.contains(td)
+            })
         };
         record.service.subject_alt_names.retain(is_published);
         Some(record)
@@ -120,7 +135,7 @@ fn is_prefix(net: &IpNet) -> bool {
 /// Returns the Service or pod because of which an address of an entry is not published. For a prefix, proxies exclude
 /// the addresses that Services and pods own; they cannot exclude pods with their node's address. A prefix with pods of
 /// other namespaces is therefore published only if connections keep their original destination (resolution `NONE`).
-fn taken_by<'a>(
+fn address_owner<'a>(
     view: &'a MeshView,
     entry: &ServiceEntryInput,
     net: &IpNet,
@@ -134,8 +149,8 @@ fn taken_by<'a>(
 
 /// Returns the text of the note on an address that is not published, or on a prefix that proxies apply only in part;
 /// `None` if no Service or pod owns an address of it.
-fn conflict(view: &MeshView, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
-    let taken = taken_by(view, entry, net);
+fn address_conflict(view: &MeshView, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
+    let taken = address_owner(view, entry, net);
     if let Some(owner) = taken.filter(|_| is_prefix(net)) {
         return Some(format!(
             "{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published"
@@ -161,18 +176,18 @@ fn conflicts(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
         workload_entry::conflict(view, &field, endpoint)
     });
     let taken = entry.addresses().filter_map(|(field, net)| {
-        let message = conflict(view, entry, net)?;
+        let message = address_conflict(view, entry, net)?;
         Some(Note::new(field.clone(), message))
     });
     endpoints
         .chain(taken)
-        .chain(unresolved(view, key, entry))
-        .chain(hidden(view, entry))
+        .chain(unserved_wildcard_note(view, key, entry))
+        .chain(visibility_notes(view, entry))
         .collect()
 }
 
 /// Builds the notes on hosts that are not published, or visible in fewer namespaces than `exportTo` requests.
-fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
+fn visibility_notes(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
     let own = &entry.namespace;
     let reserved = entry.hosts.iter().filter_map(|host| {
         let why = view.reservation(entry, host)?;
@@ -183,7 +198,7 @@ fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
         Some(Note::new("spec.hosts", message))
     });
     let mut notes: Vec<Note> = reserved.collect();
-    let export = view.export_of(entry);
+    let export = view.exported_to(entry);
     if entry.export.is_some_and(|requested| requested > export) {
         let message = format!(
             "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the \
@@ -193,7 +208,7 @@ fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
         notes.push(Note::new("spec.exportTo", message));
     }
     let is_narrowed = |host: &&ArcStr| {
-        export == Export::All && view.visibility(entry, host) == Some(Visibility::Namespace)
+        export == ExportTo::All && view.visibility(entry, host) == Some(Visibility::Namespace)
     };
     let narrowed = entry.hosts.iter().filter(is_narrowed).map(|host| {
         let message = format!(
@@ -207,8 +222,16 @@ fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
 
 /// Builds the note on wildcard hosts with the resolution `DYNAMIC_DNS` that no waypoint serves: connections to them are
 /// refused.
-fn unresolved(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Note> {
-    if !entry.hosts.iter().any(|host| entry.resolves_named(host)) {
+fn unserved_wildcard_note(
+    view: &MeshView,
+    key: &ObjectKey,
+    entry: &ServiceEntryInput,
+) -> Option<Note> {
+    if !entry
+        .hosts
+        .iter()
+        .any(|host| entry.resolves_requested_names(host))
+    {
         return None;
     }
     let attachment = view.waypoint_of_service(key);
@@ -223,7 +246,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
     let Some(objects) = view.objects(&key.namespace) else {
         return Vec::new();
     };
-    let hosts: BTreeSet<&ArcStr> = view.hosts_won(entry).collect();
+    let hosts: BTreeSet<&ArcStr> = view.owned_hosts(entry).collect();
     let uid = |address: &str| {
         view.uid(&format!(
             "networking.istio.io/ServiceEntry/{}/{}/{address}",
@@ -243,7 +266,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
                     workload_name: key.name.clone(),
                     canonical_name: key.name.clone(),
                     canonical_revision: "latest".into(),
-                    services: [(name, entry.targets(&BTreeMap::new()))].into(),
+                    services: [(name, entry.target_ports_by_name(&BTreeMap::new()))].into(),
                     ..view.base(&key.namespace, &key.name)
                 }
             })
@@ -258,7 +281,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
             let name = |host: &ArcStr| NamespacedHostname::new(key.namespace.clone(), host.clone());
             let services = hosts
                 .iter()
-                .map(|host| (name(host), entry.targets(&endpoint.ports)))
+                .map(|host| (name(host), entry.target_ports_by_name(&endpoint.ports)))
                 .collect();
             workload_of_endpoint(view, objects, key, uid(&endpoint.text), endpoint, services)
         })

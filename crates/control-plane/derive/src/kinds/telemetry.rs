@@ -15,46 +15,50 @@ use ambit_k8s_api::{Gateway, Kind, ObjectKey, Telemetry};
 use ambit_model::{GatewayName, WaypointTelemetry};
 
 use crate::{
-    condition::{ConditionType, Standing, TELEMETRY_USED, Verdict},
+    condition::{ConditionContent, ConditionType, DerivedStatus, TELEMETRY_USED},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    names::names,
+    names::join_gateway_names,
     objects::telemetry::input::TelemetryInput,
     pod_directory::PodDirectory,
     problem::Note,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 impl MeshKind for Telemetry {
     const CONDITIONS: &'static [ConditionType] = &[TELEMETRY_USED];
 
-    fn changed(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
         let targets = |of: Option<&TelemetryInput>| of.map(|of| of.targets.clone());
         index.view.references.replace(
-            Edge::PolicyTarget,
+            ReferenceKind::PolicyTarget,
             change.key,
             targets(change.old).unwrap_or_default(),
             targets(change.new).unwrap_or_default(),
         );
-        index.mark(change.key.clone());
+        index.mark_object(change.key.clone());
         index.mark_telemetry();
     }
 
-    fn standing(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Option<Standing> {
-        Some(Standing {
-            verdict: Some(verdict(view, key, input)),
-            ..Standing::default()
+    fn derived_status(
+        view: &MeshView,
+        key: &ObjectKey,
+        input: &TelemetryInput,
+    ) -> Option<DerivedStatus> {
+        Some(DerivedStatus {
+            condition: Some(used_condition(view, key, input)),
+            ..DerivedStatus::default()
         })
     }
 }
 
 /// Builds the status condition, which lists the waypoints that apply a Telemetry object.
-fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
+fn used_condition(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> ConditionContent {
     let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
     let mut instead = None;
     for (gateway, scope) in view.telemetry_scopes() {
-        for level in levels::of(view, &gateway, &scope) {
+        for level in levels::telemetry_levels(view, &gateway, &scope) {
             if level.key == *key {
                 followed.insert(gateway.clone());
             } else if level.targets == input.targets && level.key.namespace == key.namespace {
@@ -62,8 +66,8 @@ fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict 
             }
         }
     }
-    let unknown = providers::wrong(view, input);
-    let (is_true, reason, message) = match (names(&followed), instead) {
+    let unknown = providers::provider_errors(view, input);
+    let (is_true, reason, message) = match (join_gateway_names(&followed), instead) {
         (Some(_), _) if !unknown.is_empty() => (false, "UnknownProvider", unknown.join("; ")),
         (Some(names), _) => (true, "Used", format!("followed by {names}")),
         (None, Some(other)) => (
@@ -77,11 +81,11 @@ fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict 
             "no waypoint follows it: it is of no waypoint's namespace, nor of services' that one serves, nor of the root one, and is attached to none of these".to_owned(),
         ),
     };
-    Verdict {
+    ConditionContent {
         is_true,
         reason,
         message,
-        is_trouble: !is_true,
+        needs_attention: !is_true,
     }
 }
 
@@ -94,7 +98,11 @@ pub(crate) fn render(
     let mut records = Vec::new();
     let mut notes = BTreeSet::new();
     for scope in scopes {
-        let (record, wrong) = merge::merge(view, &levels::of(view, gateway, &scope), scope);
+        let (record, wrong) = merge::merge(
+            view,
+            &levels::telemetry_levels(view, gateway, &scope),
+            scope,
+        );
         let says_anything =
             record.tracing.is_some() || record.logs.is_some() || !record.metrics.is_empty();
         // A scope without settings of the one around it must be explicit.
@@ -166,7 +174,7 @@ impl Index {
             .map(|one| one.key.clone())
             .collect();
         for key in all {
-            self.mark(key);
+            self.mark_object(key);
         }
         self.mark_gateways();
     }
@@ -174,7 +182,7 @@ impl Index {
     /// Marks all Telemetry objects if one of them is attached to an object whose hosts or waypoint changed.
     pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
         let is_named = {
-            let mut policies = self.view.references.of(Edge::PolicyTarget, target);
+            let mut policies = self.view.references.of(ReferenceKind::PolicyTarget, target);
             policies.any(|policy| policy.kind == Kind::Telemetry)
         };
         if is_named {

@@ -8,23 +8,23 @@ use ambit_model::{ArcStr, GatewayName};
 use crate::{
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    names::listed,
+    names::join_names,
     objects::{Objects, route::virtual_service},
     pod_directory::PodDirectory,
     problem::Note,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 impl MeshKind for EnvoyFilter {
-    fn changed(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
         index.mark_gateways();
     }
 }
 
 /// Returns the objects of a namespace that have no effect, as text: EnvoyFilters, and VirtualServices for gateways
 /// alone.
-fn present(namespace: &str, objects: &Objects) -> Vec<String> {
+fn unsupported_objects(namespace: &str, objects: &Objects) -> Vec<String> {
     let filters = objects.all::<EnvoyFilter>().keys();
     let filters = filters.map(|name| (Kind::EnvoyFilter, name));
     let routes = objects.all::<VirtualService>().iter();
@@ -38,10 +38,10 @@ fn present(namespace: &str, objects: &Objects) -> Vec<String> {
 /// Builds the note on a waypoint's Gateway about objects that have no effect: in its namespace, in the root namespace,
 /// and in namespaces whose label, or whose services' labels, name the Gateway. Selectors of these objects are not
 /// evaluated.
-pub(crate) fn note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
+pub(crate) fn unsupported_objects_note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut namespaces: BTreeSet<&ArcStr> =
         [&gateway.namespace, &view.config.root_namespace].into();
-    for key in view.references.of(Edge::Bound, gateway) {
+    for key in view.references.of(ReferenceKind::Bound, gateway) {
         match key.kind {
             // They come and go, and are of a namespace that is named or has such services.
             Kind::Pod => {}
@@ -49,12 +49,12 @@ pub(crate) fn note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
             _ => drop(namespaces.insert(&key.namespace)),
         }
     }
-    let of = |namespace: &&ArcStr| Some(present(namespace, view.objects(namespace)?));
+    let of = |namespace: &&ArcStr| Some(unsupported_objects(namespace, view.objects(namespace)?));
     let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
     let message = format!(
         "{}: such objects have no effect on waypoints; use HTTPRoute and its like, DestinationRule, and AuthorizationPolicy with \
          targetRefs",
-        listed(&all)?
+        join_names(&all)?
     );
     Some(Note::new(".", message))
 }

@@ -4,49 +4,49 @@ use ambit_k8s_api::{Kind, ObjectKey, Secret, WasmPlugin, labels, secret::DOCKER_
 use ambit_model::{NamespacedHostname, WaypointExtension};
 
 use crate::{
-    condition::{ConditionType, PLUGIN_ACCEPTED, Standing, Verdict},
+    condition::{ConditionContent, ConditionType, DerivedStatus, WASM_PLUGIN_ACCEPTED},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
     objects::wasm_plugin::PluginInput,
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, rendered::Rendered},
 };
 
 /// Namespace and host, which no Service has, that permit to fetch a plugin's module from any Service or pod: for
 /// plugins of the root namespace, which administrators write.
-const ANYWHERE: &str = "*";
+const ANY_CALLEE: &str = "*";
 
 impl MeshKind for WasmPlugin {
-    const CONDITIONS: &'static [ConditionType] = &[PLUGIN_ACCEPTED];
+    const CONDITIONS: &'static [ConditionType] = &[WASM_PLUGIN_ACCEPTED];
 
-    fn changed(index: &mut Index, change: &Change<'_, PluginInput>, _: &mut PodDirectory) {
-        index.mark(change.key.clone());
+    fn on_change(index: &mut Index, change: &Change<'_, PluginInput>, _: &mut PodDirectory) {
+        index.mark_object(change.key.clone());
         let targets = |plugin: Option<&PluginInput>| -> Vec<ObjectKey> {
             plugin
                 .map(|plugin| plugin.targets.0.clone())
                 .unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index.attach_rule(change.key, old, new);
+        index.update_policy_targets(change.key, old, new);
         let secret = |plugin: Option<&PluginInput>| plugin?.pull_secret.clone();
         let (old, new) = (secret(change.old), secret(change.new));
         index
             .view
             .references
-            .replace(Edge::PullSecret, change.key, old, new);
+            .replace(ReferenceKind::PullSecret, change.key, old, new);
     }
 
     fn render(view: &MeshView, key: &ObjectKey, plugin: &PluginInput) -> Rendered {
         let Some(extension) = &plugin.extension else {
             return Rendered::default();
         };
-        let mut callees = view.granted_callees((Kind::WasmPlugin, &key.namespace));
+        let mut callees = view.granted_services((Kind::WasmPlugin, &key.namespace));
         if key.namespace == view.config.root_namespace {
-            callees.push(NamespacedHostname::new(ANYWHERE, ANYWHERE));
+            callees.push(NamespacedHostname::new(ANY_CALLEE, ANY_CALLEE));
         }
         let pull_secret = plugin.credentials(view).unwrap_or_default();
-        let waypoints = plugin.targets.concerned(view).into_iter();
+        let waypoints = plugin.targets.by_waypoint(view).into_iter();
         let records = waypoints.map(|(gateway, concerned)| {
             let extension = WaypointExtension {
                 for_gateway: concerned.for_gateway,
@@ -60,26 +60,30 @@ impl MeshKind for WasmPlugin {
         Rendered::at_waypoints(records)
     }
 
-    fn standing(view: &MeshView, _: &ObjectKey, plugin: &PluginInput) -> Option<Standing> {
-        let verdict = if plugin.targets.0.is_empty() {
-            Verdict {
+    fn derived_status(
+        view: &MeshView,
+        _: &ObjectKey,
+        plugin: &PluginInput,
+    ) -> Option<DerivedStatus> {
+        let condition = if plugin.targets.0.is_empty() {
+            ConditionContent {
                 is_true: false,
                 reason: "NoTargets",
                 message: "without spec.targetRefs a plugin is for sidecars and gateways: it has no effect on waypoints".to_owned(),
-                is_trouble: true,
+                needs_attention: true,
             }
         } else {
-            let verdict = plugin.targets.verdict(view, "plugin", "run");
+            let condition = plugin.targets.waypoints_condition(view, "plugin", "run");
             match &plugin.pull_secret {
-                Some(secret) if verdict.is_true && plugin.credentials(view).is_none() => {
-                    without_credentials(secret)
+                Some(secret) if condition.is_true && plugin.credentials(view).is_none() => {
+                    missing_secret_condition(secret)
                 }
-                _ => verdict,
+                _ => condition,
             }
         };
-        Some(Standing {
-            verdict: Some(verdict),
-            ..Standing::default()
+        Some(DerivedStatus {
+            condition: Some(condition),
+            ..DerivedStatus::default()
         })
     }
 }
@@ -93,17 +97,17 @@ impl PluginInput {
 }
 
 /// Builds the status condition for an `imagePullSecret` that does not exist or is not usable.
-fn without_credentials(secret: &ObjectKey) -> Verdict {
+fn missing_secret_condition(secret: &ObjectKey) -> ConditionContent {
     let message = format!(
         "spec.imagePullSecret: there is no {secret} of the type {DOCKER_CONFIG} with the label {}: the image is pulled \
          without credentials, and if its registry refuses that, requests are decided by spec.failStrategy or by the \
          version before",
         labels::IMAGE_PULL_SELECTOR
     );
-    Verdict {
+    ConditionContent {
         is_true: false,
         reason: "NoPullSecret",
         message,
-        is_trouble: true,
+        needs_attention: true,
     }
 }

@@ -7,29 +7,29 @@ use ambit_model::{ArcStr, NamespacedHostname, NetworkMode, Protocol, Workload, W
 use ipnet::IpNet;
 
 use crate::{
-    condition::{BOUND_ENTRY, ConditionType, Standing, USED},
+    condition::{ConditionType, DerivedStatus, ENTRY_USED, WORKLOAD_ENTRY_WAYPOINT_BOUND},
     index::{Index, change::Change},
-    kinds::{authorization_policy::policies_for, kind::MeshKind},
+    kinds::{authorization_policy::policy_names_for, kind::MeshKind},
     labels::selects,
     objects::{
         Objects,
-        binding::Binding,
+        binding::WaypointSelection,
         workload_entry::{Address, EndpointInput, WorkloadEntryInput},
     },
     pod_directory::PodDirectory,
     problem::Note,
     view::{
         MeshView,
-        attachment::{Obstacle, Origin},
+        attachment::{AttachmentError, AttachmentOrigin},
         rendered::Rendered,
-        workloads::{Services, canonical},
+        workloads::{Services, canonical_name_and_revision},
     },
 };
 
 impl MeshKind for WorkloadEntry {
-    const CONDITIONS: &'static [ConditionType] = &[BOUND_ENTRY, USED];
+    const CONDITIONS: &'static [ConditionType] = &[WORKLOAD_ENTRY_WAYPOINT_BOUND, ENTRY_USED];
 
-    fn changed(index: &mut Index, change: &Change<'_, WorkloadEntryInput>, _: &mut PodDirectory) {
+    fn on_change(index: &mut Index, change: &Change<'_, WorkloadEntryInput>, _: &mut PodDirectory) {
         let named = |entry: Option<&WorkloadEntryInput>| -> Vec<IpNet> {
             let ip = entry.and_then(|entry| entry.endpoint.ip());
             ip.map(IpNet::from).into_iter().collect()
@@ -38,12 +38,12 @@ impl MeshKind for WorkloadEntry {
         index
             .view
             .addresses
-            .name(key, &named(change.old), &named(change.new));
+            .update_named_addresses(key, &named(change.old), &named(change.new));
         let binding = |entry: Option<&WorkloadEntryInput>| {
-            entry.and_then(|entry| Binding::of(&entry.endpoint.labels, &entry.namespace))
+            entry.and_then(|entry| WaypointSelection::of(&entry.endpoint.labels, &entry.namespace))
         };
         let (old, new) = (binding(change.old), binding(change.new));
-        index.bind(key, old.as_ref(), new.as_ref());
+        index.update_binding(key, old.as_ref(), new.as_ref());
         let labels =
             |entry: Option<&WorkloadEntryInput>| entry.map(|entry| entry.endpoint.labels.clone());
         let (before, after) = (labels(change.old), labels(change.new));
@@ -51,16 +51,21 @@ impl MeshKind for WorkloadEntry {
         for entry in change.both() {
             index.mark_gateway_of_account(&key.namespace, &entry.endpoint.service_account);
         }
-        index.mark(key.clone());
+        index.mark_object(key.clone());
     }
 
-    fn standing(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
+    fn derived_status(
+        view: &MeshView,
+        key: &ObjectKey,
+        entry: &WorkloadEntryInput,
+    ) -> Option<DerivedStatus> {
         let labels = &entry.endpoint.labels;
         let attachment = view.waypoint_of_workload(key, labels, None);
         // A waypoint for services that only its namespace names is no problem.
-        let attachment = attachment
-            .filter(|one| one.origin == Origin::Own || one.outcome != Err(Obstacle::NotServed));
-        Some(view.bound(attachment.as_ref(), &BTreeSet::new()))
+        let attachment = attachment.filter(|one| {
+            one.origin == AttachmentOrigin::Own || one.outcome != Err(AttachmentError::NotServed)
+        });
+        Some(view.bound_status(attachment.as_ref(), &BTreeSet::new()))
     }
 
     fn render(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Rendered {
@@ -98,7 +103,8 @@ pub(crate) fn workload_of_endpoint(
         .get(labels::WORKLOAD_NAME)
         .filter(|name| !name.is_empty())
         .map_or_else(|| name.clone(), ArcStr::from);
-    let (canonical_name, canonical_revision) = canonical(&endpoint.labels, &workload_name);
+    let (canonical_name, canonical_revision) =
+        canonical_name_and_revision(&endpoint.labels, &workload_name);
     let base = view.base(namespace, name);
     // A pod's address stays the pod's: an entry that has it, too, is found through services only, and has no tunnel,
     // which would reach the pod under the identity of a waypoint.
@@ -133,7 +139,7 @@ pub(crate) fn workload_of_endpoint(
         } else {
             NetworkMode::Standard
         },
-        authorization_policies: policies_for(view, namespace, objects, &endpoint.labels),
+        authorization_policies: policy_names_for(view, namespace, objects, &endpoint.labels),
         locality: endpoint.locality.clone(),
         capacity: endpoint.capacity,
         services,
@@ -176,7 +182,7 @@ fn workload(view: &MeshView, key: &ObjectKey, input: &WorkloadEntryInput) -> Opt
         {
             let host = service.hostname(&view.config.cluster_domain);
             let name = NamespacedHostname::new(key.namespace.clone(), host);
-            services.insert(name, service.targets_elsewhere(&endpoint.ports));
+            services.insert(name, service.target_ports_by_name(&endpoint.ports));
         }
     }
     for service in objects.all::<ServiceEntry>().values() {
@@ -185,9 +191,9 @@ fn workload(view: &MeshView, key: &ObjectKey, input: &WorkloadEntryInput) -> Opt
             .as_ref()
             .is_some_and(|selector| selects(selector, &endpoint.labels))
         {
-            for host in view.hosts_won(service) {
+            for host in view.owned_hosts(service) {
                 let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
-                services.insert(name, service.targets(&endpoint.ports));
+                services.insert(name, service.target_ports_by_name(&endpoint.ports));
             }
         }
     }

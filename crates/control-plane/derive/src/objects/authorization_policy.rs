@@ -22,26 +22,26 @@ use crate::{
     config::MeshConfig,
     objects::{
         authorization_policy::{
-            attached::Attached,
+            attached::AttachedPolicy,
             input::PolicyInput,
             metadata::{is_dry_run, namespace_of},
         },
-        readable::{Extent, Followed, Read, Readable, field},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
         trust_domain_names::TrustDomainNames,
     },
     problem::{FieldError, Note},
 };
 
-impl Followed for AuthorizationPolicy {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for AuthorizationPolicy {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for AuthorizationPolicy {
     type Input = PolicyInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<PolicyInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<PolicyInput>, FieldError> {
         let (input, notes) = PolicyInput::read(self, config)?;
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 
     fn substitute(&self, config: &MeshConfig) -> Option<PolicyInput> {
@@ -54,9 +54,9 @@ impl Readable for AuthorizationPolicy {
         Some(Self {
             metadata,
             spec: AuthorizationPolicySpec {
-                selector: field(spec, "selector"),
-                target_ref: field(spec, "targetRef"),
-                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                selector: deserialize_field(spec, "selector"),
+                target_ref: deserialize_field(spec, "targetRef"),
+                target_refs: deserialize_field(spec, "targetRefs").unwrap_or_default(),
                 ..AuthorizationPolicySpec::default()
             },
             ..Self::default()
@@ -80,12 +80,12 @@ impl PolicyInput {
         let nothing = |note: Note| {
             Ok((
                 Self {
-                    sent: None,
+                    node_proxy_policy: None,
                     selector: None,
-                    callers: None,
+                    client_field: None,
                     attached: None,
-                    content: None,
-                    with_principals: None,
+                    content_hash: None,
+                    unexpanded_rules: None,
                 },
                 vec![note],
             ))
@@ -99,12 +99,12 @@ impl PolicyInput {
         }
         if attached {
             let attached = Self {
-                sent: None,
+                node_proxy_policy: None,
                 selector: None,
-                callers: None,
-                attached: Some(Attached::read(policy, config, &mut notes)?),
-                content: content(&spec.action, &spec.rules),
-                with_principals: None,
+                client_field: None,
+                attached: Some(AttachedPolicy::read(policy, config, &mut notes)?),
+                content_hash: content_hash(&spec.action, &spec.rules),
+                unexpanded_rules: None,
             };
             return Ok((attached, notes));
         }
@@ -133,11 +133,11 @@ impl PolicyInput {
                 "dry-run policies are not sent to node proxies unless --dry-run-policies is set",
             ));
         }
-        let mut input = Self::sent(policy, config, action, rules, dry_run);
-        input.callers = rules::field(&spec.rules);
-        input.content = content(&spec.action, &spec.rules);
+        let mut input = Self::node_proxy_policy(policy, config, action, rules, dry_run);
+        input.client_field = rules::first_client_field(&spec.rules);
+        input.content_hash = content_hash(&spec.action, &spec.rules);
         let names_principals = spec.rules.iter().any(rules::names_principals);
-        input.with_principals = names_principals.then(|| spec.rules.as_slice().into());
+        input.unexpanded_rules = names_principals.then(|| spec.rules.as_slice().into());
         Ok((input, notes))
     }
 
@@ -149,22 +149,28 @@ impl PolicyInput {
         }
         if policy.spec.is_attached() {
             return Some(Self {
-                sent: None,
+                node_proxy_policy: None,
                 selector: None,
-                callers: None,
-                attached: Some(Attached::substitute(policy, config)?),
-                content: None,
-                with_principals: None,
+                client_field: None,
+                attached: Some(AttachedPolicy::substitute(policy, config)?),
+                content_hash: None,
+                unexpanded_rules: None,
             });
         }
         // A rule without clauses matches everything.
         let everything = vec![Vec::new()];
-        Some(Self::sent(policy, config, Action::Deny, everything, false))
+        Some(Self::node_proxy_policy(
+            policy,
+            config,
+            Action::Deny,
+            everything,
+            false,
+        ))
     }
 
     /// Builds the policy that node proxies enforce: the given rules, in the scope of the policy's selector and
     /// namespace.
-    fn sent(
+    fn node_proxy_policy(
         policy: &AuthorizationPolicy,
         config: &MeshConfig,
         action: Action,
@@ -178,7 +184,7 @@ impl PolicyInput {
             None if namespace == config.root_namespace => Scope::Global,
             None => Scope::Namespace,
         };
-        let sent = Authorization {
+        let node_proxy_policy = Authorization {
             name: policy.metadata.name.as_deref().unwrap_or_default().into(),
             namespace,
             scope,
@@ -188,12 +194,12 @@ impl PolicyInput {
             not_understood: None,
         };
         Self {
-            sent: Some(sent),
+            node_proxy_policy: Some(node_proxy_policy),
             selector,
-            callers: None,
+            client_field: None,
             attached: None,
-            content: None,
-            with_principals: None,
+            content_hash: None,
+            unexpanded_rules: None,
         }
     }
 }
@@ -213,7 +219,7 @@ pub(crate) fn convert(
     Ok(converted)
 }
 
-fn content(action: &PolicyAction, rules: &[istio::Rule]) -> Option<u64> {
+fn content_hash(action: &PolicyAction, rules: &[istio::Rule]) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
     serde_json::to_string(&(action, rules))
         .ok()?

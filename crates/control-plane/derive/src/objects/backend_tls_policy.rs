@@ -9,28 +9,28 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     objects::{
-        backend_tls_policy::input::{BackendTlsInput, Refused},
-        readable::{Extent, Followed, Read, Readable, field},
+        backend_tls_policy::input::{BackendTlsInput, InvalidReason},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
     },
     problem::FieldError,
 };
 
-impl Followed for BackendTLSPolicy {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for BackendTLSPolicy {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for BackendTLSPolicy {
     type Input = BackendTlsInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<BackendTlsInput>, FieldError> {
-        Ok(Read::plain(read::input(self)))
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<BackendTlsInput>, FieldError> {
+        Ok(Parsed::without_notes(read::parse_policy(self)))
     }
 
     fn substitute(&self, _: &MeshConfig) -> Option<BackendTlsInput> {
         let error = FieldError::new("spec", "cannot be read");
         Some(BackendTlsInput {
-            tls: Err(Refused::invalid(&error)),
-            ..read::input(self)
+            tls: Err(InvalidReason::invalid(&error)),
+            ..read::parse_policy(self)
         })
     }
 
@@ -38,7 +38,7 @@ impl Readable for BackendTLSPolicy {
         Some(Self {
             metadata,
             spec: BackendTlsPolicySpec {
-                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                target_refs: deserialize_field(spec, "targetRefs").unwrap_or_default(),
                 ..BackendTlsPolicySpec::default()
             },
             ..Self::default()

@@ -7,40 +7,40 @@ use crate::labels::Labels;
 
 /// Waypoint that the label `istio.io/use-waypoint` of an object selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Binding {
+pub(crate) enum WaypointSelection {
     /// The value `none`: no waypoint, even if the namespace's label names one.
-    Nothing,
+    None,
     /// The waypoint of a Gateway.
-    To(GatewayName),
+    Gateway(GatewayName),
 }
 
-impl Binding {
+impl WaypointSelection {
     /// Parses the labels of an object in `namespace`; `None` if `istio.io/use-waypoint` is unset or empty.
     pub(crate) fn of(all: &Labels, namespace: &str) -> Option<Self> {
         let name = all
             .get(labels::USE_WAYPOINT)
             .filter(|name| !name.is_empty())?;
         if name == "none" {
-            return Some(Self::Nothing);
+            return Some(Self::None);
         }
         let elsewhere = all.get(labels::USE_WAYPOINT_NAMESPACE);
         let elsewhere = elsewhere.filter(|namespace| !namespace.is_empty());
         let namespace = elsewhere.map_or(namespace, String::as_str);
-        Some(Self::To(GatewayName::new(namespace, name.as_str())))
+        Some(Self::Gateway(GatewayName::new(namespace, name.as_str())))
     }
 
     /// Returns the Gateway that the label names; `None` if the value is `none`.
     pub(crate) fn gateway(&self) -> Option<&GatewayName> {
         match self {
-            Self::Nothing => None,
-            Self::To(name) => Some(name),
+            Self::None => None,
+            Self::Gateway(name) => Some(name),
         }
     }
 }
 
 /// Canary waypoint, which receives a percentage of the connections to services.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Canary {
+pub(crate) struct CanaryWaypoint {
     /// Gateway of the canary waypoint.
     pub(crate) gateway: GatewayName,
     /// Percentage of the connections that the canary receives; the text of the annotation if it is not a number from 0
@@ -48,7 +48,7 @@ pub(crate) struct Canary {
     pub(crate) weight: Result<u32, String>,
 }
 
-impl Canary {
+impl CanaryWaypoint {
     /// Parses the canary's labels and its weight annotation of an object in `namespace`; `None` if no label names a
     /// canary.
     pub(crate) fn of(metadata: &ObjectMeta, namespace: &str) -> Option<Self> {
@@ -71,7 +71,7 @@ impl Canary {
 
 /// Returns whether ingress gateways send requests through a service's waypoint (`istio.io/ingress-use-waypoint`);
 /// `None` if the label is unset or invalid.
-pub(crate) fn ingress(metadata: &ObjectMeta) -> Option<bool> {
+pub(crate) fn ingress_use_waypoint(metadata: &ObjectMeta) -> Option<bool> {
     let value = metadata
         .labels
         .as_ref()?

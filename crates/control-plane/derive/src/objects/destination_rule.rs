@@ -20,54 +20,54 @@ use crate::{
     config::MeshConfig,
     objects::{
         destination_rule::{input::RuleInput, subsets::SubsetInput},
-        readable::{Extent, Followed, Read, Readable, field},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
     },
     problem::{FieldError, Note},
 };
 
-impl Followed for DestinationRule {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for DestinationRule {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for DestinationRule {
     type Input = RuleInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<RuleInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<RuleInput>, FieldError> {
         let mut notes = Vec::new();
         let spec = &self.spec;
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         let name = self.metadata.name.as_deref().unwrap_or_default();
-        let host = host(&spec.host, namespace, config)
+        let host = qualify_host(&spec.host, namespace, config)
             .map_err(|message| FieldError::new("spec.host", message))?;
-        let factor = balancing::balance_factor(&self.metadata)?;
+        let factor = balancing::parse_balance_factor(&self.metadata)?;
         let (mut policy, mut ports) =
             policy::read(spec.traffic_policy.as_ref(), factor, &mut notes)?;
         let mut subsets = subsets::read(spec, factor, &mut notes)?;
         let of_subsets = subsets.values_mut().flat_map(SubsetInput::policies_mut);
         for policy in ports.values_mut().chain([&mut policy]).chain(of_subsets) {
-            tls::confine(policy, namespace, &mut notes);
+            tls::refuse_foreign_files(policy, namespace, &mut notes);
         }
         if spec.workload_selector.is_some() {
             let message = "a rule for selected pods is for proxies inside of them: waypoints do not follow it";
             notes.push(Note::new("spec.workloadSelector", message));
-            return Ok(Read::of(None, notes));
+            return Ok(Parsed::new(None, notes));
         }
         let input = RuleInput {
             key: ObjectKey::new(Kind::DestinationRule, namespace, name),
             created: created(&self.metadata),
             host,
-            exported: exported(&spec.export_to, namespace),
+            exported: parse_export_to(&spec.export_to, namespace),
             policy,
             ports,
             subsets,
         };
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 
     fn substitute(&self, config: &MeshConfig) -> Option<RuleInput> {
         let spec = serde_json::to_value(&self.spec).ok()?;
         // Without the rule, what TLS was to protect would be sent in clear.
-        if !tls::is_wished(&spec) || self.spec.workload_selector.is_some() {
+        if !tls::requests_tls(&spec) || self.spec.workload_selector.is_some() {
             return None;
         }
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
@@ -76,8 +76,8 @@ impl Readable for DestinationRule {
         Some(RuleInput {
             key: ObjectKey::new(Kind::DestinationRule, namespace, name),
             created: created(&self.metadata),
-            host: host(&self.spec.host, namespace, config).ok()?,
-            exported: exported(&self.spec.export_to, namespace),
+            host: qualify_host(&self.spec.host, namespace, config).ok()?,
+            exported: parse_export_to(&self.spec.export_to, namespace),
             policy: DestinationPolicy {
                 unsupported: Some(why.into()),
                 ..DestinationPolicy::default()
@@ -98,9 +98,9 @@ impl Readable for DestinationRule {
         Some(Self {
             metadata,
             spec: DestinationRuleSpec {
-                host: field(spec, "host")?,
-                export_to: field(spec, "exportTo").unwrap_or_default(),
-                traffic_policy: spec.is_some_and(tls::is_wished).then_some(policy),
+                host: deserialize_field(spec, "host")?,
+                export_to: deserialize_field(spec, "exportTo").unwrap_or_default(),
+                traffic_policy: spec.is_some_and(tls::requests_tls).then_some(policy),
                 ..DestinationRuleSpec::default()
             },
             ..Self::default()
@@ -109,7 +109,11 @@ impl Readable for DestinationRule {
 }
 
 /// Returns the full name of a rule's host: a name without dots is a service of the rule's namespace.
-pub(crate) fn host(host: &str, namespace: &str, config: &MeshConfig) -> Result<ArcStr, String> {
+pub(crate) fn qualify_host(
+    host: &str,
+    namespace: &str,
+    config: &MeshConfig,
+) -> Result<ArcStr, String> {
     let rest = host.strip_prefix("*.").unwrap_or(host);
     let is_wildcard = host == "*" || rest.len() < host.len();
     let labels = rest.split('.');
@@ -131,7 +135,7 @@ pub(crate) fn host(host: &str, namespace: &str, config: &MeshConfig) -> Result<A
 }
 
 /// Parses an object's `exportTo`: the namespaces whose waypoints apply the object; `None` for all.
-pub(crate) fn exported(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr>> {
+pub(crate) fn parse_export_to(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr>> {
     if to.is_empty() || to.iter().any(|one| one == "*") {
         return None;
     }
@@ -143,7 +147,7 @@ pub(crate) fn exported(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr
 }
 
 impl RuleInput {
-    pub(crate) fn is_seen_by(&self, gateway: &GatewayName) -> bool {
+    pub(crate) fn is_visible_to(&self, gateway: &GatewayName) -> bool {
         let exported = self.exported.as_ref();
         exported.is_none_or(|to| to.contains(&gateway.namespace))
     }
@@ -154,12 +158,12 @@ impl RuleInput {
 
     /// Whether the policy of any port originates TLS or refuses all requests. Subsets do not count: only routes use
     /// them.
-    pub(crate) fn begins_tls(&self) -> bool {
-        begins_tls(&self.policy, &self.ports)
+    pub(crate) fn originates_tls(&self) -> bool {
+        originates_tls(&self.policy, &self.ports)
     }
 }
 
-pub(crate) fn begins_tls(
+pub(crate) fn originates_tls(
     policy: &DestinationPolicy,
     ports: &BTreeMap<u16, DestinationPolicy>,
 ) -> bool {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Units, each at most once, in this order.
-const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+const DURATION_UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Parses a duration; `None` for zero.
 ///
@@ -17,7 +17,7 @@ pub(crate) fn read(text: &str) -> Result<Option<Duration>, String> {
         )
     };
     let mut rest = text;
-    let mut units = UNITS.iter();
+    let mut units = DURATION_UNITS.iter();
     let mut total = 0_u64;
     while !rest.is_empty() {
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();

@@ -11,21 +11,21 @@ use ambit_model::ArcStr;
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
-impl Followed for EndpointSlice {
-    const EXTENT: Extent = Extent::Whole {
+impl FetchedKind for EndpointSlice {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole {
         labels: Some("endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"),
     };
 }
 
 impl Readable for EndpointSlice {
-    type Input = SliceInput;
+    type Input = EndpointSliceInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<SliceInput>, FieldError> {
-        Ok(Read::of(SliceInput::read(self)?, Vec::new()))
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<EndpointSliceInput>, FieldError> {
+        Ok(Parsed::new(EndpointSliceInput::read(self)?, Vec::new()))
     }
 }
 
@@ -46,7 +46,7 @@ impl PodEndpoint {
 
 /// Parsed EndpointSlice of one service, created by a user or by another controller.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct SliceInput {
+pub(crate) struct EndpointSliceInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) service: ArcStr,
@@ -57,7 +57,7 @@ pub(crate) struct SliceInput {
     pub(crate) ports: BTreeMap<String, u16>,
 }
 
-impl SliceInput {
+impl EndpointSliceInput {
     /// Parses an EndpointSlice; `None` if it belongs to no service, or has host names instead of addresses.
     pub(crate) fn read(slice: &EndpointSlice) -> Result<Option<Self>, FieldError> {
         let label = |name: &str| {

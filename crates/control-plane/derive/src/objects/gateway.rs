@@ -15,22 +15,22 @@ use ambit_model::{AppTunnel, ArcStr, GatewayName, HBONE_PORT};
 use serde_json::Value;
 
 use crate::{
-    condition::INTRODUCED,
+    condition::WAYPOINT_INTRODUCED,
     config::MeshConfig,
     labels::Labels,
     objects::{
         gateway::proxy_config::ProxyConfig,
         gateway_address::{self, Address},
         inbound_binding,
-        readable::{Extent, Followed, Read, Readable, field},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
         replaced,
-        serves::{Consent, Serves},
+        serves::{AllowedNamespaces, ServedTraffic},
     },
     problem::{FieldError, Note},
 };
 
-impl Followed for Gateway {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for Gateway {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 /// Parsed Gateway object.
@@ -43,10 +43,10 @@ pub(crate) struct GatewayInput {
     pub(crate) revision: Option<ArcStr>,
     pub(crate) created: String,
     /// Traffic that the waypoint serves, by the label `istio.io/waypoint-for`; `None` if the label is unset.
-    pub(crate) serves: Option<Serves>,
+    pub(crate) serves: Option<ServedTraffic>,
     /// Service account whose pods the Gateway attaches without labels, instead of all pods of its namespace.
     pub(crate) account: Option<ArcStr>,
-    pub(crate) consent: Consent,
+    pub(crate) allowed_namespaces: AllowedNamespaces,
     /// Address in the Gateway's status, for Gateways of other controllers. Our waypoints are reached by the name of
     /// their service.
     pub(crate) address: Option<Address>,
@@ -77,7 +77,7 @@ fn revision(metadata: &ObjectMeta) -> Option<ArcStr> {
 impl Readable for Gateway {
     type Input = GatewayInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<GatewayInput>, FieldError> {
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<GatewayInput>, FieldError> {
         let metadata = &self.metadata;
         let annotation = |name: &str| metadata.annotations.as_ref().and_then(|all| all.get(name));
         let mut notes = Vec::new();
@@ -89,9 +89,13 @@ impl Readable for Gateway {
             class: self.spec.gateway_class_name.as_str().into(),
             revision: revision(metadata),
             created: created(metadata),
-            serves: serves(metadata.labels.as_ref())?,
+            serves: parse_waypoint_for(metadata.labels.as_ref())?,
             account: account.map(ArcStr::from),
-            consent: consent(&self.spec.listeners, inbound_binding, &mut notes),
+            allowed_namespaces: allowed_namespaces(
+                &self.spec.listeners,
+                inbound_binding,
+                &mut notes,
+            ),
             inbound_binding,
             address: gateway_address::address(&self.status),
             has_been_ready: has_been_ready(&self.status),
@@ -103,7 +107,7 @@ impl Readable for Gateway {
             config: proxy_config::read(annotation(labels::PROXY_CONFIG), &mut notes),
             is_unusable: false,
         };
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 
     /// Builds the substitute for an invalid Gateway: a waypoint that cannot be used, so that traffic meant for it is
@@ -121,7 +125,7 @@ impl Readable for Gateway {
             created: created(metadata),
             serves: None,
             account: account.map(ArcStr::from),
-            consent: Consent::Nobody,
+            allowed_namespaces: AllowedNamespaces::None,
             address: None,
             has_been_ready: has_been_ready(&self.status),
             replaced: replaced::read(&self.status),
@@ -138,7 +142,7 @@ impl Readable for Gateway {
         Some(Self {
             metadata,
             spec: GatewaySpec {
-                gateway_class_name: field(spec, "gatewayClassName")?,
+                gateway_class_name: deserialize_field(spec, "gatewayClassName")?,
                 ..GatewaySpec::default()
             },
             ..Self::default()
@@ -180,14 +184,16 @@ fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
 }
 
 /// Protocol of the listener of a sandwiched waypoint, which receives connections that a node proxy hands over.
-const BEHIND_NODE_PROXY: &str = "istio.io/PROXY";
+const SANDWICHED_PROTOCOL: &str = "istio.io/PROXY";
 
 fn is_hbone(listener: &Listener) -> bool {
     listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
 }
 
 /// Parses the label `istio.io/waypoint-for` of a Gateway or its class; `None` if it is unset.
-pub(crate) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError> {
+pub(crate) fn parse_waypoint_for(
+    all: Option<&Labels>,
+) -> Result<Option<ServedTraffic>, FieldError> {
     let Some(value) = all.and_then(|all| all.get(labels::WAYPOINT_FOR)) else {
         return Ok(None);
     };
@@ -197,15 +203,19 @@ pub(crate) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError>
             format!("{value:?} is none of service, workload, all and none"),
         )
     };
-    Serves::read(value).map(Some).ok_or_else(unknown)
+    ServedTraffic::read(value).map(Some).ok_or_else(unknown)
 }
 
 /// Returns the namespaces whose objects may use the waypoint: the `allowedRoutes` of the listener that receives
 /// connections from the node proxy (sandwiched waypoint), else of the HBONE listener.
-fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<Note>) -> Consent {
+fn allowed_namespaces(
+    listeners: &[Listener],
+    binding: Option<AppTunnel>,
+    notes: &mut Vec<Note>,
+) -> AllowedNamespaces {
     let is_behind = |one: &Listener| {
         let port = binding.and_then(|binding| binding.port).map(i32::from);
-        one.protocol == BEHIND_NODE_PROXY || Some(one.port) == port
+        one.protocol == SANDWICHED_PROTOCOL || Some(one.port) == port
     };
     let first = |wanted: &dyn Fn(&Listener) -> bool| {
         let mut all = listeners.iter().enumerate();
@@ -217,13 +227,15 @@ fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<N
         Some((index, allowed.namespaces.as_ref()?))
     });
     let Some((index, RouteNamespaces { from, selector })) = namespaces else {
-        return Consent::Same;
+        return AllowedNamespaces::Same;
     };
     match (from.as_deref(), selector) {
-        (None | Some("Same"), _) => Consent::Same,
-        (Some("All"), _) => Consent::All,
-        (Some("None"), _) => Consent::Nobody,
-        (Some("Selector"), Some(selector)) => Consent::Selected(Box::new(selector.clone())),
+        (None | Some("Same"), _) => AllowedNamespaces::Same,
+        (Some("All"), _) => AllowedNamespaces::All,
+        (Some("None"), _) => AllowedNamespaces::None,
+        (Some("Selector"), Some(selector)) => {
+            AllowedNamespaces::Selector(Box::new(selector.clone()))
+        }
         (from, _) => {
             notes.push(Note::new(
                 format!("spec.listeners[{index}].allowedRoutes.namespaces"),
@@ -232,7 +244,7 @@ fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<N
                     from.unwrap_or_default()
                 ),
             ));
-            Consent::Nobody
+            AllowedNamespaces::None
         }
     }
 }
@@ -244,7 +256,7 @@ pub(crate) fn has_been_ready(status: &Value) -> bool {
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);
     let mut conditions = conditions(status).into_iter();
     let addresses = status.get("addresses").and_then(Value::as_array);
-    conditions
-        .any(|one| has_value(&one, "type", INTRODUCED.name) && has_value(&one, "status", "True"))
-        || addresses.is_some_and(|addresses| !addresses.is_empty())
+    conditions.any(|one| {
+        has_value(&one, "type", WAYPOINT_INTRODUCED.name) && has_value(&one, "status", "True")
+    }) || addresses.is_some_and(|addresses| !addresses.is_empty())
 }

@@ -14,7 +14,7 @@ use crate::{
     config::MeshConfig,
     objects::{
         durations,
-        readable::{Extent, Followed, Read, Readable},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable},
         share,
     },
     problem::FieldError,
@@ -23,7 +23,7 @@ use crate::{
 /// Longest delay: a request that waits holds memory of the waypoint and of its client.
 const MAX_DELAY: Duration = Duration::from_secs(300);
 /// Names of the gRPC status codes; the index is the code.
-const GRPC: [&str; 17] = [
+const GRPC_CODE_NAMES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
@@ -43,34 +43,34 @@ const GRPC: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-impl Followed for HTTPFault {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for HTTPFault {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for HTTPFault {
     type Input = HttpFault;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<HttpFault>, FieldError> {
-        Ok(Read::plain(fault(&self.spec, "spec")?))
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<HttpFault>, FieldError> {
+        Ok(Parsed::without_notes(parse_fault(&self.spec, "spec")?))
     }
 }
 
 /// Reads faults; `at` is their path in an object.
-pub(crate) fn fault(from: &HttpFaultSpec, at: &str) -> Result<HttpFault, FieldError> {
+pub(crate) fn parse_fault(from: &HttpFaultSpec, at: &str) -> Result<HttpFault, FieldError> {
     if from.delay.is_none() && from.abort.is_none() {
         return Err(FieldError::new(at, "a delay or an abort is needed"));
     }
     let delay = from.delay.as_ref();
-    let delay = delay.map(|one| delay_of(one, &format!("{at}.delay")));
+    let delay = delay.map(|one| parse_delay(one, &format!("{at}.delay")));
     let abort = from.abort.as_ref();
-    let abort = abort.map(|one| abort_of(one, &format!("{at}.abort")));
+    let abort = abort.map(|one| parse_abort(one, &format!("{at}.abort")));
     Ok(HttpFault {
         delay: delay.transpose()?,
         abort: abort.transpose()?,
     })
 }
 
-fn delay_of(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldError> {
+fn parse_delay(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldError> {
     let error = |message: String| FieldError::new(format!("{at}.fixedDelay"), message);
     let text = from.fixed_delay.as_deref();
     let text = text.ok_or_else(|| error("is needed".to_owned()))?;
@@ -83,7 +83,7 @@ fn delay_of(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldError
     Ok((read, share))
 }
 
-fn abort_of(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldError> {
+fn parse_abort(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldError> {
     let share = share::read(from.percent, from.fraction.as_ref(), at)?;
     let status = match (from.http_status, &from.grpc_status) {
         (Some(status), None) => {
@@ -94,10 +94,14 @@ fn abort_of(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldEr
                 FieldError::new(format!("{at}.httpStatus"), message)
             })?
         }
-        (None, Some(status)) => grpc(status).map(FaultStatus::Grpc).ok_or_else(|| {
-            let message = format!("{status} is no status of gRPC: its name, or 0 to 16");
-            FieldError::new(format!("{at}.grpcStatus"), message)
-        })?,
+        (None, Some(status)) => {
+            parse_grpc_code(status)
+                .map(FaultStatus::Grpc)
+                .ok_or_else(|| {
+                    let message = format!("{status} is no status of gRPC: its name, or 0 to 16");
+                    FieldError::new(format!("{at}.grpcStatus"), message)
+                })?
+        }
         _ => {
             let message = "one of httpStatus and grpcStatus is needed";
             return Err(FieldError::new(at, message));
@@ -107,16 +111,16 @@ fn abort_of(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldEr
 }
 
 /// Parses a gRPC status code: a name, a number, or a number as a string.
-fn grpc(from: &Value) -> Option<u8> {
+fn parse_grpc_code(from: &Value) -> Option<u8> {
     let number = match from {
-        Value::String(text) => match GRPC.iter().position(|name| name == text) {
+        Value::String(text) => match GRPC_CODE_NAMES.iter().position(|name| name == text) {
             Some(place) => u64::try_from(place).ok(),
             None => text.parse().ok(),
         },
         other => other.as_u64(),
     };
     let number = u8::try_from(number?).ok()?;
-    (usize::from(number) < GRPC.len()).then_some(number)
+    (usize::from(number) < GRPC_CODE_NAMES.len()).then_some(number)
 }
 
 #[cfg(test)]

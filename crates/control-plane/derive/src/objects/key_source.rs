@@ -7,10 +7,10 @@ use ambit_model::ArcStr;
 /// Source that the control plane fetches a key set from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeySource {
-    /// URL of the key set; for [`KeyForm::Issuer`], URL of the issuer.
+    /// URL of the key set; for [`KeyFormat::Issuer`], URL of the issuer.
     pub url: ArcStr,
     /// Format of the document at the URL.
-    pub form: KeyForm,
+    pub format: KeyFormat,
     /// Timeout of an attempt to fetch the key set.
     pub timeout: Duration,
     /// Namespace of the objects that need the key set. `None` for the root namespace, whose objects may name any
@@ -20,7 +20,7 @@ pub struct KeySource {
 
 /// Format of the document at a key source's URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum KeyForm {
+pub enum KeyFormat {
     /// JWKS: keys that sign tokens.
     KeySet,
     /// Token issuer, whose discovery document (OpenID Connect Discovery 1.0) has the URL of its JWKS.

@@ -7,8 +7,8 @@ use crate::{
     config::MeshConfig,
     labels::Labels,
     objects::{
-        binding::{self, Binding, Canary},
-        readable::{Extent, Followed, Read, Readable},
+        binding::{self, CanaryWaypoint, WaypointSelection},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable},
     },
     problem::FieldError,
 };
@@ -21,38 +21,38 @@ pub(crate) struct NamespaceInput {
     pub(crate) network: ArcStr,
     pub(crate) labels: Labels,
     /// Waypoint that the namespace's labels select.
-    pub(crate) binding: Option<Binding>,
+    pub(crate) binding: Option<WaypointSelection>,
     /// Canary waypoint that the namespace's labels select for its services.
-    pub(crate) canary: Option<Canary>,
+    pub(crate) canary: Option<CanaryWaypoint>,
     /// Whether ingress gateways send requests through the waypoints of the namespace's services; `None` if the label is
     /// unset.
     pub(crate) ingress: Option<bool>,
 }
 
-impl Followed for Namespace {
-    const EXTENT: Extent = Extent::Metadata;
+impl FetchedKind for Namespace {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Metadata;
 }
 
 impl Readable for Namespace {
     type Input = NamespaceInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<NamespaceInput>, FieldError> {
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<NamespaceInput>, FieldError> {
         let annotations = self.metadata.annotations.as_ref();
         let distribution = annotations.and_then(|all| all.get(labels::TRAFFIC_DISTRIBUTION));
         let labels = self.metadata.labels.as_ref();
         let network = labels.and_then(|all| all.get(labels::NETWORK));
-        Ok(Read::plain(NamespaceInput {
+        Ok(Parsed::without_notes(NamespaceInput {
             distribution: distribution.cloned(),
             network: network.map(ArcStr::from).unwrap_or_default(),
             binding: labels.and_then(|all| {
                 let name = self.metadata.name.as_deref().unwrap_or_default();
-                Binding::of(all, name)
+                WaypointSelection::of(all, name)
             }),
-            canary: Canary::of(
+            canary: CanaryWaypoint::of(
                 &self.metadata,
                 self.metadata.name.as_deref().unwrap_or_default(),
             ),
-            ingress: binding::ingress(&self.metadata),
+            ingress: binding::ingress_use_waypoint(&self.metadata),
             labels: labels.cloned().unwrap_or_default(),
         }))
     }

@@ -5,19 +5,19 @@ use ambit_model::{ArcStr, Locality};
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
-impl Followed for Node {
-    const EXTENT: Extent = Extent::Metadata;
+impl FetchedKind for Node {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Metadata;
 }
 
 impl Readable for Node {
     type Input = Locality;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<Locality>, FieldError> {
-        Ok(Read::plain(read(&self.metadata)))
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<Locality>, FieldError> {
+        Ok(Parsed::without_notes(read(&self.metadata)))
     }
 }
 

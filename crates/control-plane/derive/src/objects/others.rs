@@ -4,21 +4,21 @@ use ambit_k8s_api::{Deployment, ServiceAccount};
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
 macro_rules! not_read {
     ($($kind:ident)*) => {
-        $(impl Followed for $kind {
-            const EXTENT: Extent = Extent::Nothing;
+        $(impl FetchedKind for $kind {
+            const FETCH_EXTENT: FetchExtent = FetchExtent::Nothing;
         }
 
         impl Readable for $kind {
             type Input = ();
 
-            fn read(&self, _: &MeshConfig) -> Result<Read<()>, FieldError> {
-                Ok(Read::of(None, Vec::new()))
+            fn read(&self, _: &MeshConfig) -> Result<Parsed<()>, FieldError> {
+                Ok(Parsed::new(None, Vec::new()))
             }
         })*
     };

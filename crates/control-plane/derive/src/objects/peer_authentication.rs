@@ -12,20 +12,20 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     labels::Labels,
-    objects::readable::{Extent, Followed, Read, Readable, field},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
     problem::{FieldError, Note},
 };
 
-impl Followed for PeerAuthentication {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for PeerAuthentication {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for PeerAuthentication {
     type Input = PeerAuthInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<PeerAuthInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<PeerAuthInput>, FieldError> {
         let (input, notes) = PeerAuthInput::read(self, config)?;
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 
     fn substitute(&self, _: &MeshConfig) -> Option<PeerAuthInput> {
@@ -37,7 +37,7 @@ impl Readable for PeerAuthentication {
         Some(Self {
             metadata,
             spec: PeerAuthenticationSpec {
-                selector: field(spec, "selector"),
+                selector: deserialize_field(spec, "selector"),
                 ..PeerAuthenticationSpec::default()
             },
             ..Self::default()

@@ -12,14 +12,14 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus};
 use crate::{
     config::MeshConfig,
     labels::Labels,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
-impl Followed for Pod {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for Pod {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 
-    fn cut(self) -> Self {
+    fn without_unused_fields(self) -> Self {
         let container = |container: Container| Container {
             name: container.name,
             ports: container.ports,
@@ -57,8 +57,8 @@ impl Followed for Pod {
 impl Readable for Pod {
     type Input = PodInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<PodInput>, FieldError> {
-        PodInput::read(self).map(Read::plain)
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<PodInput>, FieldError> {
+        PodInput::read(self).map(Parsed::without_notes)
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct PodInput {
     pub(crate) terminated: bool,
     pub(crate) ready: bool,
     /// Whether the pod is terminating and still reports that it is ready.
-    pub(crate) serves_on: bool,
+    pub(crate) keeps_serving: bool,
     pub(crate) host_network: bool,
     pub(crate) has_sidecar: bool,
     pub(crate) captured: bool,
@@ -131,7 +131,7 @@ impl PodInput {
             service_account: account.into(),
             terminated: matches!(phase, "Succeeded" | "Failed"),
             ready: ready && !is_leaving,
-            serves_on: ready && is_leaving,
+            keeps_serving: ready && is_leaving,
             host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
             has_sidecar: metadata
                 .annotations
@@ -303,7 +303,7 @@ mod tests {
         }))
         .unwrap();
         let understood = PodInput::read(&pod).unwrap();
-        let cut = pod.cut();
+        let cut = pod.without_unused_fields();
         assert_eq!(PodInput::read(&cut).unwrap(), understood);
         assert_eq!(understood.workload_name, "cart");
         assert!(cut.spec.unwrap().volumes.is_none());

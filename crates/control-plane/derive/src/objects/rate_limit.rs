@@ -15,23 +15,23 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     objects::{
-        readable::{Extent, Followed, Read, Readable, field},
-        targets::{Targets, readable_references, references},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
+        targets::{PolicyTargets, readable_references, references},
     },
     problem::FieldError,
 };
 
-impl Followed for RateLimit {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for RateLimit {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 /// Parsed RateLimit object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RateLimitInput {
-    pub(crate) targets: Targets,
+    pub(crate) targets: PolicyTargets,
     /// Limits in the form that waypoints receive, without the resolved address of the rate-limit service.
     pub(crate) limit: model::RateLimit,
-    pub(crate) callee: Option<Callee>,
+    pub(crate) callee: Option<RateLimitService>,
 }
 
 impl RateLimitInput {
@@ -43,7 +43,7 @@ impl RateLimitInput {
 
 /// Reference to the rate-limit service, which need not exist.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Callee {
+pub(crate) struct RateLimitService {
     /// Key of the Service.
     pub(crate) object: ObjectKey,
     /// Name of the service as `namespace/host`.
@@ -54,24 +54,24 @@ pub(crate) struct Callee {
 impl Readable for RateLimit {
     type Input = RateLimitInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<RateLimitInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<RateLimitInput>, FieldError> {
         let spec = &self.spec;
-        let outline = outline(self);
+        let outline = minimal_limit(self);
         let references = references(None, &spec.target_refs);
-        let targets = Targets::read(references, &outline.key.namespace, config)?;
+        let targets = PolicyTargets::read(references, &outline.key.namespace, config)?;
         if spec.local.is_empty() && spec.global.is_none() {
             let message = "a limit is needed: spec.local or spec.global";
             return Err(FieldError::new("spec", message));
         }
         let global = spec.global.as_ref();
         let namespace = &outline.key.namespace;
-        let callee = global.map(|global| callee(global, namespace, config));
-        Ok(Read::plain(RateLimitInput {
+        let callee = global.map(|global| parse_rate_limit_service(global, namespace, config));
+        Ok(Parsed::without_notes(RateLimitInput {
             targets,
             limit: model::RateLimit {
-                local: read::local(&spec.local)?,
-                global: global.map(read::global).transpose()?,
-                tells: spec.tell_clients,
+                local: read::parse_local_limits(&spec.local)?,
+                global: global.map(read::parse_global_limit).transpose()?,
+                sends_headers: spec.tell_clients,
                 ..outline
             },
             callee: callee.transpose()?,
@@ -80,9 +80,9 @@ impl Readable for RateLimit {
 
     fn substitute(&self, config: &MeshConfig) -> Option<RateLimitInput> {
         let references = references(None, &self.spec.target_refs);
-        let outline = outline(self);
+        let outline = minimal_limit(self);
         Some(RateLimitInput {
-            targets: Targets::possible(&references, &outline.key.namespace, config)?,
+            targets: PolicyTargets::possible_targets(&references, &outline.key.namespace, config)?,
             limit: model::RateLimit {
                 not_understood: Some("the rate limit cannot be used as it is written".into()),
                 ..outline
@@ -96,8 +96,8 @@ impl Readable for RateLimit {
             metadata,
             spec: RateLimitSpec {
                 target_refs: readable_references(spec),
-                fail_open: field(spec, "failOpen").unwrap_or_default(),
-                dry_run: field(spec, "dryRun").unwrap_or_default(),
+                fail_open: deserialize_field(spec, "failOpen").unwrap_or_default(),
+                dry_run: deserialize_field(spec, "dryRun").unwrap_or_default(),
                 ..RateLimitSpec::default()
             },
             ..Self::default()
@@ -111,7 +111,7 @@ impl Readable for RateLimit {
 
 /// Builds the part of the limit that is valid even if the rest cannot be parsed: name, dry run, and whether requests
 /// are forwarded when no decision is available.
-fn outline(limit: &RateLimit) -> model::RateLimit {
+fn minimal_limit(limit: &RateLimit) -> model::RateLimit {
     let metadata = &limit.metadata;
     model::RateLimit {
         key: PolicyKey {
@@ -125,11 +125,11 @@ fn outline(limit: &RateLimit) -> model::RateLimit {
 }
 
 /// Resolves the reference to the rate-limit service. Waypoints call the service on behalf of the object's namespace.
-pub(crate) fn callee(
+pub(crate) fn parse_rate_limit_service(
     global: &GlobalRateLimit,
     own: &ArcStr,
     config: &MeshConfig,
-) -> Result<Callee, FieldError> {
+) -> Result<RateLimitService, FieldError> {
     let from = &global.service;
     let namespace = from.namespace.as_deref().unwrap_or(own);
     if !ambit_k8s_api::is_dns_name(namespace, 63) {
@@ -146,7 +146,7 @@ pub(crate) fn callee(
         FieldError::new("spec.global.service.port", message)
     })?;
     let (name, domain) = (&from.name, &config.cluster_domain);
-    Ok(Callee {
+    Ok(RateLimitService {
         object: ObjectKey::new(Kind::Service, namespace, name.as_str()),
         service: format!("{namespace}/{name}.{namespace}.svc.{domain}"),
         port,

@@ -13,14 +13,14 @@ use crate::{
 
 /// Extent to which the control plane fetches objects of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum FetchExtent {
     /// Objects of the kind are not fetched.
     Nothing,
     /// Only whether objects exist. Startup does not wait for their list, and no record depends on it.
     Presence,
     /// Labels and annotations of all objects.
     Metadata,
-    /// All fields that [`Followed::cut`] keeps.
+    /// All fields that [`FetchedKind::without_unused_fields`] keeps.
     Whole {
         /// Label selector of the objects to fetch; all objects if `None`.
         labels: Option<&'static str>,
@@ -28,45 +28,45 @@ pub enum Extent {
 }
 
 /// Kind of object that the control plane fetches.
-pub trait Followed: ObjectType {
+pub trait FetchedKind: ObjectType {
     /// Extent to which objects of the kind are fetched.
-    const EXTENT: Extent;
+    const FETCH_EXTENT: FetchExtent;
 
     /// Drops the fields that the mesh does not read, so that tens of thousands of objects need little memory while they
     /// are fetched. The fetching source cuts the metadata.
     #[must_use]
-    fn cut(self) -> Self {
+    fn without_unused_fields(self) -> Self {
         self
     }
 }
 
 /// Result of parsing an object.
 #[derive(Debug)]
-pub(crate) struct Read<I> {
+pub(crate) struct Parsed<I> {
     /// Parsed object; `None` if the mesh ignores the object.
     pub(crate) input: Option<I>,
     /// Notes on fields that have no effect or another effect than expected; the object's status reports them.
     pub(crate) notes: Vec<Note>,
 }
 
-impl<I> Read<I> {
+impl<I> Parsed<I> {
     /// Returns a parsed object without notes.
-    pub(crate) fn plain(input: I) -> Self {
-        Self::of(Some(input), Vec::new())
+    pub(crate) fn without_notes(input: I) -> Self {
+        Self::new(Some(input), Vec::new())
     }
 
-    pub(crate) fn of(input: Option<I>, notes: Vec<Note>) -> Self {
+    pub(crate) fn new(input: Option<I>, notes: Vec<Note>) -> Self {
         Self { input, notes }
     }
 }
 
 /// Kind of object that the control plane parses and stores.
-pub(crate) trait Readable: Followed {
+pub(crate) trait Readable: FetchedKind {
     /// Parsed form of an object, the only form that the control plane keeps in memory.
     type Input: Clone + fmt::Debug + PartialEq;
 
     /// Parses an object. An invalid object is rejected as a whole.
-    fn read(&self, config: &MeshConfig) -> Result<Read<Self::Input>, FieldError>;
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<Self::Input>, FieldError>;
 
     /// Returns the parsed form that replaces an invalid object without a last usable version, because it was created
     /// invalid or this process has never read a valid version. For a policy, the substitute refuses everything in the
@@ -91,6 +91,6 @@ pub(crate) trait Readable: Followed {
 }
 
 /// Returns a field of an object's spec, if it is present and can be deserialized.
-pub(crate) fn field<T: DeserializeOwned>(of: Option<&Value>, name: &str) -> Option<T> {
+pub(crate) fn deserialize_field<T: DeserializeOwned>(of: Option<&Value>, name: &str) -> Option<T> {
     of?.get(name).and_then(|value| T::deserialize(value).ok())
 }

@@ -5,16 +5,16 @@ use ambit_model::ArcStr;
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
-impl Followed for ReferenceGrant {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for ReferenceGrant {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 /// Kinds of objects on whose behalf waypoints call services, or the control plane fetches key sets.
-pub(crate) const CALLING: [Kind; 3] = [
+pub(crate) const CALLING_KINDS: [Kind; 3] = [
     Kind::WasmPlugin,
     Kind::RateLimit,
     Kind::RequestAuthentication,
@@ -23,7 +23,7 @@ pub(crate) const CALLING: [Kind; 3] = [
 /// Parsed ReferenceGrant: the parts that permit routes and calls to reach services, and services to have pods of
 /// another namespace as endpoints.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct GrantInput {
+pub(crate) struct ReferenceGrantInput {
     /// Kinds and namespaces of the objects (Services and ServiceEntries) that may have pods of the grant's namespace as
     /// endpoints.
     pub(crate) attached: Vec<(Kind, ArcStr)>,
@@ -36,7 +36,7 @@ pub(crate) struct GrantInput {
     pub(crate) to: Vec<Option<ArcStr>>,
 }
 
-impl GrantInput {
+impl ReferenceGrantInput {
     pub(crate) fn covers(&self, from: (Kind, &str), service: &str) -> bool {
         self.is_from(from) && self.covers_service(service)
     }
@@ -53,9 +53,9 @@ impl GrantInput {
 }
 
 impl Readable for ReferenceGrant {
-    type Input = GrantInput;
+    type Input = ReferenceGrantInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<GrantInput>, FieldError> {
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<ReferenceGrantInput>, FieldError> {
         let attached = self.spec.from.iter().filter_map(|from| {
             let kind = match (from.group.as_str(), from.kind.as_str()) {
                 ("", "Service") => Kind::Service,
@@ -65,9 +65,9 @@ impl Readable for ReferenceGrant {
             Some((kind, from.namespace.as_str().into()))
         });
         let from = self.spec.from.iter().filter_map(|from| {
-            let kind = Kind::find(Some(&format!("{}/v1", from.group)), &from.kind)?;
+            let kind = Kind::from_api_version(Some(&format!("{}/v1", from.group)), &from.kind)?;
             let is_route = from.group == gateway::GROUP || kind == Kind::VirtualService;
-            let is_read = is_route || CALLING.contains(&kind);
+            let is_read = is_route || CALLING_KINDS.contains(&kind);
             is_read.then(|| (kind, from.namespace.as_str().into()))
         });
         let to = |kind: &str| {
@@ -77,7 +77,7 @@ impl Readable for ReferenceGrant {
             let names = to.map(|to| to.name.as_deref().filter(|name| !name.is_empty()));
             names.map(|name| name.map(ArcStr::from)).collect::<Vec<_>>()
         };
-        let input = GrantInput {
+        let input = ReferenceGrantInput {
             attached: attached.collect(),
             pods: to("Pod"),
             from: from.collect(),
@@ -86,6 +86,6 @@ impl Readable for ReferenceGrant {
         let is_of_routes = !input.from.is_empty() && !input.to.is_empty();
         let is_of_pods = !input.attached.is_empty() && !input.pods.is_empty();
         let says_something = is_of_routes || is_of_pods;
-        Ok(Read::of(says_something.then_some(input), Vec::new()))
+        Ok(Parsed::new(says_something.then_some(input), Vec::new()))
     }
 }

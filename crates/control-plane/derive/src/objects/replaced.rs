@@ -10,27 +10,27 @@ use ambit_k8s_api::{Kind, ObjectKey, status::conditions};
 use ambit_model::GatewayName;
 use serde_json::Value;
 
-use crate::condition::{MAX_MESSAGE_CHARS, REPLACES, Verdict};
+use crate::condition::{ConditionContent, GATEWAY_REPLACES, MAX_MESSAGE_CHARS};
 
 /// Kinds of objects whose labels can select a waypoint.
-const HOLDERS: [Kind; 5] = [
+const LABELLED_KINDS: [Kind; 5] = [
     Kind::Namespace,
     Kind::Service,
     Kind::ServiceEntry,
     Kind::WorkloadEntry,
     Kind::Pod,
 ];
-const KEEPS: &str = " keeps ";
+const KEEPS_TEXT: &str = " keeps ";
 const SEPARATOR: &str = "; ";
 
 /// Builds the status condition that lists objects and the waypoints that they keep; `None` if there are none. Objects
 /// that exceed the maximum length of the message are left out.
-pub(crate) fn verdict<'a>(
+pub(crate) fn replaces_condition<'a>(
     kept: impl Iterator<Item = (&'a ObjectKey, &'a GatewayName)>,
-) -> Option<Verdict> {
+) -> Option<ConditionContent> {
     let mut message = String::new();
     for (holder, gateway) in kept {
-        let one = format!("{holder}{KEEPS}{gateway}");
+        let one = format!("{holder}{KEEPS_TEXT}{gateway}");
         if message.len() + SEPARATOR.len() + one.len() > MAX_MESSAGE_CHARS {
             break;
         }
@@ -39,11 +39,11 @@ pub(crate) fn verdict<'a>(
         }
         message.push_str(&one);
     }
-    (!message.is_empty()).then_some(Verdict {
+    (!message.is_empty()).then_some(ConditionContent {
         is_true: true,
         reason: "Waiting",
         message,
-        is_trouble: false,
+        needs_attention: false,
     })
 }
 
@@ -52,16 +52,22 @@ pub(crate) fn verdict<'a>(
 pub(crate) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
     let text = |one: &Value, field: &str| Some(one.get(field)?.as_str()?.to_owned());
     let conditions = conditions(status).into_iter();
-    let mut own = conditions.filter(|one| text(one, "type").as_deref() == Some(REPLACES.name));
+    let mut own =
+        conditions.filter(|one| text(one, "type").as_deref() == Some(GATEWAY_REPLACES.name));
     let message = own.next().and_then(|one| text(&one, "message"));
     let message = message.unwrap_or_default();
-    message.split(SEPARATOR).filter_map(one).collect()
+    message
+        .split(SEPARATOR)
+        .filter_map(parse_kept_waypoint)
+        .collect()
 }
 
-fn one(text: &str) -> Option<(ObjectKey, GatewayName)> {
-    let (holder, gateway) = text.split_once(KEEPS)?;
+fn parse_kept_waypoint(text: &str) -> Option<(ObjectKey, GatewayName)> {
+    let (holder, gateway) = text.split_once(KEEPS_TEXT)?;
     let (kind, name) = holder.split_once(' ')?;
-    let kind = HOLDERS.into_iter().find(|one| one.as_str() == kind)?;
+    let kind = LABELLED_KINDS
+        .into_iter()
+        .find(|one| one.as_str() == kind)?;
     let (namespace, name) = match name.split_once('/') {
         Some((namespace, name)) => (namespace, name),
         None => ("", name),
@@ -82,13 +88,13 @@ mod tests {
     fn status(message: &str) -> Value {
         json!({"conditions": [
             {"type": "Accepted", "message": "Namespace other keeps a/b"},
-            {"type": REPLACES.name, "message": message},
+            {"type": GATEWAY_REPLACES.name, "message": message},
         ]})
     }
 
     #[test]
     fn conditions_are_read_back() {
-        let kept: BTreeMap<_, _> = HOLDERS
+        let kept: BTreeMap<_, _> = LABELLED_KINDS
             .into_iter()
             .map(|kind| {
                 let namespace = if kind == Kind::Namespace { "" } else { "shop" };
@@ -96,14 +102,14 @@ mod tests {
                 (holder, GatewayName::new("shop", "old"))
             })
             .collect();
-        let verdict = verdict(kept.iter()).unwrap();
-        assert!(verdict.message.contains("Namespace web keeps shop/old"));
-        assert_eq!(read(&status(&verdict.message)), kept);
+        let condition = replaces_condition(kept.iter()).unwrap();
+        assert!(condition.message.contains("Namespace web keeps shop/old"));
+        assert_eq!(read(&status(&condition.message)), kept);
     }
 
     #[test]
     fn what_is_no_such_condition_keeps_nothing() {
-        assert_eq!(super::verdict(std::iter::empty()), None);
+        assert_eq!(super::replaces_condition(std::iter::empty()), None);
         for message in [
             "",
             "Namespace shop",
@@ -123,9 +129,9 @@ mod tests {
             .map(|name| ObjectKey::new(Kind::Service, "shop", name))
             .collect();
         let old = GatewayName::new("shop", "old");
-        let verdict = verdict(holders.iter().map(|holder| (holder, &old))).unwrap();
-        assert!(verdict.message.len() <= MAX_MESSAGE_CHARS);
-        let back = read(&status(&verdict.message));
+        let condition = replaces_condition(holders.iter().map(|holder| (holder, &old))).unwrap();
+        assert!(condition.message.len() <= MAX_MESSAGE_CHARS);
+        let back = read(&status(&condition.message));
         assert!((20..100).contains(&back.len()), "{}", back.len());
         assert!(back.keys().all(|holder| holders.contains(holder)));
     }

@@ -11,21 +11,21 @@ use crate::{
     config::MeshConfig,
     objects::{
         key_source::KeySource,
-        readable::{Extent, Followed, Read, Readable},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable},
         request_authentication::input::RuleInput,
-        targets::{Targets, readable_references, references},
+        targets::{PolicyTargets, readable_references, references},
     },
     problem::FieldError,
 };
 
-impl Followed for RequestAuthentication {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for RequestAuthentication {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 /// Parsed RequestAuthentication object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthenticationInput {
-    pub(crate) targets: Targets,
+    pub(crate) targets: PolicyTargets,
     pub(crate) key: PolicyKey,
     pub(crate) rules: Vec<RuleInput>,
     pub(crate) not_understood: Option<ArcStr>,
@@ -41,7 +41,7 @@ impl AuthenticationInput {
 impl Readable for RequestAuthentication {
     type Input = AuthenticationInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<AuthenticationInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<AuthenticationInput>, FieldError> {
         let mut notes = Vec::new();
         if self.spec.selector.is_some() && self.is_attached() {
             return Err(FieldError::new(
@@ -51,7 +51,7 @@ impl Readable for RequestAuthentication {
         }
         let key = key_of(self);
         let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
-        let targets = Targets::read(references, &key.namespace, config)?;
+        let targets = PolicyTargets::read(references, &key.namespace, config)?;
         // Objects of the root namespace are the administrator's.
         let caller = (key.namespace != config.root_namespace).then(|| key.namespace.clone());
         let rules = rules::read(&self.spec.jwt_rules, caller.as_ref(), &mut notes)?;
@@ -61,7 +61,7 @@ impl Readable for RequestAuthentication {
             rules,
             not_understood: None,
         };
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 
     /// Builds the fail-closed substitute, which refuses all requests to every object that the targets may mean.
@@ -69,7 +69,7 @@ impl Readable for RequestAuthentication {
         let key = key_of(self);
         let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         Some(AuthenticationInput {
-            targets: Targets::possible(&references, &key.namespace, config)?,
+            targets: PolicyTargets::possible_targets(&references, &key.namespace, config)?,
             key,
             rules: Vec::new(),
             not_understood: Some("the object cannot be used as it is written".into()),

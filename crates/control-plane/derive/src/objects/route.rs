@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable, field},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
     problem::FieldError,
 };
 use input::RouteInput;
@@ -33,14 +33,14 @@ use object::{RouteObject, namespace, parents, read, route};
 
 macro_rules! routes {
     ($($kind:ident)*) => {
-        $(impl Followed for $kind {
-            const EXTENT: Extent = Extent::Whole { labels: None };
+        $(impl FetchedKind for $kind {
+            const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
         }
 
         impl Readable for $kind {
             type Input = RouteInput;
 
-            fn read(&self, _: &MeshConfig) -> Result<Read<RouteInput>, FieldError> {
+            fn read(&self, _: &MeshConfig) -> Result<Parsed<RouteInput>, FieldError> {
                 read(self)
             }
 
@@ -53,7 +53,7 @@ macro_rules! routes {
 
             fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
                 let mut part = Self { metadata, ..Self::default() };
-                part.set_readable(field(spec, "parentRefs").unwrap_or_default(), spec);
+                part.set_readable(deserialize_field(spec, "parentRefs").unwrap_or_default(), spec);
                 Some(part)
             }
         })*

@@ -11,19 +11,19 @@ use serde_json::Value;
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
 /// Maximum length of the credentials of one Secret, in bytes.
 const MAX_BYTES: usize = 64 << 10;
 
-impl Followed for Secret {
-    const EXTENT: Extent = Extent::Whole {
+impl FetchedKind for Secret {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole {
         labels: Some(labels::IMAGE_PULL_SELECTOR),
     };
 
-    fn cut(mut self) -> Self {
+    fn without_unused_fields(mut self) -> Self {
         self.data.retain(|key, _| key == DOCKER_CONFIG_KEY);
         self.string_data.retain(|key, _| key == DOCKER_CONFIG_KEY);
         self
@@ -44,7 +44,7 @@ impl fmt::Debug for Credentials {
 impl Readable for Secret {
     type Input = Credentials;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<Credentials>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<Credentials>, FieldError> {
         let labels = self.metadata.labels.as_ref();
         let is_labelled = labels.is_some_and(|labels| {
             labels
@@ -52,7 +52,7 @@ impl Readable for Secret {
                 .is_some_and(|value| value == "true")
         });
         if !config.image_pull_secrets || !is_labelled {
-            return Ok(Read::of(None, Vec::new()));
+            return Ok(Parsed::new(None, Vec::new()));
         }
         if self.secret_type != DOCKER_CONFIG {
             let message = format!("{:?} is not {DOCKER_CONFIG}", self.secret_type);
@@ -70,6 +70,6 @@ impl Readable for Secret {
         if !read.is_some_and(|read| read.get("auths").is_some_and(Value::is_object)) {
             return Err(error("is no JSON object with auths"));
         }
-        Ok(Read::plain(Credentials(bytes.into())))
+        Ok(Parsed::without_notes(Credentials(bytes.into())))
     }
 }

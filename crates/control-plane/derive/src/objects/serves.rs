@@ -4,7 +4,7 @@ use ambit_k8s_api::selector;
 
 /// Traffic that a waypoint serves (`istio.io/waypoint-for`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Serves {
+pub(crate) enum ServedTraffic {
     /// Traffic to services.
     Services,
     /// Connections to the addresses of workloads, rather than of services.
@@ -12,42 +12,42 @@ pub(crate) enum Serves {
     /// Traffic to services and to workloads.
     All,
     /// No traffic at all.
-    Nothing,
+    None,
 }
 
-impl Serves {
+impl ServedTraffic {
     /// Parses a value of the label; `None` if the value is unknown.
     pub(crate) fn read(text: &str) -> Option<Self> {
         match text {
             "service" => Some(Self::Services),
             "workload" => Some(Self::Workloads),
             "all" => Some(Self::All),
-            "none" => Some(Self::Nothing),
+            "none" => Some(Self::None),
             _ => None,
         }
     }
 
     /// Whether the waypoint serves services.
-    pub(crate) fn services(self) -> bool {
+    pub(crate) fn includes_services(self) -> bool {
         matches!(self, Self::Services | Self::All)
     }
 
     /// Whether the waypoint serves workloads.
-    pub(crate) fn workloads(self) -> bool {
+    pub(crate) fn includes_workloads(self) -> bool {
         matches!(self, Self::Workloads | Self::All)
     }
 }
 
 /// Namespaces whose objects may use a waypoint (`allowedRoutes` of its listener).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Consent {
+pub(crate) enum AllowedNamespaces {
     /// Objects of the waypoint's own namespace.
     #[default]
     Same,
     /// Objects of all namespaces.
     All,
     /// Objects of no namespace.
-    Nobody,
+    None,
     /// Objects of the namespaces that the label selector matches.
-    Selected(Box<selector::LabelSelector>),
+    Selector(Box<selector::LabelSelector>),
 }

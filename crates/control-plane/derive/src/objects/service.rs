@@ -10,29 +10,29 @@ use crate::{
     config::MeshConfig,
     labels::Labels,
     objects::{
-        binding::{self, Binding, Canary},
+        binding::{self, CanaryWaypoint, WaypointSelection},
         pod::PodInput,
-        readable::{Extent, Followed, Read, Readable},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable},
     },
     problem::{FieldError, Note},
 };
 
-impl Followed for Service {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for Service {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for Service {
     type Input = ServiceInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<ServiceInput>, FieldError> {
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<ServiceInput>, FieldError> {
         let (input, notes) = ServiceInput::read(self)?;
-        Ok(Read::of(input, notes))
+        Ok(Parsed::new(input, notes))
     }
 }
 
 /// Target port of a service port: a number, or the name of a container port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum TargetPort {
     Number(u16),
     Name(String),
 }
@@ -41,7 +41,7 @@ pub(crate) enum Target {
 pub(crate) struct ServicePort {
     pub(crate) name: String,
     pub(crate) port: u16,
-    pub(crate) target: Target,
+    pub(crate) target: TargetPort,
     pub(crate) is_tcp: bool,
     pub(crate) app_protocol: AppProtocol,
 }
@@ -61,9 +61,9 @@ pub(crate) struct ServiceInput {
     pub(crate) ip_families: Option<IpFamilies>,
     pub(crate) created: String,
     /// Waypoint that the service's labels select.
-    pub(crate) binding: Option<Binding>,
+    pub(crate) binding: Option<WaypointSelection>,
     /// Canary waypoint that the service's labels select.
-    pub(crate) canary: Option<Canary>,
+    pub(crate) canary: Option<CanaryWaypoint>,
     /// Whether ingress gateways send requests through the service's waypoint; `None` if the label is unset.
     pub(crate) ingress: Option<bool>,
     /// Whether a controller created the service for a Gateway (label `gateway.istio.io/managed`).
@@ -119,10 +119,10 @@ impl ServiceInput {
                 session_affinity: spec.session_affinity.as_deref() == Some("ClientIP"),
                 ip_families: read_families(spec)?,
                 created: created(&service.metadata),
-                binding: own_labels.and_then(|all| Binding::of(all, namespace)),
-                canary: Canary::of(&service.metadata, namespace),
-                ingress: binding::ingress(&service.metadata),
-                control_plane: ControlPlane::of(own_labels),
+                binding: own_labels.and_then(|all| WaypointSelection::of(all, namespace)),
+                canary: CanaryWaypoint::of(&service.metadata, namespace),
+                ingress: binding::ingress_use_waypoint(&service.metadata),
+                control_plane: ControlPlane::from_labels(own_labels),
                 is_managed: own_labels.is_some_and(|all| all.contains_key(labels::GATEWAY_MANAGED)),
             }),
             notes,
@@ -134,10 +134,10 @@ impl ServiceInput {
     }
 
     /// Maps service ports to target ports in one pod; ports whose name the pod does not have are left out.
-    pub(crate) fn targets_in(&self, pod: &PodInput) -> PortMap {
+    pub(crate) fn target_ports_in(&self, pod: &PodInput) -> PortMap {
         let target = |port: &ServicePort| match &port.target {
-            Target::Number(number) => Some(*number),
-            Target::Name(name) => pod.ports.get(name).copied(),
+            TargetPort::Number(number) => Some(*number),
+            TargetPort::Name(name) => pod.ports.get(name).copied(),
         };
         self.published_ports()
             .filter_map(|port| Some((port.port, target(port)?)))
@@ -146,10 +146,10 @@ impl ServiceInput {
 
     /// Maps service ports to target ports of an endpoint that is not a pod: a named target port that `by_name` lacks is
     /// the service port itself.
-    pub(crate) fn targets_elsewhere(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
+    pub(crate) fn target_ports_by_name(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
         let target = |port: &ServicePort| match &port.target {
-            Target::Number(number) => by_name.get(&port.name).copied().unwrap_or(*number),
-            Target::Name(name) => by_name
+            TargetPort::Number(number) => by_name.get(&port.name).copied().unwrap_or(*number),
+            TargetPort::Name(name) => by_name
                 .get(name)
                 .or_else(|| by_name.get(&port.name))
                 .copied()
@@ -217,19 +217,19 @@ fn read_ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, FieldError> {
         let number =
             port_number(port.port).map_err(|message| FieldError::new(field("port"), message))?;
         let target = match &port.target_port {
-            None => Target::Number(number),
-            Some(IntOrString::Int(0)) => Target::Number(number),
-            Some(IntOrString::Int(target)) => Target::Number(
+            None => TargetPort::Number(number),
+            Some(IntOrString::Int(0)) => TargetPort::Number(number),
+            Some(IntOrString::Int(target)) => TargetPort::Number(
                 port_number(*target)
                     .map_err(|message| FieldError::new(field("targetPort"), message))?,
             ),
             Some(IntOrString::String(name)) => match name.parse::<i32>() {
-                Ok(target) => Target::Number(
+                Ok(target) => TargetPort::Number(
                     port_number(target)
                         .map_err(|message| FieldError::new(field("targetPort"), message))?,
                 ),
-                Err(_) if name.is_empty() => Target::Number(number),
-                Err(_) => Target::Name(name.clone()),
+                Err(_) if name.is_empty() => TargetPort::Number(number),
+                Err(_) => TargetPort::Name(name.clone()),
             },
         };
         let name = port.name.clone().unwrap_or_default();

@@ -13,26 +13,26 @@ use crate::{
     config::MeshConfig,
     labels::Labels,
     objects::{
-        binding::Binding,
-        export::Export,
+        binding::WaypointSelection,
+        export::ExportTo,
         pod::PodInput,
-        readable::{Extent, Followed, Read, Readable},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable},
         service::app_protocol,
         workload_entry::{EndpointInput, port_number},
     },
     problem::{FieldError, Note},
 };
 
-impl Followed for ServiceEntry {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for ServiceEntry {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for ServiceEntry {
     type Input = ServiceEntryInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<ServiceEntryInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<ServiceEntryInput>, FieldError> {
         let (input, notes) = ServiceEntryInput::read(self, config)?;
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 }
 
@@ -61,10 +61,10 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) subject_alt_names: Vec<ArcStr>,
     pub(crate) distribution: Option<String>,
     /// Visibility by the entry's `exportTo`; `None` if the field is unset.
-    pub(crate) export: Option<Export>,
+    pub(crate) export: Option<ExportTo>,
     pub(crate) created: String,
     /// Waypoint that the entry's labels select.
-    pub(crate) binding: Option<Binding>,
+    pub(crate) binding: Option<WaypointSelection>,
 }
 
 impl ServiceEntryInput {
@@ -113,7 +113,7 @@ impl ServiceEntryInput {
             subject_alt_names: read_names(&spec.subject_alt_names, namespace, config, &mut notes),
             distribution: annotation.cloned(),
             created: created(&entry.metadata),
-            binding: own_labels.and_then(|all| Binding::of(all, namespace)),
+            binding: own_labels.and_then(|all| WaypointSelection::of(all, namespace)),
         };
         Ok((input, notes))
     }
@@ -121,8 +121,8 @@ impl ServiceEntryInput {
     /// Returns the Gateways that the labels of the entry and of its endpoints name.
     pub(crate) fn gateways(&self) -> impl Iterator<Item = GatewayName> {
         let endpoints = self.endpoints.iter();
-        let endpoints =
-            endpoints.filter_map(|endpoint| Binding::of(&endpoint.labels, &self.namespace));
+        let endpoints = endpoints
+            .filter_map(|endpoint| WaypointSelection::of(&endpoint.labels, &self.namespace));
         let all = self.binding.clone().into_iter().chain(endpoints);
         all.filter_map(|binding| binding.gateway().cloned())
     }
@@ -142,7 +142,7 @@ impl ServiceEntryInput {
     }
 
     /// Returns all addresses in the entry: its virtual addresses, and those of its endpoints.
-    pub(crate) fn named(&self) -> impl Iterator<Item = IpNet> {
+    pub(crate) fn all_addresses(&self) -> impl Iterator<Item = IpNet> {
         let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
         let own = self.addresses.iter().map(|(_, net, _)| *net);
         own.chain(endpoints.map(IpNet::from))
@@ -150,7 +150,7 @@ impl ServiceEntryInput {
 
     /// Whether the host is a wildcard with the resolution `DYNAMIC_DNS`: proxies resolve the name that each client asks
     /// for.
-    pub(crate) fn resolves_named(&self, host: &str) -> bool {
+    pub(crate) fn resolves_requested_names(&self, host: &str) -> bool {
         self.resolution == Resolution::DynamicDns && self.resolves_hosts() && host.starts_with('*')
     }
 
@@ -171,7 +171,7 @@ impl ServiceEntryInput {
     }
 
     /// Maps service ports to target ports of one endpoint, which may override them by the port's name.
-    pub(crate) fn targets(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
+    pub(crate) fn target_ports_by_name(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
         self.ports
             .iter()
             .map(|port| {
@@ -187,8 +187,8 @@ impl ServiceEntryInput {
 
     /// Maps service ports to target ports in a pod; a container port with the name of the entry's port takes
     /// precedence.
-    pub(crate) fn targets_in(&self, pod: &PodInput) -> PortMap {
-        self.targets(&pod.ports)
+    pub(crate) fn target_ports_in(&self, pod: &PodInput) -> PortMap {
+        self.target_ports_by_name(&pod.ports)
     }
 }
 
@@ -221,12 +221,12 @@ fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
 
 /// Parses `exportTo`: `*`, `.` (the entry's own namespace), `~` (none) and names of namespaces. Records are visible in
 /// all namespaces or in the entry's own: names of other namespaces are noted and have no effect.
-fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Option<Export> {
+fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Option<ExportTo> {
     if export_to.is_empty() {
         return None;
     }
     if export_to.iter().any(|one| one == "*") {
-        return Some(Export::All);
+        return Some(ExportTo::All);
     }
     let is_own = |one: &&String| *one == "." || *one == namespace;
     let others = export_to.iter().filter(|one| !is_own(one) && *one != "~");
@@ -239,7 +239,11 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
         notes.push(Note::new("spec.exportTo", message));
     }
     let sees_it = export_to.iter().any(|one| is_own(&one));
-    Some(if sees_it { Export::Own } else { Export::None })
+    Some(if sees_it {
+        ExportTo::OwnNamespace
+    } else {
+        ExportTo::None
+    })
 }
 
 /// Parses the `subjectAltNames` of an entry. Only entries of the root namespace may name identities of other

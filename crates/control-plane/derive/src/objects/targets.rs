@@ -13,7 +13,7 @@ const MAX_TARGETS: usize = 16;
 
 /// Objects that a policy is attached to.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Targets(pub(crate) Vec<ObjectKey>);
+pub(crate) struct PolicyTargets(pub(crate) Vec<ObjectKey>);
 
 /// Returns the references in `targetRef` and `targetRefs`, each with its field.
 pub(crate) fn references<'a>(
@@ -28,7 +28,7 @@ pub(crate) fn references<'a>(
     one.chain(several).collect()
 }
 
-impl Targets {
+impl PolicyTargets {
     /// Resolves the references of a policy in `namespace` to object keys.
     pub(crate) fn read(
         references: Vec<(String, &PolicyTargetReference)>,
@@ -49,14 +49,14 @@ impl Targets {
 
     /// Returns every object that the references of an invalid policy may mean, all of which are refused: for an unknown
     /// kind or group, each object with that name. `None` if there are references, and none of them can mean an object.
-    pub(crate) fn possible(
+    pub(crate) fn possible_targets(
         references: &[(String, &PolicyTargetReference)],
         namespace: &ArcStr,
         config: &MeshConfig,
     ) -> Option<Self> {
         let targets = references
             .iter()
-            .flat_map(|(_, reference)| possible(reference, namespace, config));
+            .flat_map(|(_, reference)| possible_targets(reference, namespace, config));
         let targets: BTreeSet<ObjectKey> = targets.collect();
         let is_nothing = !references.is_empty() && targets.is_empty();
         (!is_nothing).then(|| Self(targets.into_iter().collect()))
@@ -82,7 +82,7 @@ pub(crate) fn readable_references(spec: Option<&Value>) -> Vec<PolicyTargetRefer
 }
 
 /// Returns the objects that a reference may mean; several if its kind or group is unknown.
-fn possible(
+fn possible_targets(
     reference: &PolicyTargetReference,
     namespace: &ArcStr,
     config: &MeshConfig,

@@ -17,13 +17,13 @@ pub(crate) struct TrustDomainNames {
 
 impl TrustDomainNames {
     /// Whether a name is one of the mesh's own trust domain.
-    pub(crate) fn has(&self, domain: &str) -> bool {
+    pub(crate) fn contains(&self, domain: &str) -> bool {
         self.all.iter().any(|name| name == domain)
     }
 
     /// Whether expanding principals changes nothing, so that they are compared literally.
     pub(crate) fn is_literal(&self) -> bool {
-        let has_default = self.has(DEFAULT_TRUST_DOMAIN);
+        let has_default = self.contains(DEFAULT_TRUST_DOMAIN);
         self.all.len() < 2 && (has_default || !self.is_default_own)
     }
 
@@ -31,7 +31,7 @@ impl TrustDomainNames {
     pub(crate) fn expand(&self, principals: Vec<StringMatch>) -> Vec<StringMatch> {
         let mut expanded = Vec::with_capacity(principals.len());
         for principal in principals {
-            let under_others = self.under_all(&principal);
+            let under_others = self.under_all_names(&principal);
             for one in [principal].into_iter().chain(under_others) {
                 if !expanded.contains(&one) {
                     expanded.push(one);
@@ -80,7 +80,7 @@ impl TrustDomainNames {
         values.extend(self.expand(texts).into_iter().map(HttpValue::Text));
     }
 
-    fn under_all(&self, principal: &StringMatch) -> Vec<StringMatch> {
+    fn under_all_names(&self, principal: &StringMatch) -> Vec<StringMatch> {
         let is_end = |text: &str| !text.is_empty() && !text.contains('/');
         let each = |form: &dyn Fn(&ArcStr) -> StringMatch| self.all.iter().map(form).collect();
         match principal {
@@ -96,7 +96,7 @@ impl TrustDomainNames {
                     each(&|name| StringMatch::Prefix(arcstr::format!("{name}/{rest}")))
                 }
                 // The beginning of a name of the trust domain.
-                None if self.is_any(|name| name.starts_with(text.as_str())) => {
+                None if self.is_any_name(|name| name.starts_with(text.as_str())) => {
                     each(&|name| StringMatch::Prefix(arcstr::format!("{name}/")))
                 }
                 _ => Vec::new(),
@@ -104,7 +104,7 @@ impl TrustDomainNames {
             StringMatch::Suffix(text) => match text.split_once("/ns/") {
                 // The end of a name of the trust domain, and a whole workload.
                 Some((end, rest)) if is_end(end) && rest.contains("/sa/") => {
-                    match self.is_any(|name| name.ends_with(end)) {
+                    match self.is_any_name(|name| name.ends_with(end)) {
                         true => {
                             each(&|name| StringMatch::Exact(arcstr::format!("{name}/ns/{rest}")))
                         }
@@ -117,10 +117,10 @@ impl TrustDomainNames {
     }
 
     fn is_named(&self, domain: &str) -> bool {
-        self.is_any(|name| name == domain)
+        self.is_any_name(|name| name == domain)
     }
 
-    fn is_any(&self, is_meant: impl Fn(&str) -> bool) -> bool {
+    fn is_any_name(&self, is_meant: impl Fn(&str) -> bool) -> bool {
         let default = self.is_default_own.then_some(DEFAULT_TRUST_DOMAIN);
         let mut names = self.all.iter().map(ArcStr::as_str).chain(default);
         !self.all.is_empty() && names.any(is_meant)

@@ -4,18 +4,18 @@ use ambit_k8s_api::EnvoyFilter;
 
 use crate::{
     config::MeshConfig,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
-impl Followed for EnvoyFilter {
-    const EXTENT: Extent = Extent::Presence;
+impl FetchedKind for EnvoyFilter {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Presence;
 }
 
 impl Readable for EnvoyFilter {
     type Input = ();
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<()>, FieldError> {
-        Ok(Read::plain(()))
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<()>, FieldError> {
+        Ok(Parsed::without_notes(()))
     }
 }

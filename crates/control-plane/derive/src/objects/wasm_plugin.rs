@@ -18,28 +18,28 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     objects::{
-        readable::{Extent, Followed, Read, Readable, field},
-        targets::{Targets, readable_references, references},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
+        targets::{PolicyTargets, readable_references, references},
     },
     problem::{FieldError, Note},
 };
 
 /// Maximum size of a plugin's configuration, in bytes.
-const MAX_CONFIGURATION: usize = 256 << 10;
+const MAX_CONFIGURATION_BYTES: usize = 256 << 10;
 /// Maximum length of a module's URL, in bytes.
-const MAX_URL: usize = 2048;
+const MAX_URL_BYTES: usize = 2048;
 /// Maximum number of environment variables of a plugin.
-const MAX_VARIABLES: usize = 64;
-const MAX_VALUE: usize = 2048;
+const MAX_ENVIRONMENT_VARIABLES: usize = 64;
+const MAX_ENVIRONMENT_VALUE_BYTES: usize = 2048;
 
-impl Followed for WasmPlugin {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for WasmPlugin {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 /// Parsed WasmPlugin object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PluginInput {
-    pub(crate) targets: Targets,
+    pub(crate) targets: PolicyTargets,
     /// Secret with the credentials for the image's registry (`imagePullSecret`).
     pub(crate) pull_secret: Option<ObjectKey>,
     /// Plugin as waypoints receive it; `None` if it matches no requests at waypoints.
@@ -49,7 +49,7 @@ pub(crate) struct PluginInput {
 impl Readable for WasmPlugin {
     type Input = PluginInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<PluginInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<PluginInput>, FieldError> {
         let spec = &self.spec;
         let namespace = namespace(self);
         let mut notes = Vec::new();
@@ -58,15 +58,15 @@ impl Readable for WasmPlugin {
             let message = "cannot be given together with spec.targetRefs";
             return Err(FieldError::new("spec.selector", message));
         }
-        let targets = Targets::read(references, &namespace, config)?;
-        let pull_secret = pull_secret(self, config, &mut notes)?;
-        let extension = extension(self, &mut notes)?;
+        let targets = PolicyTargets::read(references, &namespace, config)?;
+        let pull_secret = parse_pull_secret(self, config, &mut notes)?;
+        let extension = parse_extension(self, &mut notes)?;
         let input = PluginInput {
             targets,
             pull_secret,
             extension,
         };
-        Ok(Read::of(Some(input), notes))
+        Ok(Parsed::new(Some(input), notes))
     }
 
     fn substitute(&self, config: &MeshConfig) -> Option<PluginInput> {
@@ -75,9 +75,9 @@ impl Readable for WasmPlugin {
             unsupported: Some("the plugin cannot be used as it is written".into()),
             // Before anything else.
             phase: ExtensionPhase::Authn,
-            ..outline(self)
+            ..minimal_extension(self)
         };
-        let targets = Targets::possible(&references, &namespace(self), config)?;
+        let targets = PolicyTargets::possible_targets(&references, &namespace(self), config)?;
         Some(PluginInput {
             targets,
             pull_secret: None,
@@ -90,7 +90,7 @@ impl Readable for WasmPlugin {
             metadata,
             spec: WasmPluginSpec {
                 target_refs: readable_references(spec),
-                fail_strategy: field(spec, "failStrategy").unwrap_or_default(),
+                fail_strategy: deserialize_field(spec, "failStrategy").unwrap_or_default(),
                 ..WasmPluginSpec::default()
             },
             ..Self::default()
@@ -102,7 +102,7 @@ impl Readable for WasmPlugin {
     }
 }
 
-fn pull_secret(
+fn parse_pull_secret(
     plugin: &WasmPlugin,
     config: &MeshConfig,
     notes: &mut Vec<Note>,
@@ -134,7 +134,7 @@ fn namespace(plugin: &WasmPlugin) -> ArcStr {
 }
 
 /// Builds the part of the plugin that is valid even if the rest cannot be parsed: name, age, and fail strategy.
-fn outline(plugin: &WasmPlugin) -> WaypointExtension {
+fn minimal_extension(plugin: &WasmPlugin) -> WaypointExtension {
     WaypointExtension {
         namespace: namespace(plugin),
         name: plugin.metadata.name.as_deref().unwrap_or_default().into(),
@@ -144,12 +144,13 @@ fn outline(plugin: &WasmPlugin) -> WaypointExtension {
     }
 }
 
-fn extension(
+fn parse_extension(
     plugin: &WasmPlugin,
     notes: &mut Vec<Note>,
 ) -> Result<Option<WaypointExtension>, FieldError> {
     let spec = &plugin.spec;
-    let url = url(&spec.url).map_err(|message| FieldError::new("spec.url", message))?;
+    let url =
+        validate_module_url(&spec.url).map_err(|message| FieldError::new("spec.url", message))?;
     let sha256 = spec.sha256.to_ascii_lowercase();
     if !sha256.is_empty() && !is_hash(&sha256) {
         let message = format!("{:?} is no SHA-256: 64 hexadecimal digits", spec.sha256);
@@ -164,7 +165,7 @@ fn extension(
             "signatures of images are not verified; give spec.sha256",
         ));
     }
-    let ports = ports_of(spec, notes)?;
+    let ports = parse_ports(spec, notes)?;
     let mut unsupported = None;
     if spec.plugin_type == PluginType::Network {
         let message = "plugins of connections (NETWORK) are not supported; requests are decided by spec.failStrategy";
@@ -176,9 +177,9 @@ fn extension(
         Some(Value::Object(config)) => Value::Object(config.clone()).to_string(),
         Some(_) => return Err(FieldError::new("spec.pluginConfig", "is no object")),
     };
-    if configuration.len() > MAX_CONFIGURATION {
+    if configuration.len() > MAX_CONFIGURATION_BYTES {
         let message = format!(
-            "has {} bytes; at most {MAX_CONFIGURATION}",
+            "has {} bytes; at most {MAX_CONFIGURATION_BYTES}",
             configuration.len()
         );
         return Err(FieldError::new("spec.pluginConfig", message));
@@ -188,7 +189,7 @@ fn extension(
         PullPolicy::IfNotPresent => false,
         PullPolicy::Unspecified => sha256.is_empty() && is_latest(&url),
     };
-    let environment = environment(spec.vm_config.as_ref())?;
+    let environment = parse_environment(spec.vm_config.as_ref())?;
     Ok(ports.map(|ports| WaypointExtension {
         phase: match spec.phase {
             PluginPhase::Authn => ExtensionPhase::Authn,
@@ -205,19 +206,19 @@ fn extension(
         environment,
         ports,
         unsupported,
-        ..outline(plugin)
+        ..minimal_extension(plugin)
     }))
 }
 
 /// Validates the module's URL; a URL without a scheme is an image (`oci://`).
-fn url(url: &str) -> Result<ArcStr, String> {
+fn validate_module_url(url: &str) -> Result<ArcStr, String> {
     if url.is_empty() {
         return Err(
             "must say where the module is: oci://, https://, http:// or file://".to_owned(),
         );
     }
     let is_text = url.bytes().all(|byte| byte.is_ascii_graphic());
-    if url.len() > MAX_URL || !is_text {
+    if url.len() > MAX_URL_BYTES || !is_text {
         return Err(format!("{url:?} is no URL"));
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("oci", url));
@@ -245,7 +246,10 @@ fn is_hash(text: &str) -> bool {
 
 /// Returns the service ports whose requests the plugin applies to, empty for all; `None` if it applies to no requests
 /// at waypoints.
-fn ports_of(spec: &WasmPluginSpec, notes: &mut Vec<Note>) -> Result<Option<Vec<u16>>, FieldError> {
+fn parse_ports(
+    spec: &WasmPluginSpec,
+    notes: &mut Vec<Note>,
+) -> Result<Option<Vec<u16>>, FieldError> {
     let (mut ports, mut all, mut of_clients) = (BTreeSet::new(), spec.matches.is_empty(), 0);
     for (index, one) in spec.matches.iter().enumerate() {
         for (place, port) in one.ports.iter().enumerate() {
@@ -274,10 +278,13 @@ fn ports_of(spec: &WasmPluginSpec, notes: &mut Vec<Note>) -> Result<Option<Vec<u
     Ok((!ports.is_empty()).then(|| ports.into_iter().collect()))
 }
 
-fn environment(config: Option<&VmConfig>) -> Result<BTreeMap<ArcStr, ArcStr>, FieldError> {
+fn parse_environment(config: Option<&VmConfig>) -> Result<BTreeMap<ArcStr, ArcStr>, FieldError> {
     let all = config.map(|config| &config.env[..]).unwrap_or_default();
-    if all.len() > MAX_VARIABLES {
-        let message = format!("{} variables; at most {MAX_VARIABLES}", all.len());
+    if all.len() > MAX_ENVIRONMENT_VARIABLES {
+        let message = format!(
+            "{} variables; at most {MAX_ENVIRONMENT_VARIABLES}",
+            all.len()
+        );
         return Err(FieldError::new("spec.vmConfig.env", message));
     }
     let mut environment = BTreeMap::new();
@@ -294,10 +301,10 @@ fn environment(config: Option<&VmConfig>) -> Result<BTreeMap<ArcStr, ArcStr>, Fi
                 "HOST is refused: the environment of a waypoint is not for plugins; give the value";
             return Err(error("valueFrom", message.to_owned()));
         }
-        if variable.value.len() > MAX_VALUE || variable.value.contains('\0') {
+        if variable.value.len() > MAX_ENVIRONMENT_VALUE_BYTES || variable.value.contains('\0') {
             return Err(error(
                 "value",
-                format!("has more than {MAX_VALUE} bytes, or a zero in it"),
+                format!("has more than {MAX_ENVIRONMENT_VALUE_BYTES} bytes, or a zero in it"),
             ));
         }
         let value = (name.as_str().into(), variable.value.as_str().into());

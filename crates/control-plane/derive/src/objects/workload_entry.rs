@@ -8,19 +8,19 @@ use ambit_model::{ArcStr, Locality};
 use crate::{
     config::MeshConfig,
     labels::Labels,
-    objects::readable::{Extent, Followed, Read, Readable},
+    objects::readable::{FetchExtent, FetchedKind, Parsed, Readable},
     problem::FieldError,
 };
 
-impl Followed for WorkloadEntry {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for WorkloadEntry {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for WorkloadEntry {
     type Input = WorkloadEntryInput;
 
-    fn read(&self, _: &MeshConfig) -> Result<Read<WorkloadEntryInput>, FieldError> {
-        WorkloadEntryInput::read(self).map(Read::plain)
+    fn read(&self, _: &MeshConfig) -> Result<Parsed<WorkloadEntryInput>, FieldError> {
+        WorkloadEntryInput::read(self).map(Parsed::without_notes)
     }
 }
 

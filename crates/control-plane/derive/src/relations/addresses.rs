@@ -23,7 +23,7 @@ pub(crate) struct Addresses {
 
 impl Addresses {
     /// Updates the addresses that a pod or Service owns. Returns the entries that name one of its old or new addresses.
-    pub(crate) fn own(
+    pub(crate) fn update_owned_addresses(
         &mut self,
         key: &ObjectKey,
         old: &[IpAddr],
@@ -54,7 +54,7 @@ impl Addresses {
     }
 
     /// Updates the addresses and prefixes that an entry names.
-    pub(crate) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
+    pub(crate) fn update_named_addresses(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
         let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
         for net in old.iter().filter(is_one) {
             remove(&mut self.named, &net.addr(), key);

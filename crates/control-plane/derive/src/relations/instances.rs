@@ -9,16 +9,16 @@ use crate::{labels::Labels, objects::pod::PodInput};
 
 /// Pods whose label names a Gateway of their namespace, by that Gateway and the pod's name.
 #[derive(Debug, Default)]
-pub(crate) struct Instances(HashMap<GatewayName, BTreeMap<ArcStr, Instance>>);
+pub(crate) struct Instances(HashMap<GatewayName, BTreeMap<ArcStr, GatewayPod>>);
 
 #[derive(Debug, PartialEq)]
-pub(crate) struct Instance {
+pub(crate) struct GatewayPod {
     account: ArcStr,
     ready: bool,
 }
 
 impl Instances {
-    pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = (&ArcStr, &Instance)> {
+    pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = (&ArcStr, &GatewayPod)> {
         self.0.get(gateway).into_iter().flatten()
     }
 
@@ -54,9 +54,9 @@ impl Instances {
             }
         }
         if let Some(pod) = new
-            && let Some(gateway) = claimed(pod)
+            && let Some(gateway) = labelled_gateway(pod)
         {
-            let instance = Instance {
+            let instance = GatewayPod {
                 account: pod.service_account.clone(),
                 ready: pod.ready,
             };
@@ -67,12 +67,12 @@ impl Instances {
 }
 
 /// Returns the Gateway that the label of a pod names; `None` if the pod has no address or has terminated.
-pub(crate) fn claimed(pod: &PodInput) -> Option<GatewayName> {
-    let name = label(&pod.labels).filter(|_| pod.is_published())?;
+pub(crate) fn labelled_gateway(pod: &PodInput) -> Option<GatewayName> {
+    let name = gateway_label(&pod.labels).filter(|_| pod.is_published())?;
     Some(GatewayName::new(pod.namespace.clone(), name))
 }
 
-pub(crate) fn label(labels: &Labels) -> Option<&str> {
+pub(crate) fn gateway_label(labels: &Labels) -> Option<&str> {
     let name = labels.get(labels::GATEWAY_NAME)?;
     Some(name.as_str()).filter(|name| !name.is_empty())
 }

@@ -15,21 +15,21 @@ pub(crate) enum Introduction {
     Waiting,
     /// Policies are attached to objects that the waypoint will serve: it binds objects that have no other waypoint
     /// until then.
-    Guarded,
+    BindsForPolicies,
     /// The waypoint binds objects although it has never been ready.
-    Strict(Strictness),
+    Binds(BindingReason),
 }
 
 /// Reason why a waypoint binds objects although it has never been ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Strictness {
+pub(crate) enum BindingReason {
     /// The setting `waypointBinding: strict` of the mesh.
     Setting,
     /// Policies are attached to the Gateway or its class.
     Policies,
     /// The Gateway belongs to another controller, or `spec.addresses` is set: this control plane cannot tell whether
     /// its waypoint is ready.
-    Elsewhere,
+    OtherController,
 }
 
 /// State of introduction of the waypoints of all Gateways.
@@ -41,12 +41,12 @@ pub(crate) struct Introductions {
     pub(crate) pending: BTreeMap<GatewayName, (String, Introduction)>,
     /// Previous waypoints that objects keep using, by the object whose label names a waypoint that has never been
     /// ready.
-    pub(crate) kept: BTreeMap<ObjectKey, Kept>,
+    pub(crate) kept: BTreeMap<ObjectKey, PreviousWaypoint>,
 }
 
 /// Previous waypoint of an object, which it keeps until the waypoint that its label names now has been ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct PreviousWaypoint {
     pub(crate) gateway: GatewayName,
     /// Gateway that the label names now.
     pub(crate) awaited: GatewayName,
@@ -55,7 +55,7 @@ pub(crate) struct Kept {
 impl Introductions {
     /// Updates the UID of a Gateway, or removes a deleted Gateway. `of` has the UID, and the objects that keep their
     /// previous waypoint according to the Gateway's status, which are adopted for a Gateway that was not known before.
-    pub(crate) fn follow(
+    pub(crate) fn update_gateway(
         &mut self,
         name: &GatewayName,
         of: Option<(&str, &BTreeMap<ObjectKey, GatewayName>)>,
@@ -74,10 +74,12 @@ impl Introductions {
             self.pending.insert(name.clone(), undecided);
             let replaced = replaced.iter().filter(|_| is_new);
             for (holder, gateway) in replaced {
-                self.kept.entry(holder.clone()).or_insert_with(|| Kept {
-                    gateway: gateway.clone(),
-                    awaited: name.clone(),
-                });
+                self.kept
+                    .entry(holder.clone())
+                    .or_insert_with(|| PreviousWaypoint {
+                        gateway: gateway.clone(),
+                        awaited: name.clone(),
+                    });
             }
         }
     }
@@ -92,7 +94,7 @@ impl Introductions {
     pub(crate) fn is_on_hold(&self, name: &GatewayName) -> bool {
         matches!(
             self.pending(name),
-            Some(Introduction::Waiting | Introduction::Guarded)
+            Some(Introduction::Waiting | Introduction::BindsForPolicies)
         )
     }
 
@@ -113,7 +115,8 @@ impl Introductions {
         });
         if let Some(gateway) = bound.cloned() {
             let awaited = awaited.clone();
-            self.kept.insert(key.clone(), Kept { gateway, awaited });
+            self.kept
+                .insert(key.clone(), PreviousWaypoint { gateway, awaited });
         } else if let Some(kept) = self.kept.get_mut(key).filter(|_| old.is_some()) {
             kept.awaited = awaited.clone();
         }
@@ -121,16 +124,20 @@ impl Introductions {
 
     /// Returns the objects that keep using the waypoint of this Gateway until the one that their label names has been
     /// ready.
-    pub(crate) fn keepers(&self, gateway: &GatewayName) -> Vec<ObjectKey> {
-        let keepers = self
+    pub(crate) fn objects_keeping(&self, gateway: &GatewayName) -> Vec<ObjectKey> {
+        let objects_keeping = self
             .kept
             .iter()
             .filter(|(_, kept)| kept.gateway == *gateway);
-        keepers.map(|(key, _)| key.clone()).collect()
+        objects_keeping.map(|(key, _)| key.clone()).collect()
     }
 
     /// Returns the previous waypoint that an object keeps while it awaits the one of the Gateway `awaited`.
-    pub(crate) fn kept(&self, holder: &ObjectKey, awaited: &GatewayName) -> Option<&GatewayName> {
+    pub(crate) fn previous_waypoint(
+        &self,
+        holder: &ObjectKey,
+        awaited: &GatewayName,
+    ) -> Option<&GatewayName> {
         let kept = self.kept.get(holder);
         Some(&kept.filter(|kept| kept.awaited == *awaited)?.gateway)
     }

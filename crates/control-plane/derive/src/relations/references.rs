@@ -10,7 +10,7 @@ use crate::objects::gateway_address::Address;
 
 /// Kind of reference. Each variant names the objects that refer, and by which name they are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Edge {
+pub(crate) enum ReferenceKind {
     /// Pods, by the node that they run on.
     OnNode,
     /// Services and ServiceEntries, by the hosts that they declare.
@@ -22,7 +22,7 @@ pub(crate) enum Edge {
     /// Objects, by the Gateway that their labels select as canary waypoint.
     Canary,
     /// Pods whose own label selects a waypoint or `none`, by their namespace.
-    ChoosesIn,
+    PodWaypointLabel,
     /// Routes, by the services that are their parents.
     RouteParent,
     /// Routes, by the services of their backends and mirrors, and by the objects of their filters.
@@ -61,20 +61,20 @@ pub(crate) enum Referent {
     Address(Address),
     Gateway(GatewayName),
     /// Name of a host, a namespace, a node or a provider.
-    Name(ArcStr),
+    ReferentName(ArcStr),
     Object(ObjectKey),
 }
 
 /// Type that can be the name in a reference.
-pub(crate) trait Name: Clone {
+pub(crate) trait ReferentName: Clone {
     fn referent(self) -> Referent;
     fn of(referent: &Referent) -> Option<&Self>;
 }
 
-/// Implements [`Name`] for a variant of [`Referent`].
+/// Implements [`ReferentName`] for a variant of [`Referent`].
 macro_rules! names {
     ($($variant:ident: $type:ty),*) => {
-        $(impl Name for $type {
+        $(impl ReferentName for $type {
             fn referent(self) -> Referent {
                 Referent::$variant(self)
             }
@@ -89,45 +89,45 @@ macro_rules! names {
     };
 }
 
-names!(Address: Address, Gateway: GatewayName, Name: ArcStr, Object: ObjectKey);
+names!(Address: Address, Gateway: GatewayName, ReferentName: ArcStr, Object: ObjectKey);
 
 /// Objects by kind of reference and by the name that they refer to.
 #[derive(Debug, Default)]
-pub(crate) struct References(HashMap<Edge, HashMap<Referent, BTreeSet<ObjectKey>>>);
+pub(crate) struct References(HashMap<ReferenceKind, HashMap<Referent, BTreeSet<ObjectKey>>>);
 
 impl References {
     /// Replaces the names that an object refers to by one kind of reference.
-    pub(crate) fn replace<N: Name>(
+    pub(crate) fn replace<N: ReferentName>(
         &mut self,
-        edge: Edge,
+        kind: ReferenceKind,
         key: &ObjectKey,
         old: impl IntoIterator<Item = N>,
         new: impl IntoIterator<Item = N>,
     ) {
         for name in old {
-            self.remove(edge, &name.referent(), key);
+            self.remove(kind, &name.referent(), key);
         }
         for name in new {
-            self.insert(edge, name.referent(), key);
+            self.insert(kind, name.referent(), key);
         }
     }
 
     /// Adds an object to, or removes it from, the objects that [`References::of_mesh`] returns.
-    pub(crate) fn set(&mut self, edge: Edge, key: &ObjectKey, refers: bool) {
+    pub(crate) fn set(&mut self, kind: ReferenceKind, key: &ObjectKey, refers: bool) {
         if refers {
-            self.insert(edge, Referent::Mesh, key);
+            self.insert(kind, Referent::Mesh, key);
         } else {
-            self.remove(edge, &Referent::Mesh, key);
+            self.remove(kind, &Referent::Mesh, key);
         }
     }
 
-    fn insert(&mut self, edge: Edge, referent: Referent, key: &ObjectKey) {
-        let named = self.0.entry(edge).or_default();
+    fn insert(&mut self, kind: ReferenceKind, referent: Referent, key: &ObjectKey) {
+        let named = self.0.entry(kind).or_default();
         named.entry(referent).or_default().insert(key.clone());
     }
 
-    fn remove(&mut self, edge: Edge, referent: &Referent, key: &ObjectKey) {
-        if let Some(named) = self.0.get_mut(&edge)
+    fn remove(&mut self, kind: ReferenceKind, referent: &Referent, key: &ObjectKey) {
+        if let Some(named) = self.0.get_mut(&kind)
             && let Some(keys) = named.get_mut(referent)
         {
             keys.remove(key);
@@ -138,32 +138,39 @@ impl References {
     }
 
     /// Returns all names that some object refers to by one kind of reference.
-    pub(crate) fn names<N: Name + 'static>(&self, edge: Edge) -> impl Iterator<Item = &N> {
-        let named = self.0.get(&edge).into_iter();
+    pub(crate) fn names<N: ReferentName + 'static>(
+        &self,
+        kind: ReferenceKind,
+    ) -> impl Iterator<Item = &N> {
+        let named = self.0.get(&kind).into_iter();
         named.flat_map(HashMap::keys).filter_map(N::of)
     }
 
     /// Returns the objects that refer to a name.
-    pub(crate) fn of<N: Name>(
+    pub(crate) fn of<N: ReferentName>(
         &self,
-        edge: Edge,
+        kind: ReferenceKind,
         name: &N,
     ) -> impl Iterator<Item = &ObjectKey> + use<'_, N> {
-        self.keys(edge, &name.clone().referent())
+        self.keys(kind, &name.clone().referent())
     }
 
     /// Returns the objects listed under [`Referent::Mesh`].
-    pub(crate) fn of_mesh(&self, edge: Edge) -> impl Iterator<Item = &ObjectKey> {
-        self.keys(edge, &Referent::Mesh)
+    pub(crate) fn of_mesh(&self, kind: ReferenceKind) -> impl Iterator<Item = &ObjectKey> {
+        self.keys(kind, &Referent::Mesh)
     }
 
-    fn keys(&self, edge: Edge, referent: &Referent) -> impl Iterator<Item = &ObjectKey> + use<'_> {
-        let keys = self.0.get(&edge).and_then(|named| named.get(referent));
+    fn keys(
+        &self,
+        kind: ReferenceKind,
+        referent: &Referent,
+    ) -> impl Iterator<Item = &ObjectKey> + use<'_> {
+        let keys = self.0.get(&kind).and_then(|named| named.get(referent));
         keys.into_iter().flatten()
     }
 
     /// Whether any object refers to a name.
-    pub(crate) fn is_named<N: Name>(&self, edge: Edge, name: &N) -> bool {
-        self.of(edge, name).next().is_some()
+    pub(crate) fn is_named<N: ReferentName>(&self, kind: ReferenceKind, name: &N) -> bool {
+        self.of(kind, name).next().is_some()
     }
 }

@@ -6,7 +6,7 @@ use ambit_model::{ArcStr, NetworkMode, Protocol};
 use super::*;
 
 /// Returns a ServiceEntry in another namespace than the pod and the Service of these tests.
-fn claim(fields: &str) -> String {
+fn entry_yaml(fields: &str) -> String {
     format!(
         "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: claim, namespace: evil}}\nspec: {{hosts: [claim.example.com], resolution: STATIC, ports: [{{number: 80, name: http}}], {fields}}}\n"
     )
@@ -36,7 +36,7 @@ fn addresses_of_other_namespaces_are_not_published() {
         let mesh = TestMesh::of(&all(&[
             CART,
             SERVICE,
-            &claim(&format!("addresses: {addresses}")),
+            &entry_yaml(&format!("addresses: {addresses}")),
         ]));
         assert_eq!(vips(&mesh), [left], "{addresses}");
         let problem = &mesh.problems()[0];
@@ -55,7 +55,7 @@ fn addresses_of_nobody_are_published() {
         let mesh = TestMesh::of(&all(&[
             CART,
             SERVICE,
-            &claim(&format!("addresses: {addresses}")),
+            &entry_yaml(&format!("addresses: {addresses}")),
         ]));
         assert_eq!(vips(&mesh).len(), 1, "{addresses}");
         assert!(mesh.problems().is_empty(), "{:?}", mesh.problems());
@@ -66,7 +66,7 @@ fn addresses_of_nobody_are_published() {
 fn an_address_of_a_service_or_pod_is_never_an_entrys() {
     for namespace in ["evil", "shop", "istio-system"] {
         for address in ["10.96.0.9", "10.96.0.9/32", "10.1.2.3", "\"fd00::3\""] {
-            let entry = claim(&format!("addresses: [{address}]"));
+            let entry = entry_yaml(&format!("addresses: [{address}]"));
             let entry = entry.replace("namespace: evil", &format!("namespace: {namespace}"));
             let mesh = TestMesh::of(&all(&[CART, SERVICE, &entry]));
             let service = mesh.service(&format!("{namespace}/claim.example.com"));
@@ -85,7 +85,7 @@ fn prefix_excludes_services_and_pods_with_a_problem() {
         ("[0.0.0.0/0]", "NONE"),
         ("[\"fd00::/8\"]", "NONE"),
     ] {
-        let entry = claim(&format!("addresses: {addresses}")).replace("STATIC", resolution);
+        let entry = entry_yaml(&format!("addresses: {addresses}")).replace("STATIC", resolution);
         let mesh = TestMesh::of(&all(&[CART, SERVICE, &entry]));
         assert_eq!(vips(&mesh).len(), 1, "{addresses}");
         let problems = mesh.problems();
@@ -96,7 +96,7 @@ fn prefix_excludes_services_and_pods_with_a_problem() {
 
 #[test]
 fn an_address_is_lost_and_won_with_its_owner() {
-    let mut mesh = TestMesh::of(&claim("addresses: [10.1.2.3]"));
+    let mut mesh = TestMesh::of(&entry_yaml("addresses: [10.1.2.3]"));
     assert_eq!(vips(&mesh).len(), 1);
     let pod = "c1//Pod/shop/cart-1";
     assert_eq!(mesh.apply(CART), [pod, "evil/claim.example.com"]);
@@ -113,7 +113,7 @@ fn an_address_is_lost_and_won_with_its_owner() {
 #[test]
 fn an_endpoint_with_a_pods_address_leaves_the_address_to_the_pod() {
     let entry = "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: evil}\nspec: {address: 10.1.2.3}\n";
-    let inline = claim("endpoints: [{address: 10.1.2.3}]");
+    let inline = entry_yaml("endpoints: [{address: 10.1.2.3}]");
     let mut mesh = TestMesh::of(&all(&[entry, &inline]));
     let modes = |mesh: &TestMesh| -> Vec<NetworkMode> {
         let all = mesh.workloads.values();
@@ -137,7 +137,7 @@ fn endpoint_with_the_address_of_a_pod_has_no_tunnel() {
     let entry = |address: &str| {
         let endpoint = format!("endpoints: [{{address: {address}, {tunnel}}}]");
         all(&[
-            &claim(&endpoint),
+            &entry_yaml(&endpoint),
             &format!(
                 "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {{name: w, namespace: evil, {tunnel}}}\nspec: {{address: {address}}}\n"
             ),
@@ -174,7 +174,8 @@ fn entries_do_not_lend_identities_of_other_namespaces() {
         let names = format!(
             "subjectAltNames: [\"{foreign}\", \"{own}\", \"{other_mesh}\", api.example.com]"
         );
-        let entry = claim(&names).replace("namespace: evil", &format!("namespace: {namespace}"));
+        let entry =
+            entry_yaml(&names).replace("namespace: evil", &format!("namespace: {namespace}"));
         let mesh = TestMesh::of(&entry);
         let service = mesh.service(&format!("{namespace}/claim.example.com"));
         let published = &service.subject_alt_names;

@@ -32,7 +32,7 @@ fn visibility(mesh: &TestMesh, name: &str) -> Option<Visibility> {
 }
 
 /// Returns the notes on the ServiceEntry `e` of a namespace.
-fn noted(mesh: &TestMesh, namespace: &str) -> String {
+fn entry_notes(mesh: &TestMesh, namespace: &str) -> String {
     let key = ObjectKey::new(Kind::ServiceEntry, namespace, "e");
     let problems = mesh.index.problems_of(&key).into_iter();
     problems
@@ -108,7 +108,7 @@ fn reserved_names_are_refused_for_each_namespace_and_setting() {
                 // The entry's other hosts go on.
                 let other = visibility(&mesh, &format!("{of}/other.example"));
                 assert!(other.is_some(), "{what}");
-                let text = noted(&mesh, of);
+                let text = entry_notes(&mesh, of);
                 let is_noted = text.contains(&format!("spec.hosts: {name} is reserved"));
                 assert_eq!(is_noted, wanted.is_none(), "{what}: {text}");
                 // Its endpoint is one of what is published alone.
@@ -157,10 +157,10 @@ fn a_name_is_reserved_while_its_namespace_exists() {
     mesh.apply(&namespace("store"));
     assert_eq!(published(&mesh), [false; 2]);
     assert!(mesh.workloads.is_empty());
-    assert!(noted(&mesh, "tenant").contains("*.store is reserved"));
+    assert!(entry_notes(&mesh, "tenant").contains("*.store is reserved"));
     mesh.delete(Kind::Namespace, "", "store");
     assert_eq!(published(&mesh), [true; 2]);
-    assert_eq!(noted(&mesh, "tenant"), "");
+    assert_eq!(entry_notes(&mesh, "tenant"), "");
     // Manifests may leave out the namespace.
     let service = SERVICE.replace("namespace: shop", "namespace: store");
     mesh.apply(&service);
@@ -231,9 +231,9 @@ fn administrator_sets_visibility_of_entries() {
                 assert_eq!(visibility(&mesh, &name), *expected, "{what}");
                 let canonical = mesh.services.get(&name).is_some_and(|one| one.canonical);
                 assert!(!canonical || *expected == public, "{what}");
-                let is_noted = noted(&mesh, of).contains("spec.exportTo");
+                let is_noted = entry_notes(&mesh, of).contains("spec.exportTo");
                 let is_less = requested.contains('*') && *expected != public;
-                assert_eq!(is_noted, is_less, "{what}: {}", noted(&mesh, of));
+                assert_eq!(is_noted, is_less, "{what}: {}", entry_notes(&mesh, of));
             }
             mesh.delete(Kind::ServiceEntry, of, "e");
         }

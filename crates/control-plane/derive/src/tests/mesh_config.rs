@@ -27,7 +27,7 @@ pub(super) fn problems(mesh: &TestMesh) -> Vec<String> {
         .collect()
 }
 
-fn of_gateway(mesh: &TestMesh) -> (PathNormalization, u32) {
+fn gateway_settings(mesh: &TestMesh) -> (PathNormalization, u32) {
     let gateway = &mesh.waypoint_gateways["gateway shop/wp"];
     (gateway.path_normalization, gateway.trusted_proxies)
 }
@@ -35,14 +35,17 @@ fn of_gateway(mesh: &TestMesh) -> (PathNormalization, u32) {
 #[test]
 fn settings_are_followed_while_the_mesh_runs() {
     let mut mesh = TestMesh::of(GATEWAY);
-    assert_eq!(of_gateway(&mesh), (PathNormalization::Base, 0));
+    assert_eq!(gateway_settings(&mesh), (PathNormalization::Base, 0));
     mesh.apply(&config(
         "pathNormalization: {normalization: MERGE_SLASHES}\ndefaultConfig: {gatewayTopology: {numTrustedProxies: 2}}",
     ));
-    assert_eq!(of_gateway(&mesh), (PathNormalization::MergeSlashes, 2));
+    assert_eq!(
+        gateway_settings(&mesh),
+        (PathNormalization::MergeSlashes, 2)
+    );
     assert_eq!(problems(&mesh), [""; 0]);
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
-    assert_eq!(of_gateway(&mesh), (PathNormalization::Base, 0));
+    assert_eq!(gateway_settings(&mesh), (PathNormalization::Base, 0));
 }
 
 #[test]
@@ -105,7 +108,7 @@ fn bad_security_settings_keep_the_last_good_ones() {
     ] {
         assert_eq!(mesh.apply(&config(bad)), [""; 0], "{bad}");
         assert_eq!(problems(&mesh), [format!("Error {field}")], "{bad}");
-        assert_eq!(of_gateway(&mesh).0, PathNormalization::MergeSlashes);
+        assert_eq!(gateway_settings(&mesh).0, PathNormalization::MergeSlashes);
     }
 }
 
@@ -150,7 +153,7 @@ fn policy_record_has_its_provider_and_follows_it() {
     let mut mesh = TestMesh::of(&format!("{GATEWAY}\n---\n{POLICY}"));
     assert!(
         published(&mesh)
-            .place
+            .target
             .unwrap_err()
             .contains("no provider with the name a")
     );
@@ -158,7 +161,7 @@ fn policy_record_has_its_provider_and_follows_it() {
     mesh.apply(&config(grpc));
     assert!(
         published(&mesh)
-            .place
+            .target
             .unwrap_err()
             .contains("there is no service")
     );
@@ -167,7 +170,7 @@ fn policy_record_has_its_provider_and_follows_it() {
     assert_eq!(note.field, "spec.provider.name");
     mesh.apply(&service("auth"));
     let of_grpc = published(&mesh);
-    let (name, port) = of_grpc.place.unwrap();
+    let (name, port) = of_grpc.target.unwrap();
     assert_eq!(
         (name.to_string(), port),
         ("auth/authz.auth.svc.cluster.local".to_owned(), 9000)
@@ -194,7 +197,7 @@ fn policy_record_has_its_provider_and_follows_it() {
         ("/p", &headers[..])
     );
     mesh.delete(Kind::Service, "auth", "authz");
-    assert!(published(&mesh).place.is_err());
+    assert!(published(&mesh).target.is_err());
 }
 
 #[test]
@@ -207,7 +210,7 @@ fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
     };
     let good = of("envoyExtAuthzGrpc", "");
     let mut mesh = TestMesh::of(&[GATEWAY, POLICY, &service("auth"), &good].join("\n---\n"));
-    assert!(published(&mesh).place.is_ok());
+    assert!(published(&mesh).target.is_ok());
     for (more, field) in [
         (", timeout: soon", ".timeout"),
         (", statusOnError: '200'", ".statusOnError"),
@@ -234,7 +237,7 @@ fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
         );
         let at = "Error data.mesh.extensionProviders[0].envoyExtAuthzHttp";
         assert_eq!(problems(&mesh), [format!("{at}{field}")], "{more}");
-        assert!(published(&mesh).place.is_ok());
+        assert!(published(&mesh).target.is_ok());
     }
 }
 
@@ -454,6 +457,6 @@ fn each_revision_has_a_config_map_of_its_own() {
             &format!("namespace: shop, labels: {{istio.io/rev: {revision}}}"),
         );
         mesh.apply(&all(&[&gateway, &of_default, &of_canary]));
-        assert_eq!(of_gateway(&mesh).0, expected);
+        assert_eq!(gateway_settings(&mesh).0, expected);
     }
 }

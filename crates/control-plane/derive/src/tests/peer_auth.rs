@@ -17,8 +17,8 @@ fn peer_auth(namespace: &str, name: &str, spec: &str) -> String {
 
 /// Returns the ports of the pod on which the published policies refuse plaintext.
 fn refused(mesh: &TestMesh) -> BTreeSet<u16> {
-    let listed = &mesh.pod("cart-1").authorization_policies;
-    let policies: Vec<_> = listed.iter().map(|name| mesh.policy(name)).collect();
+    let join_names = &mesh.pod("cart-1").authorization_policies;
+    let policies: Vec<_> = join_names.iter().map(|name| mesh.policy(name)).collect();
     let matches = |one: &Match, port: u16| {
         let presence = [StringMatch::Presence];
         assert!(one.not_principals.is_empty() || one.not_principals == presence);

@@ -314,12 +314,12 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_extensions, &fresh.waypoint_extensions);
         for key in left.keys() {
             // A waypoint that was ready once stays introduced, which a fresh index does not know.
-            let standing = |index: &Index| {
-                let mut standing = index.standing(key)?.clone();
-                standing.introduction = None;
-                Some(standing)
+            let derived_status = |index: &Index| {
+                let mut derived_status = index.derived_status(key)?.clone();
+                derived_status.introduction = None;
+                Some(derived_status)
             };
-            prop_assert_eq!(standing(&mesh.index), standing(&fresh.index), "{}", key);
+            prop_assert_eq!(derived_status(&mesh.index), derived_status(&fresh.index), "{}", key);
             let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));
             let is_error = |problem: &Problem| problem.severity == crate::problem::Severity::Error;
             // Records of an object that is refused since are removed.

@@ -63,7 +63,7 @@ spec: {rules: [{from: [{source: {principals: ["spiffe://cluster.local/ns/a/sa/b"
 #[test]
 fn survey_lists_problems_with_and_without_conditions() {
     let mesh = TestMesh::of(OBJECTS);
-    let survey = mesh.index.survey();
+    let survey = mesh.index.all_problems();
     let has = |object: &str, field: &str, message: &str| {
         survey.iter().any(|one| {
             one.object.to_string() == object
@@ -133,5 +133,5 @@ fn survey_lists_problems_with_and_without_conditions() {
 fn survey_of_a_mesh_without_faults_is_empty() {
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n";
     let mesh = TestMesh::of(&format!("{namespace}---{CART}"));
-    assert_eq!(mesh.index.survey(), []);
+    assert_eq!(mesh.index.all_problems(), []);
 }

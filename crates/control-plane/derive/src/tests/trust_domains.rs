@@ -149,12 +149,12 @@ fn roots_are_accepted_for_the_trust_domains_that_they_name() {
     let sources: Vec<_> = mesh.index.view().key_sources().into_iter().collect();
     assert_eq!(sources.len(), 1);
     assert_eq!(
-        (sources[0].url.as_str(), sources[0].form),
-        ("https://east/bundle", KeyForm::TrustBundle)
+        (sources[0].url.as_str(), sources[0].format),
+        ("https://east/bundle", KeyFormat::TrustBundle)
     );
-    let state = |trouble: Option<&str>| KeyState {
+    let state = |last_error: Option<&str>| KeySetState {
         keys: Some("roots".into()),
-        trouble: trouble.map(Into::into),
+        last_error: last_error.map(Into::into),
     };
     for trouble in [None, Some("no answer")] {
         mesh.index.set_keys(&sources[0], state(trouble));

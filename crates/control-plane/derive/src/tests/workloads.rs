@@ -405,7 +405,7 @@ fn a_pod_is_served_once_its_labels_or_its_namespaces_enrol_it() {
     ] {
         assert_eq!(served(&yaml), expected, "{step}");
     }
-    let excluding = Enablement::usual(["plain".to_owned()], "istio-system");
+    let excluding = Enablement::with_default_selectors(["plain".to_owned()], "istio-system");
     let mut mesh = TestMesh::with(MeshConfig {
         enablement: excluding,
         ..MeshConfig::default()

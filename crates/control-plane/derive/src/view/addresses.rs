@@ -11,7 +11,7 @@ impl MeshView {
     /// Returns a Service or pod that owns an address within a prefix, which may be a single address.
     pub(crate) fn owner_within(&self, net: &IpNet) -> Option<&ObjectKey> {
         let mut owners = self.addresses.owners_within(net);
-        owners.find(|owner| !self.is_left_out(&owner.namespace))
+        owners.find(|owner| !self.is_excluded(&owner.namespace))
     }
 
     /// Returns an object of another namespace that owns an address within a prefix. For a prefix longer than one
@@ -22,13 +22,13 @@ impl MeshView {
         let owners = self.addresses.owners_within(net).filter(counts);
         owners
             .filter(|owner| owner.namespace != namespace)
-            .find(|owner| !self.is_left_out(&owner.namespace))
+            .find(|owner| !self.is_excluded(&owner.namespace))
     }
 
     /// Returns the pod that owns an address.
     pub(crate) fn pod_at(&self, ip: &IpAddr) -> Option<&ObjectKey> {
         let owners = self.addresses.owners(ip);
         let mut pods = owners.filter(|owner| owner.kind == Kind::Pod);
-        pods.find(|owner| !self.is_left_out(&owner.namespace))
+        pods.find(|owner| !self.is_excluded(&owner.namespace))
     }
 }

@@ -19,12 +19,12 @@ use crate::{
     config::{WaypointAttachment, WaypointMissing, WorkloadWaypoints},
     labels::Labels,
     objects::{
-        binding::Binding,
+        binding::WaypointSelection,
         gateway::GatewayInput,
-        gateway_class::{CONTROLLER, ClassInput},
-        serves::{Consent, Serves},
+        gateway_class::{CONTROLLER, GatewayClassInput},
+        serves::{AllowedNamespaces, ServedTraffic},
     },
-    view::{MeshView, foreign::Foreign},
+    view::{MeshView, foreign::ForeignWaypoint},
 };
 
 /// Class whose Gateways are waypoints of this mesh even without a GatewayClass object.
@@ -34,7 +34,7 @@ const DEFAULT_ACCOUNT: &str = "default";
 
 /// Source of an attachment to a waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum AttachmentOrigin {
     /// Label of the object itself.
     Own,
     /// Label of the object's namespace.
@@ -45,7 +45,7 @@ pub(crate) enum Origin {
 
 /// Reason why an object cannot use the waypoint that it is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+pub(crate) enum AttachmentError {
     /// The Gateway does not exist.
     Missing,
     /// The Gateway belongs to another controller, which has not written an address to its status.
@@ -65,7 +65,7 @@ pub(crate) enum Obstacle {
     Waiting,
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for AttachmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "missing",
@@ -83,28 +83,28 @@ impl fmt::Display for Obstacle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attachment {
     /// Label or Gateway that attaches the object.
-    pub(crate) origin: Origin,
+    pub(crate) origin: AttachmentOrigin,
     /// Gateway of the waypoint.
     pub(crate) gateway: GatewayName,
     /// Traffic that the waypoint serves, or the reason why the object cannot use it.
-    pub(crate) outcome: Result<Serves, Obstacle>,
+    pub(crate) outcome: Result<ServedTraffic, AttachmentError>,
     /// Class and address of the waypoint, if it belongs to another controller.
-    pub(crate) foreign: Option<Foreign>,
+    pub(crate) foreign: Option<ForeignWaypoint>,
     /// Gateway whose waypoint replaces this attachment once it has been ready.
     pub(crate) awaited: Option<GatewayName>,
 }
 
 impl Attachment {
     /// Returns the Gateway if the waypoint is usable and our own: it receives records of the objects that it serves.
-    pub(crate) fn ours(&self) -> Option<&GatewayName> {
+    pub(crate) fn own_gateway(&self) -> Option<&GatewayName> {
         let is_ours = self.outcome.is_ok() && self.foreign.is_none();
         is_ours.then_some(&self.gateway)
     }
 
     /// Returns the waypoints that receive records of the object, including the awaited one, so that it is configured
     /// before it receives traffic.
-    pub(crate) fn receivers(&self) -> impl Iterator<Item = &GatewayName> {
-        self.ours().into_iter().chain(&self.awaited)
+    pub(crate) fn receiving_waypoints(&self) -> impl Iterator<Item = &GatewayName> {
+        self.own_gateway().into_iter().chain(&self.awaited)
     }
 }
 
@@ -133,14 +133,14 @@ impl MeshView {
 
     /// Returns a Gateway, or the reason why it cannot be used as a waypoint. Another controller's Gateway only needs an
     /// address.
-    fn usable<'a>(&self, gateway: &'a GatewayInput) -> Result<&'a GatewayInput, Obstacle> {
+    fn usable<'a>(&self, gateway: &'a GatewayInput) -> Result<&'a GatewayInput, AttachmentError> {
         let is_ours = self.is_waypoint(gateway);
-        if is_ours && self.is_taken(&gateway.name) {
-            Err(Obstacle::NameTaken)
+        if is_ours && self.is_name_taken(&gateway.name) {
+            Err(AttachmentError::NameTaken)
         } else if gateway.is_unusable {
-            Err(Obstacle::Unusable)
+            Err(AttachmentError::Unusable)
         } else if !is_ours && gateway.address.is_none() {
-            Err(Obstacle::NoAddress)
+            Err(AttachmentError::NoAddress)
         } else {
             Ok(gateway)
         }
@@ -148,7 +148,7 @@ impl MeshView {
 
     /// Whether a Gateway's name is `default`, or the name of a Service that was not created for it: its waypoint's
     /// Service and service account would have the same name.
-    fn is_taken(&self, name: &GatewayName) -> bool {
+    fn is_name_taken(&self, name: &GatewayName) -> bool {
         let key = ObjectKey::new(Kind::Service, name.namespace.clone(), name.name.clone());
         let service = self.get::<Service>(&key);
         name.name == DEFAULT_ACCOUNT || service.is_some_and(|service| !service.is_managed)
@@ -162,11 +162,11 @@ impl MeshView {
         let namespace = namespaces.and_then(|all| all.get(&gateway.name.namespace));
         let namespace = namespace.and_then(|one| one.labels.get(labels::REVISION));
         let (own, namespace) = (gateway.revision.as_deref(), namespace.map(String::as_str));
-        self.is_of_waypoints(gateway) && self.revisions.is_of_mesh(own, namespace)
+        self.has_waypoint_class(gateway) && self.revisions.is_managed_by_mesh(own, namespace)
     }
 
     /// Whether a Gateway's class makes it a waypoint.
-    pub(crate) fn is_of_waypoints(&self, gateway: &GatewayInput) -> bool {
+    pub(crate) fn has_waypoint_class(&self, gateway: &GatewayInput) -> bool {
         let class = || self.class(&gateway.class);
         gateway.class == WAYPOINT_CLASS
             || class().is_some_and(|class| class.controller == CONTROLLER)
@@ -181,19 +181,20 @@ impl MeshView {
         of_class.map(|gateway| gateway.name.clone()).collect()
     }
 
-    pub(crate) fn class(&self, name: &ArcStr) -> Option<&ClassInput> {
+    pub(crate) fn class(&self, name: &ArcStr) -> Option<&GatewayClassInput> {
         self.objects("")?.all::<GatewayClass>().get(name)
     }
 
     /// Returns the value of `istio.io/waypoint-for` on a Gateway, or else on its class.
-    fn declared(&self, gateway: &GatewayInput) -> Option<Serves> {
+    fn declared_traffic(&self, gateway: &GatewayInput) -> Option<ServedTraffic> {
         let of_class = || self.class(&gateway.class)?.serves;
         gateway.serves.or_else(of_class)
     }
 
     /// Returns the traffic that a waypoint serves for objects whose labels name it; services by default.
-    pub(crate) fn serves(&self, gateway: &GatewayInput) -> Serves {
-        self.declared(gateway).unwrap_or(Serves::Services)
+    pub(crate) fn serves(&self, gateway: &GatewayInput) -> ServedTraffic {
+        self.declared_traffic(gateway)
+            .unwrap_or(ServedTraffic::Services)
     }
 
     /// Checks that a waypoint may serve the services of a namespace.
@@ -201,25 +202,25 @@ impl MeshView {
         &self,
         name: &GatewayName,
         namespace: &ArcStr,
-    ) -> Result<(), Obstacle> {
-        let gateway = self.gateway(name).ok_or(Obstacle::Missing)?;
+    ) -> Result<(), AttachmentError> {
+        let gateway = self.gateway(name).ok_or(AttachmentError::Missing)?;
         let gateway = self.usable(gateway)?;
         let serves = self.serves(gateway);
-        if !serves.services() {
-            Err(Obstacle::NotServed)
+        if !serves.includes_services() {
+            Err(AttachmentError::NotServed)
         } else if !self.allows(gateway, namespace) {
-            Err(Obstacle::NotPermitted)
+            Err(AttachmentError::NotPermitted)
         } else {
             Ok(())
         }
     }
 
     fn allows(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
-        match &gateway.consent {
-            Consent::Same => gateway.name.namespace == *namespace,
-            Consent::All => true,
-            Consent::Nobody => false,
-            Consent::Selected(wanted) => {
+        match &gateway.allowed_namespaces {
+            AllowedNamespaces::Same => gateway.name.namespace == *namespace,
+            AllowedNamespaces::All => true,
+            AllowedNamespaces::None => false,
+            AllowedNamespaces::Selector(wanted) => {
                 let namespaces = self.objects("").map(|all| all.all::<Namespace>());
                 let known = namespaces.and_then(|all| all.get(namespace));
                 let mut found = known.map(|known| known.labels.clone()).unwrap_or_default();
@@ -234,18 +235,20 @@ impl MeshView {
     fn waypoints_of(&self, namespace: &str) -> Vec<&GatewayInput> {
         let gateways = self.objects(namespace).map(|all| all.all::<Gateway>());
         let gateways = gateways.into_iter().flat_map(|all| all.values());
-        let mut found: Vec<_> = gateways.filter(|one| self.is_of_waypoints(one)).collect();
+        let mut found: Vec<_> = gateways
+            .filter(|one| self.has_waypoint_class(one))
+            .collect();
         found.sort_by_key(|one| (&one.created, &one.name.name));
         found
     }
 
     /// Returns the Gateways that attach pods and services of their namespace without labels, with the traffic that they
     /// serve then; none if `waypointAttachment` allows labels only.
-    pub(crate) fn takers(
+    pub(crate) fn unlabelled_attachers(
         &self,
         namespace: &str,
-        which: Takers,
-    ) -> impl Iterator<Item = (&GatewayInput, Serves)> {
+        which: AttacherFilter,
+    ) -> impl Iterator<Item = (&GatewayInput, ServedTraffic)> {
         let by_rule = self.config.waypoint_attachment == WaypointAttachment::Seed;
         let all = if by_rule {
             self.waypoints_of(namespace)
@@ -253,8 +256,15 @@ impl MeshView {
             Vec::new()
         };
         all.into_iter()
-            .filter(move |one| which == Takers::All || !self.introductions.is_on_hold(&one.name))
-            .map(|one| (one, self.declared(one).unwrap_or(Serves::All)))
+            .filter(move |one| {
+                which == AttacherFilter::All || !self.introductions.is_on_hold(&one.name)
+            })
+            .map(|one| {
+                (
+                    one,
+                    self.declared_traffic(one).unwrap_or(ServedTraffic::All),
+                )
+            })
     }
 
     // === the order ===
@@ -267,14 +277,14 @@ impl MeshView {
         account: Option<&ArcStr>,
     ) -> Option<Attachment> {
         let namespace = &object.namespace;
-        let own = Binding::of(own, namespace).map(|binding| (object.clone(), binding));
-        let by_label = |origin, binding: &Binding| {
+        let own = WaypointSelection::of(own, namespace).map(|binding| (object.clone(), binding));
+        let by_label = |origin, binding: &WaypointSelection| {
             self.by_label(namespace, (origin, binding), |serves| {
-                (!serves.workloads()).then_some(Obstacle::NotServed)
+                (!serves.includes_workloads()).then_some(AttachmentError::NotServed)
             })
         };
-        self.attachment_now(&self.labels(namespace, own), by_label, |which| {
-            self.taken(namespace, account?, which)
+        self.current_attachment(&self.labels(namespace, own), by_label, |which| {
+            self.attachment_by_gateway(namespace, account?, which)
         })
     }
 
@@ -283,11 +293,11 @@ impl MeshView {
     fn by_label(
         &self,
         namespace: &ArcStr,
-        (origin, binding): (Origin, &Binding),
-        unserved: impl FnOnce(Serves) -> Option<Obstacle>,
+        (origin, binding): (AttachmentOrigin, &WaypointSelection),
+        unserved: impl FnOnce(ServedTraffic) -> Option<AttachmentError>,
     ) -> Option<Attachment> {
         let name = binding.gateway()?;
-        let gateway = self.gateway(name).ok_or(Obstacle::Missing);
+        let gateway = self.gateway(name).ok_or(AttachmentError::Missing);
         // Of one that is not there, what it would have served cannot be known.
         let outcome = gateway.and_then(|gateway| self.usable(gateway));
         let foreign = outcome.ok().and_then(|gateway| self.foreign(gateway));
@@ -295,7 +305,7 @@ impl MeshView {
             let serves = self.serves(gateway);
             match unserved(serves) {
                 Some(obstacle) => Err(obstacle),
-                None if !self.allows(gateway, namespace) => Err(Obstacle::NotPermitted),
+                None if !self.allows(gateway, namespace) => Err(AttachmentError::NotPermitted),
                 None => Ok(serves),
             }
         });
@@ -310,20 +320,26 @@ impl MeshView {
 
     /// Returns the attachment of a pod without labels: to the waypoint for its service account, else to the waypoint of
     /// its namespace.
-    fn taken(&self, namespace: &ArcStr, account: &ArcStr, which: Takers) -> Option<Attachment> {
-        let takers = || {
-            let all = self.takers(namespace, which);
-            all.filter(|(_, serves)| serves.workloads())
+    fn attachment_by_gateway(
+        &self,
+        namespace: &ArcStr,
+        account: &ArcStr,
+        which: AttacherFilter,
+    ) -> Option<Attachment> {
+        let unlabelled_attachers = || {
+            let all = self.unlabelled_attachers(namespace, which);
+            all.filter(|(_, serves)| serves.includes_workloads())
         };
-        let of_account = takers().find(|(one, _)| one.account.as_ref() == Some(account));
-        let of_namespace = || takers().find(|(one, _)| one.account.is_none());
+        let of_account =
+            unlabelled_attachers().find(|(one, _)| one.account.as_ref() == Some(account));
+        let of_namespace = || unlabelled_attachers().find(|(one, _)| one.account.is_none());
         let (gateway, serves) = of_account.or_else(of_namespace)?;
-        Some(self.by_itself(gateway, serves))
+        Some(self.gateway_attachment(gateway, serves))
     }
 
-    fn by_itself(&self, gateway: &GatewayInput, serves: Serves) -> Attachment {
+    fn gateway_attachment(&self, gateway: &GatewayInput, serves: ServedTraffic) -> Attachment {
         Attachment {
-            origin: Origin::Gateway,
+            origin: AttachmentOrigin::Gateway,
             gateway: gateway.name.clone(),
             outcome: self.usable(gateway).map(|_| serves),
             foreign: self.foreign(gateway),
@@ -350,20 +366,24 @@ impl MeshView {
             }
             _ => return None,
         };
-        let by_label = |origin, binding: &Binding| {
+        let by_label = |origin, binding: &WaypointSelection| {
             // A label of the namespace is there for all kinds of objects.
             let unserved = match origin {
-                Origin::Own => Obstacle::UnsupportedType,
-                Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
+                AttachmentOrigin::Own => AttachmentError::UnsupportedType,
+                AttachmentOrigin::Namespace | AttachmentOrigin::Gateway => {
+                    AttachmentError::NotServed
+                }
             };
             self.by_label(namespace, (origin, binding), |serves| {
-                (!serves.services()).then_some(unserved)
+                (!serves.includes_services()).then_some(unserved)
             })
         };
         let own = own.map(|binding| (key.clone(), binding));
-        let attachment = self.attachment_now(&self.labels(namespace, own), by_label, |which| {
-            self.taken_service(namespace, which).filter(|_| has_pods)
-        })?;
+        let attachment =
+            self.current_attachment(&self.labels(namespace, own), by_label, |which| {
+                self.service_attachment_by_gateway(namespace, which)
+                    .filter(|_| has_pods)
+            })?;
         let foreign = attachment.foreign.as_ref();
         if foreign.is_some_and(|foreign| self.is_at(key, &foreign.at)) {
             // Nothing comes through a waypoint before it comes to the waypoint.
@@ -375,18 +395,23 @@ impl MeshView {
     /// Returns the attachment of services without labels: to the waypoint of their namespace. A waypoint that also
     /// serves workloads attaches services only if all pods of the namespace use it; otherwise each endpoint has its own
     /// waypoint.
-    fn taken_service(&self, namespace: &ArcStr, which: Takers) -> Option<Attachment> {
-        let mut of_services = self.takers(namespace, which);
-        let (gateway, serves) =
-            of_services.find(|(one, serves)| one.account.is_none() && serves.services())?;
-        if serves.workloads() {
-            let mut others = self.takers(namespace, which);
-            let is_mixed = others.any(|(one, serves)| one.account.is_some() && serves.workloads());
-            if is_mixed || self.has_choosers(namespace) {
+    fn service_attachment_by_gateway(
+        &self,
+        namespace: &ArcStr,
+        which: AttacherFilter,
+    ) -> Option<Attachment> {
+        let mut of_services = self.unlabelled_attachers(namespace, which);
+        let (gateway, serves) = of_services
+            .find(|(one, serves)| one.account.is_none() && serves.includes_services())?;
+        if serves.includes_workloads() {
+            let mut others = self.unlabelled_attachers(namespace, which);
+            let is_mixed =
+                others.any(|(one, serves)| one.account.is_some() && serves.includes_workloads());
+            if is_mixed || self.has_pods_with_waypoint_label(namespace) {
                 return None;
             }
         }
-        Some(self.by_itself(gateway, serves))
+        Some(self.gateway_attachment(gateway, serves))
     }
 
     // === what is sent ===
@@ -397,7 +422,7 @@ impl MeshView {
         let hostname = match attachment.outcome {
             Ok(_) if let Some(foreign) = &attachment.foreign => return Some(foreign.address()),
             Ok(_) => arcstr::format!("{name}.{namespace}.svc.{}", self.config.cluster_domain),
-            Err(Obstacle::NotServed | Obstacle::Waiting) => return None,
+            Err(AttachmentError::NotServed | AttachmentError::Waiting) => return None,
             Err(_) if self.config.waypoint_missing == WaypointMissing::Allow => return None,
             Err(obstacle) => {
                 let mut text = String::new();
@@ -432,7 +457,10 @@ impl MeshView {
             enforce: true,
             refuse: is_foreign,
             // Others serve the services that are bound to them, and not those that pods of theirs belong to.
-            for_services: !is_foreign && attachment.outcome.is_ok_and(Serves::services),
+            for_services: !is_foreign
+                && attachment
+                    .outcome
+                    .is_ok_and(ServedTraffic::includes_services),
             rules: None,
         });
         workload.waypoint = address;
@@ -458,9 +486,9 @@ impl MeshView {
 
 /// Selection among the Gateways that attach objects without labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Takers {
+pub(crate) enum AttacherFilter {
     /// All Gateways, including those that do not bind objects yet.
     All,
     /// Gateways that bind objects now.
-    Binding,
+    WaypointSelection,
 }

@@ -6,23 +6,23 @@ use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service};
 use ambit_model::{GatewayName, WeightedWaypoint};
 
 use crate::{
-    condition::Verdict,
-    objects::{binding::Canary, serves::Serves},
+    condition::ConditionContent,
+    objects::{binding::CanaryWaypoint, serves::ServedTraffic},
     view::{
         MeshView,
-        attachment::{Attachment, Obstacle, Origin},
+        attachment::{Attachment, AttachmentError, AttachmentOrigin},
     },
 };
 
 /// Reason why a canary waypoint is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum CanaryError {
     /// The weight is not a number from 0 to 100; its text.
     Weight(String),
     /// The canary is the primary waypoint itself.
     Same,
     /// The service cannot be attached to this Gateway.
-    Obstacle(GatewayName, Obstacle),
+    AttachmentError(GatewayName, AttachmentError),
     /// No pod of this Gateway's waypoint is ready.
     NotReady(GatewayName),
 }
@@ -34,38 +34,42 @@ impl MeshView {
         &self,
         key: &ObjectKey,
         primary: &Attachment,
-    ) -> Option<Result<(GatewayName, u32), Trouble>> {
+    ) -> Option<Result<(GatewayName, u32), CanaryError>> {
         // Of Services alone: entries go by the first.
         if key.kind != Kind::Service {
             return None;
         }
         primary.outcome.ok()?;
-        let Canary { gateway, weight } = match primary.origin {
-            Origin::Own => self.get::<Service>(key)?.canary.as_ref()?,
-            Origin::Namespace => {
+        let CanaryWaypoint { gateway, weight } = match primary.origin {
+            AttachmentOrigin::Own => self.get::<Service>(key)?.canary.as_ref()?,
+            AttachmentOrigin::Namespace => {
                 let namespaces = self.objects("")?.all::<Namespace>();
                 namespaces.get(&key.namespace)?.canary.as_ref()?
             }
-            Origin::Gateway => return None,
+            AttachmentOrigin::Gateway => return None,
         };
         let weight = match weight {
             Ok(weight) => *weight,
-            Err(text) => return Some(Err(Trouble::Weight(text.clone()))),
+            Err(text) => return Some(Err(CanaryError::Weight(text.clone()))),
         };
         if *gateway == primary.gateway {
-            return Some(Err(Trouble::Same));
+            return Some(Err(CanaryError::Same));
         }
         Some(match self.serves_services(gateway, &key.namespace) {
-            Err(obstacle) => Err(Trouble::Obstacle(gateway.clone(), obstacle)),
+            Err(obstacle) => Err(CanaryError::AttachmentError(gateway.clone(), obstacle)),
             Ok(()) if !self.is_ready(gateway) && !self.is_foreign_ready(gateway) => {
-                Err(Trouble::NotReady(gateway.clone()))
+                Err(CanaryError::NotReady(gateway.clone()))
             }
             Ok(()) => Ok((gateway.clone(), weight)),
         })
     }
 
     /// Returns the primary and the canary waypoint of a service with their weights; empty if there is no usable canary.
-    pub(crate) fn weighted(&self, key: &ObjectKey, primary: &Attachment) -> Vec<WeightedWaypoint> {
+    pub(crate) fn weighted_waypoints(
+        &self,
+        key: &ObjectKey,
+        primary: &Attachment,
+    ) -> Vec<WeightedWaypoint> {
         let Some(Ok((gateway, weight))) = self.canary(key, primary) else {
             return Vec::new();
         };
@@ -75,7 +79,7 @@ impl MeshView {
                 .gateway(&gateway)
                 .and_then(|gateway| self.foreign(gateway)),
             gateway,
-            outcome: Ok(Serves::Services),
+            outcome: Ok(ServedTraffic::Services),
             awaited: None,
         };
         let shares = [(primary, 100 - weight), (&canary, weight)];
@@ -103,55 +107,55 @@ impl MeshView {
     }
 
     /// Adds the canary waypoint and ingress to a service's condition `WaypointBound`.
-    pub(crate) fn judge_canary(
+    pub(crate) fn add_canary_to_condition(
         &self,
         key: &ObjectKey,
         primary: &Attachment,
-        verdict: &mut Verdict,
+        condition: &mut ConditionContent,
     ) {
-        if !verdict.is_true {
+        if !condition.is_true {
             return;
         }
         if self.ingress_uses_waypoint(key) {
-            verdict.message += "; ingress traffic is sent through it, too";
+            condition.message += "; ingress traffic is sent through it, too";
         }
         let ignored = "all connections go through the first waypoint";
         match self.canary(key, primary) {
             None => {}
             Some(Ok((gateway, weight))) => {
                 let share = format!("; {weight} % of connections go through {gateway}");
-                verdict.message += &share;
+                condition.message += &share;
             }
-            Some(Err(Trouble::Weight(text))) => {
-                *verdict = refused(
+            Some(Err(CanaryError::Weight(text))) => {
+                *condition = refused(
                     "CanaryInvalidWeight",
                     format!("the canary's weight {text:?} is no number from 0 to 100: {ignored}"),
                 );
             }
-            Some(Err(Trouble::Same)) => {
+            Some(Err(CanaryError::Same)) => {
                 let gateway = &primary.gateway;
-                *verdict = refused(
+                *condition = refused(
                     "CanarySameAsPrimary",
                     format!("the canary {gateway} is the first waypoint itself: {ignored}"),
                 );
             }
-            Some(Err(Trouble::Obstacle(gateway, obstacle))) => {
-                verdict.message +=
+            Some(Err(CanaryError::AttachmentError(gateway, obstacle))) => {
+                condition.message +=
                     &format!("; the canary {gateway} is ignored ({obstacle}): {ignored}");
             }
-            Some(Err(Trouble::NotReady(gateway))) => {
-                verdict.message +=
+            Some(Err(CanaryError::NotReady(gateway))) => {
+                condition.message +=
                     &format!("; the canary {gateway} is ignored, no pod of it is ready: {ignored}");
             }
         }
     }
 }
 
-fn refused(reason: &'static str, message: String) -> Verdict {
-    Verdict {
+fn refused(reason: &'static str, message: String) -> ConditionContent {
+    ConditionContent {
         is_true: false,
         reason,
         message,
-        is_trouble: true,
+        needs_attention: true,
     }
 }

@@ -11,7 +11,7 @@ impl MeshView {
     }
 
     /// Whether `discoverySelectors` exclude a namespace.
-    pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
+    pub(crate) fn is_excluded(&self, namespace: &str) -> bool {
         let Discovery {
             selectors,
             selected,

@@ -9,22 +9,22 @@ use ambit_k8s_api::{Namespace, Service};
 use ambit_model::{ArcStr, Visibility};
 
 use crate::{
-    objects::{export::Export, service_entry::ServiceEntryInput},
+    objects::{export::ExportTo, service_entry::ServiceEntryInput},
     view::{
         MeshView,
-        reserved::{Reserved, is_single_label, reserved, short_name_of},
+        reserved::{ReservedHost, is_single_label, reserved, short_name_of},
     },
 };
 
 impl MeshView {
     /// Returns the namespaces that an entry is visible in.
-    pub(crate) fn export_of(&self, entry: &ServiceEntryInput) -> Export {
+    pub(crate) fn exported_to(&self, entry: &ServiceEntryInput) -> ExportTo {
         let setting = self.settings().and_then(|settings| settings.default_export);
         if entry.namespace == self.config.root_namespace {
-            return entry.export.or(setting).unwrap_or(Export::All);
+            return entry.export.or(setting).unwrap_or(ExportTo::All);
         }
-        let default = setting.unwrap_or(Export::Own);
-        let widest = default.max(Export::Own);
+        let default = setting.unwrap_or(ExportTo::OwnNamespace);
+        let widest = default.max(ExportTo::OwnNamespace);
         entry
             .export
             .map_or(default, |requested| requested.min(widest))
@@ -36,10 +36,10 @@ impl MeshView {
             return None;
         }
         let is_of_root = entry.namespace == self.config.root_namespace;
-        match self.export_of(entry) {
-            Export::None => None,
-            Export::All if is_of_root || !is_single_label(host) => Some(Visibility::Public),
-            Export::All | Export::Own => Some(Visibility::Namespace),
+        match self.exported_to(entry) {
+            ExportTo::None => None,
+            ExportTo::All if is_of_root || !is_single_label(host) => Some(Visibility::Public),
+            ExportTo::All | ExportTo::OwnNamespace => Some(Visibility::Namespace),
         }
     }
 
@@ -49,7 +49,7 @@ impl MeshView {
         &self,
         entry: &ServiceEntryInput,
         host: &'a str,
-    ) -> Option<Reserved<'a>> {
+    ) -> Option<ReservedHost<'a>> {
         if entry.namespace == self.config.root_namespace {
             return None;
         }
@@ -64,7 +64,7 @@ impl MeshView {
         let of_cluster = self.objects("").map(|all| all.all::<Namespace>());
         let services = self.objects(name).map(|all| all.all::<Service>());
         let is_there = of_cluster.is_some_and(|all| all.contains_key(name));
-        is_there && !self.is_left_out(name) || services.is_some_and(|all| !all.is_empty())
+        is_there && !self.is_excluded(name) || services.is_some_and(|all| !all.is_empty())
     }
 }
 

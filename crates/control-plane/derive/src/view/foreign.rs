@@ -18,20 +18,20 @@ use ambit_model::{
 
 use crate::{
     objects::{gateway::GatewayInput, gateway_address::Address},
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 /// Class and address of another controller's waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Foreign {
+pub(crate) struct ForeignWaypoint {
     /// Class of the Gateway.
     pub(crate) class: ArcStr,
     /// IP address or host name of the waypoint.
     pub(crate) at: Destination,
 }
 
-impl Foreign {
+impl ForeignWaypoint {
     /// Returns the address that clients connect to, with the HBONE port.
     pub(crate) fn address(&self) -> GatewayAddress {
         GatewayAddress {
@@ -44,7 +44,7 @@ impl Foreign {
 impl MeshView {
     /// Returns class and address of a Gateway that belongs to another controller; `None` for our own waypoints and
     /// without an address.
-    pub(crate) fn foreign(&self, gateway: &GatewayInput) -> Option<Foreign> {
+    pub(crate) fn foreign(&self, gateway: &GatewayInput) -> Option<ForeignWaypoint> {
         let address = gateway.address.as_ref();
         let address = address.filter(|_| !self.is_waypoint(gateway))?;
         let at = match address {
@@ -55,7 +55,7 @@ impl MeshView {
             )),
         };
         let class = gateway.class.clone();
-        Some(Foreign { class, at })
+        Some(ForeignWaypoint { class, at })
     }
 
     /// Returns another controller's Gateway by its address; the first by name if several have the same address.
@@ -64,7 +64,7 @@ impl MeshView {
             Destination::Address(at) => Address::Ip(at.address),
             Destination::Hostname(name) => Address::Host(name.hostname.clone()),
         };
-        let named = self.references.of(Edge::GatewayAddress, &address);
+        let named = self.references.of(ReferenceKind::GatewayAddress, &address);
         let gateways = named.filter_map(|key| self.get::<Gateway>(key));
         let there =
             gateways.filter(|one| self.foreign(one).is_some_and(|foreign| foreign.at == *at));

@@ -10,14 +10,14 @@ use ambit_k8s_api::{ObjectKey, Pod};
 use ambit_model::GatewayName;
 
 use crate::{
-    names::listed, objects::pod::PodInput, problem::Note, relations::references::Edge,
+    names::join_names, objects::pod::PodInput, problem::Note, relations::references::ReferenceKind,
     view::MeshView,
 };
 
 /// Label of node proxies in Istio's chart, name and value.
-const NODE_PROXY: (&str, &str) = ("app", "ztunnel");
+const ZTUNNEL_LABEL: (&str, &str) = ("app", "ztunnel");
 /// Label of all objects in Ambit's chart, name and value.
-const OURS: (&str, &str) = ("app.kubernetes.io/part-of", "ambit");
+const AMBIT_LABEL: (&str, &str) = ("app.kubernetes.io/part-of", "ambit");
 
 impl MeshView {
     pub(crate) fn is_foreign_proxy(&self, pod: &PodInput) -> bool {
@@ -25,29 +25,29 @@ impl MeshView {
         pod.namespace == self.config.root_namespace
             && !pod.terminated
             && !pod.node.is_empty()
-            && has(NODE_PROXY)
-            && !has(OURS)
+            && has(ZTUNNEL_LABEL)
+            && !has(AMBIT_LABEL)
     }
 
     /// Builds the note on the nodes where clients can bypass one of our waypoints; `None` if there are no such nodes.
-    pub(crate) fn passed_on_nodes(&self, gateway: &GatewayName) -> Option<Note> {
+    pub(crate) fn bypassable_nodes_note(&self, gateway: &GatewayName) -> Option<Note> {
         let serves = |key: &ObjectKey| {
             let pod = self.get::<Pod>(key).filter(|pod| !pod.host_network)?;
             let pod = pod.is_published().then_some(pod)?;
             let account = Some(&pod.service_account);
             let attachment = self.waypoint_of_workload(key, &pod.labels, account);
-            let is_it = attachment?.ours() == Some(gateway) && !self.is_instance(pod);
+            let is_it = attachment?.own_gateway() == Some(gateway) && !self.is_instance(pod);
             is_it.then_some(())
         };
         let nodes = self.foreign_proxies.keys().filter(|node| {
-            let pods = self.references.of(Edge::OnNode, *node);
+            let pods = self.references.of(ReferenceKind::OnNode, *node);
             pods.filter_map(serves).next().is_some()
         });
         let nodes: Vec<_> = nodes.map(ToString::to_string).collect();
         let message = format!(
             "the node proxy of {} is another implementation's, which does not route all traffic to the waypoint's pods \
              there through it: callers without a tunnel bypass its policies; run Ambit's node proxy on these nodes",
-            listed(&nodes)?
+            join_names(&nodes)?
         );
         Some(Note::new(".", message))
     }

@@ -3,7 +3,7 @@
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::ArcStr;
 
-use crate::{relations::references::Edge, view::MeshView};
+use crate::{relations::references::ReferenceKind, view::MeshView};
 
 impl MeshView {
     /// Returns the hosts that a Service or ServiceEntry declares.
@@ -26,7 +26,8 @@ impl MeshView {
     }
 
     /// Whether any pod of a namespace has a label of its own that selects a waypoint or `none`.
-    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
-        self.references.is_named(Edge::ChoosesIn, namespace)
+    pub(crate) fn has_pods_with_waypoint_label(&self, namespace: &ArcStr) -> bool {
+        self.references
+            .is_named(ReferenceKind::PodWaypointLabel, namespace)
     }
 }

@@ -18,7 +18,7 @@ use ambit_k8s_api::{Pod, WorkloadEntry, labels};
 use ambit_model::{ArcStr, GatewayName};
 
 use crate::{
-    names::listed, objects::pod::PodInput, problem::Note, relations::instances::label,
+    names::join_names, objects::pod::PodInput, problem::Note, relations::instances::gateway_label,
     view::MeshView,
 };
 
@@ -29,8 +29,8 @@ impl MeshView {
     }
 
     /// Whether a terminating pod of one of our waypoints keeps serving, since no other pod of the waypoint is ready.
-    pub(crate) fn stands_in(&self, pod: &PodInput) -> bool {
-        let gateway = self.gateway_of(pod).filter(|_| pod.serves_on);
+    pub(crate) fn serves_while_terminating(&self, pod: &PodInput) -> bool {
+        let gateway = self.gateway_of(pod).filter(|_| pod.keeps_serving);
         gateway.is_some_and(|gateway| {
             self.waypoint(&gateway).is_some()
                 && pod.service_account == gateway.name
@@ -40,7 +40,7 @@ impl MeshView {
 
     /// Returns the Gateway that the label of a pod names.
     pub(crate) fn gateway_of(&self, pod: &PodInput) -> Option<GatewayName> {
-        let name = label(&pod.labels)?;
+        let name = gateway_label(&pod.labels)?;
         Some(GatewayName::new(pod.namespace.clone(), name))
     }
 
@@ -68,21 +68,21 @@ impl MeshView {
     ) -> bool {
         let gateway = GatewayName::new(namespace.clone(), service.clone());
         let is_part = |pod: &PodInput| {
-            label(&pod.labels) == Some(service.as_str()) && pod.service_account == *service
+            gateway_label(&pod.labels) == Some(service.as_str()) && pod.service_account == *service
         };
         self.waypoint(&gateway).is_none() || pod.is_some_and(is_part)
     }
 
     /// Builds the notes on a Gateway about workloads that have only the label or only the service account of its
     /// waypoint.
-    pub(crate) fn strangers(&self, gateway: &GatewayName) -> Vec<Note> {
+    pub(crate) fn mismatched_workload_notes(&self, gateway: &GatewayName) -> Vec<Note> {
         let Some(objects) = self.objects(&gateway.namespace) else {
             return Vec::new();
         };
         let (mut claiming, mut passing) = (Vec::new(), Vec::new());
         let pods = objects.all::<Pod>().values();
         for pod in pods.filter(|pod| pod.is_published()) {
-            let has_label = label(&pod.labels) == Some(gateway.name.as_str());
+            let has_label = gateway_label(&pod.labels) == Some(gateway.name.as_str());
             let is = pod.service_account == gateway.name;
             match (has_label, is) {
                 (true, false) => claiming.push(format!("Pod {}", pod.name)),
@@ -94,14 +94,14 @@ impl MeshView {
         let of_account = entries.filter(|one| one.endpoint.service_account == gateway.name);
         passing.extend(of_account.map(|one| format!("WorkloadEntry {}", one.name)));
         let GatewayName { name, .. } = gateway;
-        let claiming = listed(&claiming).map(|who| {
+        let claiming = join_names(&claiming).map(|who| {
             format!(
                 "{who} carries the label {}={name} under another service account than the waypoint's: it gets no \
                  connections as the waypoint; take the label off",
                 labels::GATEWAY_NAME
             )
         });
-        let passing = listed(&passing).map(|who| {
+        let passing = join_names(&passing).map(|who| {
             format!(
                 "{who} runs under the waypoint's service account {name} and is none of its pods: it gets no \
                  certificate, since everybody would take it for the waypoint; give it another account"

@@ -14,55 +14,58 @@ use ambit_k8s_api::{Kind, Namespace, ObjectKey};
 use ambit_model::{ArcStr, GatewayName};
 
 use crate::{
-    condition::Verdict,
+    condition::ConditionContent,
     config::WaypointBinding,
-    objects::{binding::Binding, replaced},
-    relations::introductions::{Introduction, Strictness},
+    objects::{binding::WaypointSelection, replaced},
+    relations::introductions::{BindingReason, Introduction},
     view::{
         MeshView,
-        attachment::{Attachment, Obstacle, Origin, Takers},
-        guarded::{Concern, Guarded},
+        attachment::{AttacherFilter, Attachment, AttachmentError, AttachmentOrigin},
+        enforcement_targets::{EnforcementReason, EnforcementTargets},
     },
 };
 
 /// Label of an object or its namespace that names a waypoint, or `none`.
 #[derive(Debug)]
-pub(crate) struct Label {
+pub(crate) struct WaypointLabel {
     /// Object or Namespace that has the label.
     pub(crate) holder: ObjectKey,
-    pub(crate) origin: Origin,
-    pub(crate) binding: Binding,
+    pub(crate) origin: AttachmentOrigin,
+    pub(crate) binding: WaypointSelection,
 }
 
 impl MeshView {
     /// Decides whether a waypoint that has not been introduced binds objects; `None` if it is introduced now, since a
-    /// pod of it is ready, or the Gateway's status records that one has been. `guarded` is computed for the first
-    /// waypoint that needs it.
+    /// pod of it is ready, or the Gateway's status records that one has been. `enforcement_targets` is computed for the
+    /// first waypoint that needs it.
     pub(crate) fn decide_introduction(
         &self,
         name: &GatewayName,
-        guarded: &mut Option<Guarded>,
+        enforcement_targets: &mut Option<EnforcementTargets>,
     ) -> Option<Introduction> {
-        let strict = |why| Some(Introduction::Strict(why));
+        let strict = |why| Some(Introduction::Binds(why));
         let ours = self.gateway(name).filter(|one| self.is_waypoint(one));
         let Some(gateway) = ours else {
-            return strict(Strictness::Elsewhere);
+            return strict(BindingReason::OtherController);
         };
         if gateway.has_been_ready || self.is_ready(name) {
             return None;
         }
         if gateway.names_addresses {
-            return strict(Strictness::Elsewhere);
+            return strict(BindingReason::OtherController);
         }
         if self.config.waypoint_binding == WaypointBinding::Strict {
-            return strict(Strictness::Setting);
+            return strict(BindingReason::Setting);
         }
-        let guarded = guarded.get_or_insert_with(|| self.guarded());
-        Some(match guarded.concerns(self, gateway) {
-            Some(Concern::Gateway) => Introduction::Strict(Strictness::Policies),
-            Some(Concern::Served) => Introduction::Guarded,
-            None => Introduction::Waiting,
-        })
+        let enforcement_targets =
+            enforcement_targets.get_or_insert_with(|| self.enforcement_targets());
+        Some(
+            match enforcement_targets.enforcement_reason(self, gateway) {
+                Some(EnforcementReason::Gateway) => Introduction::Binds(BindingReason::Policies),
+                Some(EnforcementReason::Served) => Introduction::BindsForPolicies,
+                None => Introduction::Waiting,
+            },
+        )
     }
 
     // === what is bound meanwhile ===
@@ -75,14 +78,14 @@ impl MeshView {
 
     /// Returns the current attachment of an object, by its labels (the most specific first), then by Gateways that
     /// attach it without labels. Waypoints that do not bind objects yet are skipped, and awaited.
-    pub(crate) fn attachment_now(
+    pub(crate) fn current_attachment(
         &self,
-        labels: &[Label],
-        by_label: impl Fn(Origin, &Binding) -> Option<Attachment>,
-        taken: impl Fn(Takers) -> Option<Attachment>,
+        labels: &[WaypointLabel],
+        by_label: impl Fn(AttachmentOrigin, &WaypointSelection) -> Option<Attachment>,
+        taken: impl Fn(AttacherFilter) -> Option<Attachment>,
     ) -> Option<Attachment> {
         let mut awaited = None;
-        for Label {
+        for WaypointLabel {
             holder,
             origin,
             binding,
@@ -90,37 +93,45 @@ impl MeshView {
         {
             let found = by_label(*origin, binding);
             let Some(found) = found else {
-                return Some(self.hold(awaited?));
+                return Some(self.attachment_on_hold(awaited?));
             };
             if !self.is_on_hold(&found) {
-                return Some(self.meanwhile(awaited, found));
+                return Some(self.attachment_until_ready(awaited, found));
             }
             let awaited = awaited.get_or_insert(found);
-            if let Some(kept) = self.introductions.kept(holder, &awaited.gateway) {
-                let kept = by_label(*origin, &Binding::To(kept.clone()))?;
+            if let Some(kept) = self
+                .introductions
+                .previous_waypoint(holder, &awaited.gateway)
+            {
+                let kept = by_label(*origin, &WaypointSelection::Gateway(kept.clone()))?;
                 if self.is_on_hold(&kept) {
                     return Some(awaited.clone());
                 }
-                return Some(self.meanwhile(Some(awaited.clone()), kept));
+                return Some(self.attachment_until_ready(Some(awaited.clone()), kept));
             }
         }
-        let by_itself = || taken(Takers::All).filter(|one| self.is_on_hold(one));
-        match (awaited.or_else(by_itself), taken(Takers::Binding)) {
-            (awaited, Some(bound)) => Some(self.meanwhile(awaited, bound)),
-            (awaited, None) => Some(self.hold(awaited?)),
+        let gateway_attachment = || taken(AttacherFilter::All).filter(|one| self.is_on_hold(one));
+        match (
+            awaited.or_else(gateway_attachment),
+            taken(AttacherFilter::WaypointSelection),
+        ) {
+            (awaited, Some(bound)) => Some(self.attachment_until_ready(awaited, bound)),
+            (awaited, None) => Some(self.attachment_on_hold(awaited?)),
         }
     }
 
     /// Returns the attachment of an object that uses the waypoint `bound` until the awaited one has been ready. If
     /// `bound` cannot be used, its obstacle decides whether connections stay refused or have no waypoint until then.
-    fn meanwhile(&self, awaited: Option<Attachment>, bound: Attachment) -> Attachment {
+    fn attachment_until_ready(&self, awaited: Option<Attachment>, bound: Attachment) -> Attachment {
         match awaited {
             None => bound,
             Some(awaited) if bound.outcome.is_ok() => Attachment {
                 awaited: Some(awaited.gateway),
                 ..bound
             },
-            Some(awaited) if self.waypoint_address(&bound).is_none() => self.hold(awaited),
+            Some(awaited) if self.waypoint_address(&bound).is_none() => {
+                self.attachment_on_hold(awaited)
+            }
             // What was refused before is no reason to let anything pass now.
             Some(awaited) => awaited,
         }
@@ -128,12 +139,12 @@ impl MeshView {
 
     /// Returns the attachment of an object that has no waypoint until the awaited one has been ready, unless policies
     /// require the awaited one to bind it at once.
-    fn hold(&self, awaited: Attachment) -> Attachment {
+    fn attachment_on_hold(&self, awaited: Attachment) -> Attachment {
         if self.introductions.pending(&awaited.gateway) != Some(Introduction::Waiting) {
             return awaited;
         }
         Attachment {
-            outcome: Err(Obstacle::Waiting),
+            outcome: Err(AttachmentError::Waiting),
             awaited: Some(awaited.gateway.clone()),
             ..awaited
         }
@@ -141,7 +152,7 @@ impl MeshView {
 
     // === conditions ===
     /// Builds the condition `Introduced` of one of our own waypoints: whether it has been ready.
-    pub(crate) fn introduction_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
+    pub(crate) fn introduced_condition(&self, gateway: &GatewayName) -> Option<ConditionContent> {
         let (is_true, reason, message) = match self.introductions.pending(gateway) {
             None => (
                 true,
@@ -154,45 +165,47 @@ impl MeshView {
                 "Waiting",
                 "the waypoint has not been ready yet: until it is, traffic of objects that name it bypasses it",
             ),
-            Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => (
-                false,
-                "Strict",
-                "the waypoint has not been ready yet: connections to objects that name it are refused until it is, \
+            Some(Introduction::BindsForPolicies | Introduction::Binds(BindingReason::Policies)) => {
+                (
+                    false,
+                    "Strict",
+                    "the waypoint has not been ready yet: connections to objects that name it are refused until it is, \
                  since policies are attached to it or to its targets",
-            ),
-            Some(Introduction::Strict(_)) => (
+                )
+            }
+            Some(Introduction::Binds(_)) => (
                 false,
                 "Strict",
                 "the waypoint has not been ready yet: connections to objects that name it are refused until it is",
             ),
         };
-        Some(Verdict {
+        Some(ConditionContent {
             is_true,
             reason,
             message: message.to_owned(),
-            is_trouble: false,
+            needs_attention: false,
         })
     }
 
     /// Builds the condition `Replaces` of a Gateway, which lists the objects that keep another waypoint until the
     /// Gateway's has been ready.
-    pub(crate) fn replaced_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
+    pub(crate) fn replaces_condition(&self, gateway: &GatewayName) -> Option<ConditionContent> {
         if !self.introductions.is_on_hold(gateway) {
             return None;
         }
         let kept = self.introductions.kept.iter();
         let waiting = kept.filter(|(_, kept)| kept.awaited == *gateway);
-        replaced::verdict(waiting.map(|(holder, kept)| (holder, &kept.gateway)))
+        replaced::replaces_condition(waiting.map(|(holder, kept)| (holder, &kept.gateway)))
     }
 
     /// Returns the reason why a waypoint binds objects although it has never been ready, as the end of a sentence;
     /// empty if it does not.
-    pub(crate) fn strictness(&self, gateway: &GatewayName) -> &'static str {
+    pub(crate) fn binding_reason(&self, gateway: &GatewayName) -> &'static str {
         match self.introductions.pending(gateway) {
-            Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => {
+            Some(Introduction::BindsForPolicies | Introduction::Binds(BindingReason::Policies)) => {
                 "; it has not been ready yet, and binds because policies are attached to it or to its targets"
             }
-            Some(Introduction::Strict(Strictness::Setting)) => {
+            Some(Introduction::Binds(BindingReason::Setting)) => {
                 "; it has not been ready yet, and binds because of meshConfig.waypointBinding"
             }
             _ => "",
@@ -203,18 +216,18 @@ impl MeshView {
     pub(crate) fn labels(
         &self,
         namespace: &ArcStr,
-        own: Option<(ObjectKey, Binding)>,
-    ) -> Vec<Label> {
-        let own = own.map(|(holder, binding)| Label {
+        own: Option<(ObjectKey, WaypointSelection)>,
+    ) -> Vec<WaypointLabel> {
+        let own = own.map(|(holder, binding)| WaypointLabel {
             holder,
-            origin: Origin::Own,
+            origin: AttachmentOrigin::Own,
             binding,
         });
         let namespaces = self.objects("").map(|all| all.all::<Namespace>());
         let of_namespace = namespaces.and_then(|all| all.get(namespace)?.binding.clone());
-        let of_namespace = of_namespace.map(|binding| Label {
+        let of_namespace = of_namespace.map(|binding| WaypointLabel {
             holder: ObjectKey::new(Kind::Namespace, "", namespace.clone()),
-            origin: Origin::Namespace,
+            origin: AttachmentOrigin::Namespace,
             binding,
         });
         own.into_iter().chain(of_namespace).collect()

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 use ambit_k8s_api::{Kind, ObjectKey, Pod, RequestAuthentication, Service};
 
 use crate::{
-    labels::selects, objects::key_source::KeySource, relations::key_state::KeyState, view::MeshView,
+    labels::selects, objects::key_source::KeySource, relations::key_set_state::KeySetState,
+    view::MeshView,
 };
 
 impl MeshView {
@@ -60,7 +61,7 @@ impl MeshView {
     }
 
     /// Returns the fetched state of a key set; `None` before the first attempt.
-    pub(crate) fn keys(&self, source: &KeySource) -> Option<&KeyState> {
+    pub(crate) fn keys(&self, source: &KeySource) -> Option<&KeySetState> {
         self.key_sets.get(source)
     }
 }

@@ -15,7 +15,7 @@ use crate::view::MeshView;
 impl MeshView {
     /// Returns the waypoints that serve a wildcard covering a host and not the host itself, each with the record that
     /// makes it refuse requests for the host. Empty if the host has no waypoint, since there is none to bypass.
-    pub(crate) fn refusals(
+    pub(crate) fn wildcard_refusals(
         &self,
         key: &ObjectKey,
         service: &Service,
@@ -26,7 +26,7 @@ impl MeshView {
         }
         let mut waypoints = BTreeSet::new();
         for wildcard in wildcards_above(&service.hostname) {
-            for (key, is_public) in self.records_of(&wildcard) {
+            for (key, is_public) in self.record_owners(&wildcard) {
                 let is_seen_with = is_public
                     || service.visibility == Visibility::Public
                     || key.namespace == service.namespace;

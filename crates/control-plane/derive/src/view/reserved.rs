@@ -8,14 +8,14 @@ use std::fmt;
 
 /// Reason why a host name is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reserved<'a> {
+pub(crate) enum ReservedHost<'a> {
     /// Name in the cluster domain, or a wildcard that covers such names.
     ClusterDomain,
     /// Short name of a Service in this other namespace, a name below one, or a wildcard that covers such names.
     Namespace(&'a str),
 }
 
-impl fmt::Display for Reserved<'_> {
+impl fmt::Display for ReservedHost<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ClusterDomain => {
@@ -38,7 +38,7 @@ pub(crate) fn reserved<'a>(
     own: &str,
     cluster_domain: &str,
     namespace_exists: impl Fn(&str) -> bool,
-) -> Option<Reserved<'a>> {
+) -> Option<ReservedHost<'a>> {
     let (is_wildcard, name) = split(host);
     let is_own = |services: &str| {
         let of_own = format!("{own}.{services}");
@@ -51,10 +51,10 @@ pub(crate) fn reserved<'a>(
     let is_of = |domain: &str| name == domain || is_below(name, domain);
     let covers_domain = is_wildcard && is_below(cluster_domain, name);
     if is_of(cluster_domain) || is_of("svc") || covers_domain {
-        return Some(Reserved::ClusterDomain);
+        return Some(ReservedHost::ClusterDomain);
     }
     let namespace = short_name_of(host)?;
-    (namespace != own && namespace_exists(namespace)).then_some(Reserved::Namespace(namespace))
+    (namespace != own && namespace_exists(namespace)).then_some(ReservedHost::Namespace(namespace))
 }
 
 /// Returns the namespace `NS` of a host that has the form of a Service's short name (`NAME.NS`), of a name below one,
@@ -88,7 +88,7 @@ fn is_below(name: &str, domain: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn of_tenant(host: &str) -> Option<Reserved<'_>> {
+    fn of_tenant(host: &str) -> Option<ReservedHost<'_>> {
         reserved(host, "tenant", "cluster.local", |namespace| {
             ["tenant", "store"].contains(&namespace)
         })
@@ -118,7 +118,7 @@ mod tests {
             "web.not-tenant.svc.cluster.local",
             "*.not-tenant.svc",
         ] {
-            assert_eq!(of_tenant(host), Some(Reserved::ClusterDomain), "{host}");
+            assert_eq!(of_tenant(host), Some(ReservedHost::ClusterDomain), "{host}");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
         ] {
             assert_eq!(
                 of_tenant(host),
-                Some(Reserved::Namespace("store")),
+                Some(ReservedHost::Namespace("store")),
                 "{host}"
             );
         }

@@ -7,22 +7,22 @@ use ambit_k8s_api::{Gateway, GatewayClass, Kind, ObjectKey, Service, ServiceEntr
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
 use crate::{
-    condition::Verdict, config::ServicePolicyScope, names::names, objects::targets::Targets,
-    view::MeshView,
+    condition::ConditionContent, config::ServicePolicyScope, names::join_gateway_names,
+    objects::targets::PolicyTargets, view::MeshView,
 };
 
 /// Part of a policy's targets that one waypoint serves: the waypoint as a whole, or some services.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Concerned {
+pub(crate) struct WaypointTargets {
     pub(crate) for_gateway: bool,
     pub(crate) services: Vec<NamespacedHostname>,
 }
 
-impl Targets {
+impl PolicyTargets {
     /// Resolves the targets to waypoints: for each, whether it is a target itself, and the targeted services that it
     /// serves.
-    pub(crate) fn concerned(&self, view: &MeshView) -> BTreeMap<GatewayName, Concerned> {
-        let mut waypoints: BTreeMap<GatewayName, Concerned> = BTreeMap::new();
+    pub(crate) fn by_waypoint(&self, view: &MeshView) -> BTreeMap<GatewayName, WaypointTargets> {
+        let mut waypoints: BTreeMap<GatewayName, WaypointTargets> = BTreeMap::new();
         for target in &self.0 {
             match target.kind {
                 Kind::Gateway | Kind::GatewayClass => {
@@ -31,7 +31,7 @@ impl Targets {
                     }
                 }
                 _ => {
-                    for (gateway, service) in served(view, target) {
+                    for (gateway, service) in served_hosts(view, target) {
                         waypoints.entry(gateway).or_default().services.push(service);
                     }
                 }
@@ -46,13 +46,13 @@ impl Targets {
 
     /// Returns the text of a warning about requests to pods' own addresses, which a policy of their Service does not
     /// apply to because the Service's waypoint serves services only.
-    fn left_out(&self, view: &MeshView) -> Option<String> {
+    fn pod_address_warning(&self, view: &MeshView) -> Option<String> {
         let waypoints = self
             .0
             .iter()
-            .filter_map(|target| without_pods(view, target));
+            .filter_map(|target| services_only_waypoint(view, target));
         let waypoints: BTreeSet<GatewayName> = waypoints.collect();
-        let names = names(&waypoints)?;
+        let names = join_gateway_names(&waypoints)?;
         Some(format!(
             ", not for requests to the pods' own addresses: {names} serves services alone (istio.io/waypoint-for: all takes their pods, too)"
         ))
@@ -60,13 +60,18 @@ impl Targets {
 
     /// Builds the status condition that lists the waypoints at which a policy is in effect; `word` names the kind of
     /// policy, and `how` is the verb (such as "enforced").
-    pub(crate) fn verdict(&self, view: &MeshView, word: &str, how: &str) -> Verdict {
+    pub(crate) fn waypoints_condition(
+        &self,
+        view: &MeshView,
+        word: &str,
+        how: &str,
+    ) -> ConditionContent {
         let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
         let mut any_found = false;
         for target in &self.0 {
             let waypoints = match target.kind {
                 Kind::Gateway | Kind::GatewayClass => waypoints_of(view, target),
-                _ => served(view, target)
+                _ => served_hosts(view, target)
                     .into_iter()
                     .map(|(gateway, _)| gateway)
                     .collect(),
@@ -98,9 +103,9 @@ impl Targets {
                 ", not for requests to pods' own addresses (global.waypoint.servicePolicyScope: istio)"
                     .to_owned()
             }
-            false => self.left_out(view).unwrap_or_default(),
+            false => self.pod_address_warning(view).unwrap_or_default(),
         };
-        let at = names(&bound).map(|names| format!("{how} by {names}{limit}"));
+        let at = join_gateway_names(&bound).map(|names| format!("{how} by {names}{limit}"));
         let (is_true, reason) = match (&at, unbound.is_empty()) {
             (Some(_), true) => (true, "Accepted"),
             (Some(_), false) => (true, "PartiallyInvalid"),
@@ -113,11 +118,11 @@ impl Targets {
             Some(at) => format!("{at}; {without}"),
             None => format!("{without}: the {word} has no effect"),
         };
-        Verdict {
+        ConditionContent {
             is_true,
             reason,
             message,
-            is_trouble: !is_true || !unbound.is_empty(),
+            needs_attention: !is_true || !unbound.is_empty(),
         }
     }
 }
@@ -148,7 +153,7 @@ fn waypoints_of(view: &MeshView, target: &ObjectKey) -> Vec<GatewayName> {
 }
 
 /// Returns the waypoint of a Service or ServiceEntry with pods, if that waypoint serves services only.
-fn without_pods(view: &MeshView, target: &ObjectKey) -> Option<GatewayName> {
+fn services_only_waypoint(view: &MeshView, target: &ObjectKey) -> Option<GatewayName> {
     let selects_pods = match target.kind {
         Kind::Service => view.get::<Service>(target)?.selector.is_some(),
         Kind::ServiceEntry => view.get::<ServiceEntry>(target)?.selector.is_some(),
@@ -156,8 +161,8 @@ fn without_pods(view: &MeshView, target: &ObjectKey) -> Option<GatewayName> {
     };
     let attachment = view.waypoint_of_service(target).filter(|_| selects_pods)?;
     let serves = attachment.outcome.ok()?;
-    let gateway = attachment.ours()?;
-    (!serves.workloads()).then(|| gateway.clone())
+    let gateway = attachment.own_gateway()?;
+    (!serves.includes_workloads()).then(|| gateway.clone())
 }
 
 /// Whether a Service or ServiceEntry is attached to another controller's waypoint.
@@ -167,7 +172,7 @@ fn has_foreign_waypoint(view: &MeshView, target: &ObjectKey) -> bool {
 }
 
 /// Returns the hosts of a Service or ServiceEntry, each with a waypoint that serves it.
-fn served(view: &MeshView, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHostname)> {
+fn served_hosts(view: &MeshView, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHostname)> {
     let hosts: Vec<&ArcStr>;
     let own;
     match target.kind {
@@ -182,7 +187,7 @@ fn served(view: &MeshView, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHo
             let Some(entry) = view.get::<ServiceEntry>(target) else {
                 return Vec::new();
             };
-            hosts = view.hosts_won(entry).collect();
+            hosts = view.owned_hosts(entry).collect();
         }
     }
     let of_host = |host: &ArcStr| {

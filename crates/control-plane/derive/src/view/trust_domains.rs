@@ -9,7 +9,7 @@ use ambit_model::{ArcStr, DEFAULT_TRUST_DOMAIN};
 
 use crate::{
     objects::{
-        key_source::{KeyForm, KeySource},
+        key_source::{KeyFormat, KeySource},
         root_certificates::RootSource,
         trust_domain_names::TrustDomainNames,
     },
@@ -80,8 +80,8 @@ impl MeshView {
     }
 
     /// Returns the error of the last attempt to fetch a trust bundle, if it failed.
-    pub(crate) fn bundle_trouble(&self, url: &ArcStr) -> Option<&ArcStr> {
-        self.keys(&bundle_source(url))?.trouble.as_ref()
+    pub(crate) fn bundle_error(&self, url: &ArcStr) -> Option<&ArcStr> {
+        self.keys(&bundle_source(url))?.last_error.as_ref()
     }
 
     /// Returns the names of the mesh's own trust domain.
@@ -109,7 +109,7 @@ impl MeshView {
 fn bundle_source(url: &ArcStr) -> KeySource {
     KeySource {
         url: url.clone(),
-        form: KeyForm::TrustBundle,
+        format: KeyFormat::TrustBundle,
         timeout: BUNDLE_TIMEOUT,
         namespace: None,
     }

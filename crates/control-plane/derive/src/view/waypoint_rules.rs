@@ -8,13 +8,13 @@ use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit};
 use ambit_model::{GatewayName, PortMap, WaypointRule, Workload};
 
 use crate::{
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::{MeshView, attachment::Attachment},
 };
 
 /// Maximum number of rules of one pod, and of clients or ports of one rule. If exceeded, one rule without restrictions
 /// is published, or the rule without the restriction.
-const MAX_ENTRIES: usize = 64;
+const MAX_POD_RULES: usize = 64;
 
 impl MeshView {
     /// Returns the rules at a pod's waypoint that could apply to connections to the pod. `None` if they are unknown:
@@ -25,8 +25,8 @@ impl MeshView {
         pod: &Workload,
         attachment: &Attachment,
     ) -> Option<Vec<WaypointRule>> {
-        let gateway = self.gateway(attachment.ours()?)?;
-        let mut grants = self.references.of_mesh(Edge::GrantsPods);
+        let gateway = self.gateway(attachment.own_gateway()?)?;
+        let mut grants = self.references.of_mesh(ReferenceKind::GrantsPods);
         if grants.any(|grant| grant.namespace == pod.namespace) {
             return None;
         }
@@ -35,31 +35,31 @@ impl MeshView {
         let class = ObjectKey::new(Kind::GatewayClass, "", gateway.class.clone());
         let mut targets = vec![(key, None), (class, None)];
         for (service, ports) in &pod.services {
-            let declarers = self.declarers(&service.hostname);
-            let own = declarers.filter(|key| key.namespace == service.namespace);
+            let objects_declaring = self.objects_declaring(&service.hostname);
+            let own = objects_declaring.filter(|key| key.namespace == service.namespace);
             targets.extend(own.map(|key| (key.clone(), Some(ports))));
         }
         let mut rules = Vec::new();
         for (target, ports) in &targets {
-            for object in self.references.of(Edge::PolicyTarget, target) {
-                if self.meets_original(pod, object) {
+            for object in self.references.of(ReferenceKind::PolicyTarget, target) {
+                if self.enforces_original(pod, object) {
                     continue;
                 }
                 let scopes = self.scopes(object).into_iter();
-                rules.extend(scopes.map(|scope| at_pod(scope, *ports, pod)));
+                rules.extend(scopes.map(|scope| rule_at_pod(scope, *ports, pod)));
             }
         }
         rules.sort_unstable_by_key(|rule| format!("{rule:?}"));
         rules.dedup();
-        if rules.len() > MAX_ENTRIES {
+        if rules.len() > MAX_POD_RULES {
             return Some(vec![WaypointRule::default()]);
         }
         Some(rules)
     }
 
     /// Whether the node proxy enforces on the pod the layer 4 policy that `rule` is a copy of.
-    fn meets_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
-        let Some(key) = self.enforced_original(rule) else {
+    fn enforces_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
+        let Some(key) = self.enforced_l4_original(rule) else {
             return false;
         };
         let original = self.get::<AuthorizationPolicy>(&key);
@@ -93,7 +93,11 @@ impl MeshView {
 /// Converts a rule's service ports to ports of the pod: target ports of the pod's services, and the rule's own ports,
 /// since requests to the pod itself name the pod's ports. `of_target` are the ports of the service that the rule is
 /// attached to.
-fn at_pod(mut rule: WaypointRule, of_target: Option<&PortMap>, pod: &Workload) -> WaypointRule {
+fn rule_at_pod(
+    mut rule: WaypointRule,
+    of_target: Option<&PortMap>,
+    pod: &Workload,
+) -> WaypointRule {
     if rule.ports.is_empty() {
         rule.ports = of_target
             .into_iter()
@@ -110,10 +114,10 @@ fn at_pod(mut rule: WaypointRule, of_target: Option<&PortMap>, pod: &Workload) -
     }
     rule.ports.sort_unstable();
     rule.ports.dedup();
-    if rule.ports.len() > MAX_ENTRIES {
+    if rule.ports.len() > MAX_POD_RULES {
         rule.ports.clear();
     }
-    if rule.principals.len() + rule.namespaces.len() > MAX_ENTRIES {
+    if rule.principals.len() + rule.namespaces.len() > MAX_POD_RULES {
         rule.principals.clear();
         rule.namespaces.clear();
     }

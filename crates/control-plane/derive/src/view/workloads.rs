@@ -31,7 +31,10 @@ impl MeshView {
 }
 
 /// Returns the canonical service name and revision by the labels; the defaults are the workload's name and `latest`.
-pub(crate) fn canonical(labels: &Labels, workload_name: &ArcStr) -> (ArcStr, ArcStr) {
+pub(crate) fn canonical_name_and_revision(
+    labels: &Labels,
+    workload_name: &ArcStr,
+) -> (ArcStr, ArcStr) {
     let first = |names: [&str; 3]| {
         names
             .into_iter()

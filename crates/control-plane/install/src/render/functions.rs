@@ -10,19 +10,19 @@ use gotmpl::{Result, Template, TemplateError, Value};
 
 /// Adds Helm's functions to a template; `include` renders the named templates of `templates`.
 pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) -> Template {
-    conversions(template)
+    register_conversions(template)
         .func("include", move |args| {
             let [Value::String(name), data] = args else {
-                return Err(wrong("include", "a name and a value"));
+                return Err(argument_error("include", "a name and a value"));
             };
             let all = templates.upgrade();
             let all = all.as_ref().and_then(|all| all.get());
-            let all = all.ok_or_else(|| wrong("include", "templates"))?;
+            let all = all.ok_or_else(|| argument_error("include", "templates"))?;
             all.execute_template_to_string(name, data).map(string)
         })
         .func("quote", |args| {
             Ok(string(
-                serde_json::Value::String(text(one("quote", args)?)).to_string(),
+                serde_json::Value::String(text(single_argument("quote", args)?)).to_string(),
             ))
         })
         .func("nindent", |args| {
@@ -32,10 +32,10 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             [default, value] if !value.is_truthy() => Ok(default.clone()),
             [_, value] => Ok(value.clone()),
             [default] => Ok(default.clone()),
-            _ => Err(wrong("default", "a default and a value")),
+            _ => Err(argument_error("default", "a default and a value")),
         })
         .func("int", |args| {
-            let value = one("int", args)?;
+            let value = single_argument("int", args)?;
             let number = match value {
                 Value::String(text) => text.parse().unwrap_or(0),
                 other => other.as_int().unwrap_or(0),
@@ -44,7 +44,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
         })
         .func("join", |args| {
             let [Value::String(separator), Value::List(list)] = args else {
-                return Err(wrong("join", "a separator and a list"));
+                return Err(argument_error("join", "a separator and a list"));
             };
             let texts: Vec<_> = list.iter().map(text).collect();
             Ok(string(texts.join(separator)))
@@ -54,7 +54,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
         .func("merge", merge)
         .func("omit", |args| {
             let [Value::Map(map), names @ ..] = args else {
-                return Err(wrong("omit", "a map and names"));
+                return Err(argument_error("omit", "a map and names"));
             };
             let names: Vec<String> = names.iter().map(text).collect();
             let kept = map
@@ -65,21 +65,21 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
         })
         .func("prepend", |args| {
             let [Value::List(list), first] = args else {
-                return Err(wrong("prepend", "a list and a value"));
+                return Err(argument_error("prepend", "a list and a value"));
             };
             let all: Vec<_> = [first].into_iter().chain(list.iter()).cloned().collect();
             Ok(Value::List(all.into()))
         })
         .func("trimSuffix", |args| {
             let [Value::String(suffix), Value::String(text)] = args else {
-                return Err(wrong("trimSuffix", "two texts"));
+                return Err(argument_error("trimSuffix", "two texts"));
             };
             let cut = text.strip_suffix(&**suffix).unwrap_or(text);
             Ok(string(cut.to_owned()))
         })
         .func("kindIs", |args| {
             let [Value::String(kind), value] = args else {
-                return Err(wrong("kindIs", "a kind and a value"));
+                return Err(argument_error("kindIs", "a kind and a value"));
             };
             let own = match value {
                 Value::Bool(_) => "bool",
@@ -92,7 +92,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             Ok(Value::Bool(own == &**kind))
         })
         .func("sha256sum", |args| {
-            let text = text(one("sha256sum", args)?);
+            let text = text(single_argument("sha256sum", args)?);
             let hash = digest::digest(&digest::SHA256, text.as_bytes());
             let hex: String = hash.as_ref().iter().map(|b| format!("{b:02x}")).collect();
             Ok(string(hex))
@@ -100,43 +100,49 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
 }
 
 /// Adds functions that convert between template values and texts.
-fn conversions(template: Template) -> Template {
+fn register_conversions(template: Template) -> Template {
     template
         .func("toYaml", |args| {
-            let yaml = serde_saphyr::to_string(&json(one("toYaml", args)?));
+            let yaml = serde_saphyr::to_string(&json(single_argument("toYaml", args)?));
             let yaml = yaml.map_err(|error| TemplateError::Exec(format!("toYaml: {error}")))?;
             Ok(string(yaml.trim_end().to_owned()))
         })
-        .func("toString", |args| Ok(string(text(one("toString", args)?))))
-        .func("fromYaml", |args| parsed("fromYaml", args))
-        .func("fromYamlArray", |args| parsed("fromYamlArray", args))
+        .func("toString", |args| {
+            Ok(string(text(single_argument("toString", args)?)))
+        })
+        .func("fromYaml", |args| parse_yaml("fromYaml", args))
+        .func("fromYamlArray", |args| parse_yaml("fromYamlArray", args))
         .func("hasKey", |args| {
             let [Value::Map(map), Value::String(name)] = args else {
-                return Err(wrong("hasKey", "a map and a name"));
+                return Err(argument_error("hasKey", "a map and a name"));
             };
             Ok(Value::Bool(map.iter().any(|(key, _)| **key == **name)))
         })
         .func("fail", |args| {
-            Err(TemplateError::Exec(text(one("fail", args)?)))
+            Err(TemplateError::Exec(text(single_argument("fail", args)?)))
         })
         .func("trim", |args| {
-            Ok(string(text(one("trim", args)?).trim().to_owned()))
+            Ok(string(
+                text(single_argument("trim", args)?).trim().to_owned(),
+            ))
         })
         .func("toJson", |args| {
-            Ok(string(escaped(&json(one("toJson", args)?).to_string())))
+            Ok(string(escape_html(
+                &json(single_argument("toJson", args)?).to_string(),
+            )))
         })
 }
 
 /// Parses YAML that the chart itself contains or has rendered.
-fn parsed(name: &'static str, args: &[Value]) -> Result<Value> {
-    let yaml: serde_json::Value = serde_saphyr::from_str(&text(one(name, args)?))
+fn parse_yaml(name: &'static str, args: &[Value]) -> Result<Value> {
+    let yaml: serde_json::Value = serde_saphyr::from_str(&text(single_argument(name, args)?))
         .map_err(|error| TemplateError::Exec(format!("{name}: {error}")))?;
     gotmpl::to_value(&yaml).map_err(|error| TemplateError::Exec(format!("{name}: {error}")))
 }
 
 fn dict(args: &[Value]) -> Result<Value> {
     let (pairs, []) = args.as_chunks() else {
-        return Err(wrong("dict", "pairs of a name and a value"));
+        return Err(argument_error("dict", "pairs of a name and a value"));
     };
     let entries = pairs
         .iter()
@@ -149,7 +155,7 @@ fn merge(args: &[Value]) -> Result<Value> {
     let mut merged = BTreeMap::new();
     for arg in args {
         let Value::Map(map) = arg else {
-            return Err(wrong("merge", "maps"));
+            return Err(argument_error("merge", "maps"));
         };
         merged.extend(map.iter().map(|(key, value)| (key.clone(), value.clone())));
     }
@@ -157,24 +163,24 @@ fn merge(args: &[Value]) -> Result<Value> {
 }
 
 /// Escapes JSON as Go's encoder does, which makes it safe inside HTML.
-fn escaped(json: &str) -> String {
+fn escape_html(json: &str) -> String {
     let text = json.replace('&', "\\u0026").replace('<', "\\u003c");
     text.replace('>', "\\u003e")
 }
 
-fn one<'a>(name: &'static str, args: &'a [Value]) -> Result<&'a Value> {
+fn single_argument<'a>(name: &'static str, args: &'a [Value]) -> Result<&'a Value> {
     match args {
         [value] => Ok(value),
-        _ => Err(wrong(name, "one value")),
+        _ => Err(argument_error(name, "one value")),
     }
 }
 
 fn indent(name: &'static str, args: &[Value]) -> Result<String> {
     let [count, Value::String(text)] = args else {
-        return Err(wrong(name, "a number and a text"));
+        return Err(argument_error(name, "a number and a text"));
     };
     let count = count.as_int().and_then(|count| usize::try_from(count).ok());
-    let pad = " ".repeat(count.ok_or_else(|| wrong(name, "a number"))?);
+    let pad = " ".repeat(count.ok_or_else(|| argument_error(name, "a number"))?);
     let lines: Vec<_> = text
         .split('\n')
         .map(|line| format!("{pad}{line}"))
@@ -182,7 +188,7 @@ fn indent(name: &'static str, args: &[Value]) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-fn wrong(name: &'static str, wanted: &'static str) -> TemplateError {
+fn argument_error(name: &'static str, wanted: &'static str) -> TemplateError {
     TemplateError::Exec(format!("{name} needs {wanted}"))
 }
 

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{object::ObjectRef, values::Overrides};
+use crate::{object::ObjectRef, values::ValueOverrides};
 
 const PLATFORMS: [&str; 11] = [
     "",
@@ -20,16 +20,16 @@ const PLATFORMS: [&str; 11] = [
 ];
 
 fn render(settings: &[&str]) -> Vec<Value> {
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     for setting in settings {
         overrides.set(setting, false).unwrap();
     }
-    objects(&Release::default(), &overrides.complete().unwrap()).unwrap()
+    render_objects(&Release::default(), &overrides.with_defaults().unwrap()).unwrap()
 }
 
 fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let found = objects.iter().find(|object| {
-        let reference = ObjectRef::of(object).unwrap();
+        let reference = ObjectRef::from_object(object).unwrap();
         reference.kind == kind && reference.name == name
     });
     found.unwrap_or_else(|| panic!("no {kind} {name}"))
@@ -38,7 +38,7 @@ fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
 #[test]
 fn default_values_render_these_manifests() {
     for object in render(&[]) {
-        let name = ObjectRef::of(&object).unwrap();
+        let name = ObjectRef::from_object(&object).unwrap();
         insta::assert_yaml_snapshot!(format!("{}-{}", name.kind, name.name), object);
     }
 }
@@ -46,10 +46,10 @@ fn default_values_render_these_manifests() {
 /// Checks which fields each platform changes, as paths that differ from the objects of the defaults.
 #[test]
 fn platforms_change_only_these_fields() {
-    let plain = flat(&render(&[]));
+    let plain = flattened_lines(&render(&[]));
     for platform in PLATFORMS.into_iter().skip(1) {
         let setting = format!("global.platform={platform}");
-        let mine = flat(&render(&[&setting]));
+        let mine = flattened_lines(&render(&[&setting]));
         let mut lines: Vec<_> = mine.difference(&plain).map(|l| format!("+ {l}")).collect();
         lines.extend(plain.difference(&mine).map(|l| format!("- {l}")));
         // The checksum changes with the configuration.
@@ -58,7 +58,7 @@ fn platforms_change_only_these_fields() {
     }
 }
 
-fn flat(objects: &[Value]) -> std::collections::BTreeSet<String> {
+fn flattened_lines(objects: &[Value]) -> std::collections::BTreeSet<String> {
     fn walk(path: &str, value: &Value, lines: &mut std::collections::BTreeSet<String>) {
         match value {
             Value::Object(map) => {
@@ -81,7 +81,7 @@ fn flat(objects: &[Value]) -> std::collections::BTreeSet<String> {
     let mut lines = std::collections::BTreeSet::new();
     for object in objects {
         walk(
-            &ObjectRef::of(object).unwrap().to_string(),
+            &ObjectRef::from_object(object).unwrap().to_string(),
             object,
             &mut lines,
         );
@@ -182,9 +182,9 @@ fn values_replace_labels_annotations_and_variables_of_the_templates() {
     }
     let config = &find(&objects, "ConfigMap", "ambit-agent-config")["data"];
     assert_eq!(config["RUST_LOG"], "x");
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     overrides.set("pilot.podLabels.app=x", false).unwrap();
-    let refused = super::objects(&Release::default(), &overrides.complete().unwrap());
+    let refused = super::render_objects(&Release::default(), &overrides.with_defaults().unwrap());
     let refused = format!("{:?}", refused.unwrap_err());
     assert!(
         refused.contains("pilot.podLabels.app: the mesh selects its pods by this label"),
@@ -194,14 +194,14 @@ fn values_replace_labels_annotations_and_variables_of_the_templates() {
 
 #[test]
 fn selectors_are_rendered_in_the_agents_format() {
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     overrides
-        .file(
+        .add_file(
             "x",
             "cni: {ambient: {enablementSelectors: [{podSelector: {matchLabels: {a: \"b\"}}}]}}",
         )
         .unwrap();
-    let objects = objects(&Release::default(), &overrides.complete().unwrap()).unwrap();
+    let objects = render_objects(&Release::default(), &overrides.with_defaults().unwrap()).unwrap();
     let text =
         find(&objects, "ConfigMap", "ambit-agent-config")["data"]["AMBIENT_ENABLEMENT_SELECTOR"]
             .as_str()
@@ -217,12 +217,12 @@ fn selectors_are_rendered_in_the_agents_format() {
 
 #[test]
 fn old_clusters_get_the_apparmor_annotation() {
-    let values = Overrides::default().complete().unwrap();
+    let values = ValueOverrides::default().with_defaults().unwrap();
     let release = Release {
         minor: "29+".to_owned(),
         ..Release::default()
     };
-    let objects = objects(&release, &values).unwrap();
+    let objects = render_objects(&release, &values).unwrap();
     let template = &find(&objects, "DaemonSet", "ambit-agent")["spec"]["template"];
     let key = "container.apparmor.security.beta.kubernetes.io/agent";
     assert_eq!(template["metadata"]["annotations"][key], "unconfined");
@@ -382,7 +382,11 @@ fn agent_may_write_status_of_its_own_nodes_pods_only() {
         minor: "29".to_owned(),
         ..Release::default()
     };
-    let old = super::objects(&release, &Overrides::default().complete().unwrap()).unwrap();
+    let old = super::render_objects(
+        &release,
+        &ValueOverrides::default().with_defaults().unwrap(),
+    )
+    .unwrap();
     assert!(
         old.iter()
             .all(|object| object["kind"] != "ValidatingAdmissionPolicy")
@@ -391,7 +395,8 @@ fn agent_may_write_status_of_its_own_nodes_pods_only() {
 
 #[test]
 fn release_before_uninstall_is_an_optional_hook() {
-    let names = |objects: &[Value]| -> Vec<_> { objects.iter().map(ObjectRef::of).collect() };
+    let names =
+        |objects: &[Value]| -> Vec<_> { objects.iter().map(ObjectRef::from_object).collect() };
     let policies = "global.networkPolicy.enabled=true";
     let mut with = render(&[policies]);
     let hooks: Vec<_> = with
@@ -411,7 +416,7 @@ fn release_before_uninstall_is_an_optional_hook() {
 
 #[test]
 fn crds_serve_the_versions_of_istio() {
-    let names: Vec<_> = crds()
+    let names: Vec<_> = render_crds()
         .unwrap()
         .iter()
         .map(|crd| {
@@ -477,7 +482,7 @@ fn kiali_crds_are_optional_and_survive_an_uninstallation() {
         "ProxyConfig",
     ];
     assert_eq!(names(&[setting]), kinds);
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     overrides.set(setting, false).unwrap();
     let plan = crate::plan::Plan::new(Release::default(), overrides).unwrap();
     let kind = |object: &Value| object["spec"]["names"]["kind"].as_str() == Some("Sidecar");
@@ -490,14 +495,14 @@ fn notes_name_the_namespace() {
         namespace: "mesh".to_owned(),
         ..Release::default()
     };
-    let mut values = Overrides::default();
-    let text = notes(&release, &values.complete().unwrap()).unwrap();
+    let mut values = ValueOverrides::default();
+    let text = render_notes(&release, &values.with_defaults().unwrap()).unwrap();
     assert!(text.contains("namespace mesh "), "{text}");
     assert!(!text.contains("--release-only"), "{text}");
     values
         .set("global.releaseOnUninstall=false", false)
         .unwrap();
-    let text = notes(&release, &values.complete().unwrap()).unwrap();
+    let text = render_notes(&release, &values.with_defaults().unwrap()).unwrap();
     let by_hand = "unenrolled:\n  ambit uninstall --release-only --mesh-namespace mesh\n";
     assert!(text.ends_with(by_hand), "{text}");
 }
@@ -665,7 +670,7 @@ fn rules_of(schema: &Value) -> Vec<&str> {
 #[test]
 fn misspelt_targets_are_rejected_at_admission() {
     let mut checked = 0;
-    for crd in crds().unwrap() {
+    for crd in render_crds().unwrap() {
         let name = crd["metadata"]["name"].as_str().unwrap();
         for version in crd["spec"]["versions"].as_array().unwrap() {
             let schema = &version["schema"]["openAPIV3Schema"];

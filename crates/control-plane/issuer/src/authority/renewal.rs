@@ -12,13 +12,13 @@ use x509_parser::{
     certificate::X509Certificate, der_parser::asn1_rs::Tag, prelude::FromDer, x509::X509Name,
 };
 
-use super::{Authority, AuthorityError, BACKDATE, serial};
+use super::{Authority, AuthorityError, NOT_BEFORE_BACKDATE, random_serial};
 
 impl Authority {
     /// Returns a new certificate of the signing root with a lifetime of `ttl`. Name and key stay, so that earlier
     /// certificates remain valid and peers with only the old root accept new ones. `None` unless the root itself signs
     /// and is in the last fifth of its lifetime.
-    pub fn renewed_root(
+    pub fn renew_root_if_due(
         &self,
         ttl: Duration,
         now: SystemTime,
@@ -29,18 +29,18 @@ impl Authority {
         if !is_in_last_fifth(old, now) {
             return Ok(None);
         }
-        let key =
-            KeyPair::try_from(self.issuer.key().serialize_der()).map_err(AuthorityError::New)?;
+        let key = KeyPair::try_from(self.issuer.key().serialize_der())
+            .map_err(AuthorityError::Generate)?;
         let mut params = CertificateParams::default();
-        params.distinguished_name = name_of(old).ok_or(AuthorityError::Name)?;
+        params.distinguished_name = subject_name(old).ok_or(AuthorityError::InvalidName)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.serial_number = Some(serial());
-        params.not_before = (now - BACKDATE).into();
+        params.serial_number = Some(random_serial());
+        params.not_before = (now - NOT_BEFORE_BACKDATE).into();
         params.not_after = (now + ttl).into();
-        let root = params.self_signed(&key).map_err(AuthorityError::New)?;
-        if subject(root.der()) != subject(old) {
-            return Err(AuthorityError::Name);
+        let root = params.self_signed(&key).map_err(AuthorityError::Generate)?;
+        if subject_der(root.der()) != subject_der(old) {
+            return Err(AuthorityError::InvalidName);
         }
         let mut roots = self.roots.clone();
         if let Some(slot) = roots.get_mut(index) {
@@ -66,17 +66,17 @@ impl Authority {
     /// Returns the certificate of the root that signs, as PEM; `None` if an intermediate signs.
     pub fn own_root_pem(&self) -> Option<String> {
         let (_, root) = self.own_root()?;
-        Some(pem::text("CERTIFICATE", root))
+        Some(pem::encode_pem("CERTIFICATE", root))
     }
 }
 
 /// Returns a certificate's subject as DER, which verifiers compare byte by byte.
-fn subject(cert: &CertificateDer<'_>) -> Option<Vec<u8>> {
+fn subject_der(cert: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, cert) = X509Certificate::from_der(cert).ok()?;
     Some(cert.subject().as_raw().to_vec())
 }
 
-fn name_of(cert: &CertificateDer<'_>) -> Option<DistinguishedName> {
+fn subject_name(cert: &CertificateDer<'_>) -> Option<DistinguishedName> {
     let (_, cert) = X509Certificate::from_der(cert).ok()?;
     distinguished_name(cert.subject())
 }
@@ -123,10 +123,23 @@ mod tests {
     fn root_is_renewed_in_its_last_fifth_only() {
         let now = SystemTime::now();
         let root = Authority::new_root("td", 100 * DAY, now).unwrap();
-        assert!(root.renewed_root(DAY, now + 79 * DAY).unwrap().is_none());
-        assert!(root.renewed_root(DAY, now + 81 * DAY).unwrap().is_some());
+        assert!(
+            root.renew_root_if_due(DAY, now + 79 * DAY)
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            root.renew_root_if_due(DAY, now + 81 * DAY)
+                .unwrap()
+                .is_some()
+        );
         let lower = root.new_intermediate("td", 10 * DAY, now).unwrap();
-        assert!(lower.renewed_root(DAY, now + 99 * DAY).unwrap().is_none());
+        assert!(
+            lower
+                .renew_root_if_due(DAY, now + 99 * DAY)
+                .unwrap()
+                .is_none()
+        );
         assert!(lower.own_root_pem().is_none());
     }
 
@@ -134,7 +147,7 @@ mod tests {
     fn old_and_new_certificates_verify_under_either_root() {
         let now = SystemTime::now();
         let old = Authority::new_root("td", 10 * DAY, now - 9 * DAY).unwrap();
-        let new = old.renewed_root(100 * DAY, now).unwrap().unwrap();
+        let new = old.renew_root_if_due(100 * DAY, now).unwrap().unwrap();
         assert_ne!(old.root_pem(), new.root_pem());
         assert_eq!(new.own_root_pem(), Some(new.root_pem()));
         let identity = Identity::new("td", "ns", "sa");

@@ -38,9 +38,9 @@ fn certificate_verifies_with_and_without_an_intermediate() {
         assert_eq!(cert.identity(), &identity());
         assert_eq!(cert.roots(), root.roots());
         let life = cert.not_after().duration_since(cert.not_before()).unwrap();
-        assert!(life <= DAY + BACKDATE && life >= DAY, "{life:?}");
+        assert!(life <= DAY + NOT_BEFORE_BACKDATE && life >= DAY, "{life:?}");
         let half = cert.not_before() + life / 2;
-        assert_eq!(cert.renew_at(), half);
+        assert_eq!(cert.renewal_time(), half);
     }
 }
 
@@ -56,14 +56,14 @@ fn new_certificate_is_valid_for_clocks_slightly_behind() {
             .unwrap();
         let chain: Vec<_> = answer[..answer.len() - 1]
             .iter()
-            .flat_map(|text| pem::certificates(0, text).unwrap())
+            .flat_map(|text| pem::parse_certificates(0, text).unwrap())
             .collect();
         let at = |clock: SystemTime| {
             let (key, roots) = (request.key.clone_key(), root.roots().to_vec());
             WorkloadCert::valid_at(&TlsSettings::default(), chain.clone(), key, roots, clock)
         };
-        at(now - BACKDATE + Duration::from_secs(1)).unwrap();
-        let error = at(now - BACKDATE - Duration::from_secs(1)).unwrap_err();
+        at(now - NOT_BEFORE_BACKDATE + Duration::from_secs(1)).unwrap();
+        let error = at(now - NOT_BEFORE_BACKDATE - Duration::from_secs(1)).unwrap_err();
         assert!(matches!(error, ChainError::Unverified(_)), "{error:?}");
     }
 }
@@ -71,7 +71,9 @@ fn new_certificate_is_valid_for_clocks_slightly_behind() {
 #[test]
 fn leaf_has_the_spiffe_profile() {
     let (_, answer) = issue(&root());
-    let der = pem::certificates(0, &answer[0]).unwrap().swap_remove(0);
+    let der = pem::parse_certificates(0, &answer[0])
+        .unwrap()
+        .swap_remove(0);
     let (_, leaf) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(leaf.subject().iter().count(), 0);
     assert!(leaf.tbs_certificate.serial.bits() >= 126);
@@ -103,8 +105,10 @@ fn names_in_the_request_are_ignored() {
 }
 
 /// Returns the object identifiers of a certificate's extensions, and whether each is critical.
-fn profile(answer: &[String]) -> Vec<(String, bool)> {
-    let der = pem::certificates(0, &answer[0]).unwrap().swap_remove(0);
+fn certificate_profile(answer: &[String]) -> Vec<(String, bool)> {
+    let der = pem::parse_certificates(0, &answer[0])
+        .unwrap()
+        .swap_remove(0);
     let (_, leaf) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(leaf.subject().iter().count(), 0);
     assert!(!leaf.is_ca());
@@ -127,7 +131,7 @@ fn profile(answer: &[String]) -> Vec<(String, bool)> {
 fn extensions_of_the_request_are_ignored() {
     use rcgen::CustomExtension;
     let root = root();
-    let ordinary = profile(&issue(&root).1);
+    let ordinary = certificate_profile(&issue(&root).1);
     let extension = |oid: &[u64], content: &[u8]| {
         let mut extension = CustomExtension::from_oid_content(oid, content.to_vec());
         extension.set_criticality(true);
@@ -194,8 +198,11 @@ fn extensions_of_the_request_are_ignored() {
         change(&mut params);
         let request = params.serialize_request(&key).unwrap().pem().unwrap();
         match root.issue(&request, &identity(), DAY, SystemTime::now()) {
-            Ok(answer) => assert_eq!(profile(&answer), ordinary, "{what}"),
-            Err(error) => assert!(matches!(error, IssueError::Request(_)), "{what}: {error:?}"),
+            Ok(answer) => assert_eq!(certificate_profile(&answer), ordinary, "{what}"),
+            Err(error) => assert!(
+                matches!(error, IssueError::InvalidRequest(_)),
+                "{what}: {error:?}"
+            ),
         }
     }
 }
@@ -224,8 +231,8 @@ fn invalid_requests_are_rejected() {
         root.issue(pem, &identity(), DAY, SystemTime::now())
             .unwrap_err()
     };
-    assert!(matches!(issue(""), IssueError::Request(_)));
-    assert!(matches!(issue("garbage"), IssueError::Request(_)));
+    assert!(matches!(issue(""), IssueError::InvalidRequest(_)));
+    assert!(matches!(issue("garbage"), IssueError::InvalidRequest(_)));
     assert!(matches!(
         issue(&"x".repeat(100_000)),
         IssueError::TooLarge(100_000)
@@ -234,8 +241,8 @@ fn invalid_requests_are_rejected() {
     let request = CertificateRequest::new(&identity()).unwrap();
     let mut der = pem_contents(&request.pem);
     *der.last_mut().unwrap() ^= 1;
-    let error = issue(&pem::text("CERTIFICATE REQUEST", &der));
-    assert!(matches!(error, IssueError::Request(_)), "{error:?}");
+    let error = issue(&pem::encode_pem("CERTIFICATE REQUEST", &der));
+    assert!(matches!(error, IssueError::InvalidRequest(_)), "{error:?}");
 }
 
 fn pem_contents(pem: &str) -> Vec<u8> {
@@ -251,7 +258,7 @@ fn plugged_in_authority_signs_with_its_files() {
     let intermediate = root
         .new_intermediate("td", 30 * DAY, SystemTime::now())
         .unwrap();
-    let own = pem::text("CERTIFICATE", &intermediate.intermediates()[0]);
+    let own = pem::encode_pem("CERTIFICATE", &intermediate.intermediates()[0]);
     let key = intermediate.key_pem();
     let root_pem = root.root_pem();
     // With and without the usual repetition of the certificate and the root in the chain file.
@@ -283,7 +290,7 @@ fn mismatched_files_are_rejected() {
     ));
     assert!(matches!(
         error(&cert, "no key", &cert),
-        AuthorityError::Key(_)
+        AuthorityError::InvalidKey(_)
     ));
     let missing = error("", &key, &cert);
     assert_eq!(missing.to_string(), "ca-cert.pem cannot be used");
@@ -310,6 +317,6 @@ fn serving_certificate_has_the_requested_names() {
     ambit_grpc_listener::server_config(&TlsSettings::default(), chain, key).unwrap();
     assert!(matches!(
         root().issue_serving(&["ü".to_owned()], DAY, SystemTime::now()),
-        Err(IssueError::Name { .. })
+        Err(IssueError::InvalidName { .. })
     ));
 }

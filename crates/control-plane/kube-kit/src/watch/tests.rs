@@ -10,7 +10,7 @@ use super::*;
 const MAPS: &str = "/api/v1/configmaps";
 
 /// Watch of one data value of ConfigMaps; ConfigMaps without it are skipped.
-type Values = Watch<ConfigMap, String>;
+type Values = ObjectWatch<ConfigMap, String>;
 
 fn client(server: &ApiServer) -> Client {
     let config = Config::new(server.url().parse().unwrap());
@@ -19,7 +19,7 @@ fn client(server: &ApiServer) -> Client {
 
 fn values(server: &ApiServer) -> Values {
     let value = |map: &ConfigMap| map.data.as_ref()?.get("v").cloned();
-    Watch::new("maps", Api::all(client(server)), config(), value)
+    ObjectWatch::new("maps", Api::all(client(server)), watcher_config(), value)
 }
 
 fn put(server: &ApiServer, name: &str, uid: &str, value: Option<&str>) {
@@ -31,7 +31,7 @@ fn put(server: &ApiServer, name: &str, uid: &str, value: Option<&str>) {
 }
 
 /// Waits for `count` events and returns them as text.
-async fn next<K, V: ToString>(watch: &mut Watch<K, V>, count: usize) -> Vec<String>
+async fn next<K, V: ToString>(watch: &mut ObjectWatch<K, V>, count: usize) -> Vec<String>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
@@ -44,9 +44,9 @@ where
         events.push(match event {
             WatchEvent::Listing => "listing".to_owned(),
             WatchEvent::Object(id, value) => format!("{}={}", id.name, value.to_string()),
-            WatchEvent::Gone(id) => format!("gone {}/{}", id.name, id.uid),
+            WatchEvent::Removed(id) => format!("gone {}/{}", id.name, id.uid),
             WatchEvent::Listed => "listed".to_owned(),
-            WatchEvent::Away(_) => "away".to_owned(),
+            WatchEvent::Unavailable(_) => "away".to_owned(),
         });
     }
     events
@@ -116,10 +116,10 @@ async fn broken_watch_resumes_and_expired_version_is_relisted() {
     // The watch must be open when the connection is closed.
     put(&server, "m", "1", Some("b"));
     assert_eq!(next(&mut watch, 1).await, ["m=b"]);
-    server.cut();
+    server.close_connections();
     put(&server, "m", "1", Some("c"));
     assert_eq!(next(&mut watch, 1).await, ["m=c"], "no new listing");
-    server.cut();
+    server.close_connections();
     server.delete(MAPS, "a", "m");
     server.compact();
     let mut received = Vec::new();
@@ -162,7 +162,12 @@ async fn only_metadata_is_requested_and_parsed() {
     let label = |namespace: &PartialObjectMeta<Namespace>| {
         namespace.metadata.labels.as_ref()?.get("l").cloned()
     };
-    let mut watch = Watch::new("namespaces", Api::all(client(&server)), config(), label);
+    let mut watch = ObjectWatch::new(
+        "namespaces",
+        Api::all(client(&server)),
+        watcher_config(),
+        label,
+    );
     assert_eq!(next(&mut watch, 3).await, ["listing", "shop=v", "listed"]);
 }
 
@@ -187,7 +192,7 @@ fn id(name: &str, uid: &str) -> ObjectId {
 
 #[test]
 fn failed_listing_loses_no_object() {
-    let mut known = Known::default();
+    let mut known = KnownObjects::default();
     known.begin_listing();
     for name in ["x", "y", "z"] {
         assert_eq!(known.insert(&id(name, "1")), None);
@@ -205,7 +210,7 @@ fn failed_listing_loses_no_object() {
 
 #[test]
 fn late_deletion_of_a_predecessor_keeps_its_successor() {
-    let mut known = Known::default();
+    let mut known = KnownObjects::default();
     known.insert(&id("web-0", "1"));
     assert_eq!(known.insert(&id("web-0", "2")), Some(id("web-0", "1")));
     assert!(!known.remove(&id("web-0", "1")));

@@ -28,7 +28,7 @@ impl Reader {
     }
 
     async fn step(&mut self) {
-        let change = tokio::time::timeout(DEADLINE, self.dirs.changed()).await;
+        let change = tokio::time::timeout(DEADLINE, self.dirs.next_change()).await;
         let change = change
             .unwrap_or_else(|_| panic!("no change; known: {:?}", self.nodes))
             .unwrap();
@@ -80,7 +80,7 @@ fn directory_is_read_once() {
     fs::write(dir.path().join("c.yaml~"), pod("c", "n1")).unwrap();
     fs::write(dir.path().join("README.md"), "# no manifest").unwrap();
     fs::write(dir.path().join("bad.yaml"), "kind: Pod\n").unwrap();
-    let snapshot = read(&[dir.path()]).unwrap();
+    let snapshot = read_snapshot(&[dir.path()]).unwrap();
     let keys: Vec<_> = snapshot.objects.keys().cloned().collect();
     assert_eq!(keys, [ObjectKey::new(Kind::Pod, "default", "a")]);
     assert_eq!(snapshot.problems.len(), 1);
@@ -93,7 +93,7 @@ fn directory_is_read_once() {
 
 #[test]
 fn missing_directory_is_reported() {
-    let error = read(&["/nonexistent/manifests"]).unwrap_err();
+    let error = read_snapshot(&["/nonexistent/manifests"]).unwrap_err();
     assert!(
         error.to_string().contains("/nonexistent/manifests"),
         "{error}"
@@ -186,7 +186,7 @@ async fn file_truncated_before_writing_is_not_read_as_empty() {
     reader.until("written", |r| r.nodes.len() == 2).await;
     fs::File::create(&file).unwrap();
     // Longer than the debounce delay, shorter than the delay for an empty file.
-    let quiet = tokio::time::timeout(Duration::from_millis(300), reader.dirs.changed()).await;
+    let quiet = tokio::time::timeout(Duration::from_millis(300), reader.dirs.next_change()).await;
     assert!(quiet.is_err(), "{quiet:?}");
     fs::write(&file, pod("a", "n2") + &pod("b", "n1")).unwrap();
     reader.step().await;

@@ -10,16 +10,16 @@ const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: one}\n";
 fn finds(text: &str, held: bool, written: impl Fn(SystemTime) -> SystemTime) -> bool {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("one.yaml");
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     let mut scanner = Scanner::new(vec![directory.path().to_owned()]);
     if held {
         fs::write(&path, POD).unwrap();
     }
-    scanner.scan(&mut tree, true, &Written::new());
+    scanner.scan(&mut tree, true, &CompletionTimes::new());
     tree.take_change();
     fs::write(&path, text).unwrap();
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
-    let whole = Written::from([(path, written(modified))]);
+    let whole = CompletionTimes::from([(path, written(modified))]);
     scanner.scan(&mut tree, false, &whole);
     tree.take_change().is_some()
 }
@@ -39,5 +39,5 @@ fn file_changed_after_completion_has_to_settle() {
     // It could have settled only if the machine was suspended meanwhile.
     let begin = Instant::now();
     let found = finds(POD, false, |modified| modified - Duration::from_secs(1));
-    assert!(!found || begin.elapsed() >= SETTLE);
+    assert!(!found || begin.elapsed() >= FILE_SETTLE_TIME);
 }

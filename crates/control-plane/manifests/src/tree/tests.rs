@@ -12,10 +12,10 @@ fn id(layer: usize, path: &str) -> FileId {
     }
 }
 
-fn read(tree: &mut Tree, layer: usize, path: &str, text: &str) {
+fn read(tree: &mut ManifestTree, layer: usize, path: &str, text: &str) {
     let id = id(layer, path);
-    let parsed = parse(text, Format::Yaml, layer > 0, &tree.known(&id));
-    tree.file_read(&id, parsed);
+    let parsed = parse(text, Format::Yaml, layer > 0, &tree.known_documents(&id));
+    tree.set_file(&id, parsed);
 }
 
 fn pod(name: &str, node: &str) -> String {
@@ -24,7 +24,7 @@ fn pod(name: &str, node: &str) -> String {
     )
 }
 
-fn names(change: &Change) -> Vec<String> {
+fn names(change: &ManifestChange) -> Vec<String> {
     change
         .events
         .iter()
@@ -36,7 +36,7 @@ fn names(change: &Change) -> Vec<String> {
         .collect()
 }
 
-fn node_of(tree: &mut Tree, name: &str) -> String {
+fn node_of(tree: &mut ManifestTree, name: &str) -> String {
     let snapshot = tree.snapshot();
     let key = ObjectKey::new(ambit_k8s_api::Kind::Pod, "default", name);
     let Object::Pod(pod) = &snapshot.objects[&key].0 else {
@@ -52,7 +52,7 @@ fn node_of(tree: &mut Tree, name: &str) -> String {
 
 #[test]
 fn only_changes_are_reported() {
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     assert_eq!(
         names(&tree.take_change().unwrap()),
@@ -63,13 +63,13 @@ fn only_changes_are_reported() {
     assert_eq!(names(&tree.take_change().unwrap()), ["+Pod default/b"]);
     read(&mut tree, 0, "a.yaml", &pod("b", "n2"));
     assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
-    tree.file_gone(&id(0, "a.yaml"));
+    tree.remove_file(&id(0, "a.yaml"));
     assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/b"]);
 }
 
 #[test]
 fn later_directories_are_merged_over_earlier_ones() {
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     read(
         &mut tree,
         1,
@@ -85,13 +85,13 @@ fn later_directories_are_merged_over_earlier_ones() {
         "kind: Pod\nmetadata: {name: a}\nspec: {nodeName: null}\n",
     );
     assert_eq!(node_of(&mut tree, "a"), "");
-    tree.file_gone(&id(1, "live/a.yaml"));
+    tree.remove_file(&id(1, "live/a.yaml"));
     assert_eq!(node_of(&mut tree, "a"), "n1");
 }
 
 #[test]
 fn overlay_alone_is_not_an_object() {
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     let overlay = "kind: Pod\nmetadata: {name: a, annotations: {ambit.io/overlay: \"true\", x: y}}\nspec: {nodeName: n3}\n";
     read(&mut tree, 0, "over.yaml", overlay);
     let change = tree.take_change();
@@ -108,13 +108,13 @@ fn overlay_alone_is_not_an_object() {
         .as_ref()
         .unwrap();
     assert_eq!(annotations.keys().collect::<Vec<_>>(), ["x"]);
-    tree.file_gone(&id(0, "zz.yaml"));
+    tree.remove_file(&id(0, "zz.yaml"));
     assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
 }
 
 #[test]
 fn invalid_document_keeps_its_object_and_others_change() {
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     tree.take_change();
     // The document is unreadable: its object is unknown.
@@ -164,7 +164,7 @@ fn invalid_document_keeps_its_object_and_others_change() {
 
 #[test]
 fn duplicate_object_is_a_problem_and_the_first_applies() {
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
     read(&mut tree, 0, "b.yaml", &pod("a", "n2"));
     let change = tree.take_change().unwrap();
@@ -176,7 +176,7 @@ fn duplicate_object_is_a_problem_and_the_first_applies() {
     read(&mut tree, 0, "b.yaml", &pod("a", "n1"));
     assert!(tree.take_change().unwrap().problems.is_empty());
     // A file is renamed: its objects do not change.
-    tree.file_gone(&id(0, "a.yaml"));
+    tree.remove_file(&id(0, "a.yaml"));
     assert!(tree.take_change().is_none());
 }
 
@@ -186,7 +186,7 @@ fn unreadable_objects_are_reported_and_removed() {
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p}\n";
     let bad = format!("{POLICY}spec: {{rulez: []}}\n");
     let good = format!("{POLICY}spec: {{}}\n");
-    let mut tree = Tree::default();
+    let mut tree = ManifestTree::default();
     let mut change = |text: &str| {
         read(&mut tree, 0, "a.yaml", text);
         tree.take_change().map(|change| names(&change))

@@ -2,11 +2,11 @@
 
 use ambit_derive::{
     Problem, Severity,
-    condition::{Part, Standing},
+    condition::{DerivedStatus, StatusEntry},
 };
 
 use super::*;
-use crate::report::Facts;
+use crate::report::StatusFacts;
 
 #[derive(Default)]
 struct Server {
@@ -30,43 +30,43 @@ fn policy(problems: &[(Severity, &str)], in_force: bool) -> ObservedObject {
     };
     ObservedObject {
         problems: problems.iter().map(problem).collect(),
-        facts: Facts {
+        facts: StatusFacts {
             api_version: "security.istio.io/v1".into(),
             uid: "u".into(),
             generation: Some(1),
-            ..Facts::default()
+            ..StatusFacts::default()
         },
         is_news: true,
         in_force,
-        standing: None,
+        derived_status: None,
         key,
     }
 }
 
-fn bound(is_true: bool, reason: &'static str) -> Standing {
-    let verdict = Verdict {
+fn bound(is_true: bool, reason: &'static str) -> DerivedStatus {
+    let condition = ConditionContent {
         is_true,
         reason,
         message: "m".into(),
-        is_trouble: !is_true,
+        needs_attention: !is_true,
     };
-    Standing {
-        verdict: Some(verdict),
-        ..Standing::default()
+    DerivedStatus {
+        condition: Some(condition),
+        ..DerivedStatus::default()
     }
 }
 
-fn service(standing: Option<Standing>) -> ObservedObject {
+fn service(derived_status: Option<DerivedStatus>) -> ObservedObject {
     ObservedObject {
         key: key(Kind::Service, "s"),
-        facts: Facts {
+        facts: StatusFacts {
             api_version: "v1".into(),
-            ..Facts::default()
+            ..StatusFacts::default()
         },
         problems: Vec::new(),
         is_news: false,
         in_force: false,
-        standing,
+        derived_status,
     }
 }
 
@@ -92,7 +92,7 @@ impl Server {
     }
 
     fn report(&mut self, report: Report) -> usize {
-        let out = self.table.take(report);
+        let out = self.table.apply(report);
         self.carry_out(out)
     }
 
@@ -104,7 +104,7 @@ impl Server {
         );
         let mut writes = 0;
         for wish in out.desired_writes {
-            let DesiredWrite::Status(part, status) = wish else {
+            let DesiredWrite::ApplyStatus(part, status) = wish else {
                 continue;
             };
             writes += 1;
@@ -178,7 +178,7 @@ fn policy_conditions_report_its_state() {
     );
     let mut attached = policy(&[], false);
     attached.facts.is_attached = true;
-    attached.standing = Some(bound(false, "AncestorNotBound"));
+    attached.derived_status = Some(bound(false, "AncestorNotBound"));
     assert_eq!(server.put(attached), 2);
     assert_eq!(
         server.conditions(&of),
@@ -233,12 +233,15 @@ fn derived_conditions_are_written_and_removed() {
     service.facts.conditions = vec![json!({"type": "istio.io/WaypointBound", "status": "True",
         "reason": "WaypointAccepted", "message": "m"})];
     assert_eq!(server.put(service), 0, "it is not known yet what is so");
-    let standing = bound(false, "WaypointIsNotReady");
-    assert_eq!(server.report(Report::Standing(of.clone(), standing)), 1);
+    let derived_status = bound(false, "WaypointIsNotReady");
+    assert_eq!(
+        server.report(Report::DerivedStatus(of.clone(), derived_status)),
+        1
+    );
     assert_eq!(server.conditions(&of), [missing]);
     assert_eq!(server.events, ["WaypointIsNotReady"]);
     assert_eq!(
-        server.report(Report::Standing(of.clone(), Standing::default())),
+        server.report(Report::DerivedStatus(of.clone(), DerivedStatus::default())),
         1
     );
     assert!(server.conditions(&of).is_empty());
@@ -248,13 +251,13 @@ fn derived_conditions_are_written_and_removed() {
 fn parts_of_other_controllers_stay_in_a_shared_list() {
     let mut table = StatusTable::default();
     table.set_leader(true);
-    let verdict = |is_true| Verdict {
+    let condition = |is_true| ConditionContent {
         is_true,
         reason: "Accepted",
         message: "m".into(),
-        is_trouble: false,
+        needs_attention: false,
     };
-    let part = |is_true| Part {
+    let entry = |is_true| StatusEntry {
         identity: BTreeMap::from([
             (
                 "parentRef",
@@ -263,51 +266,58 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
             ("controllerName", ambit_derive::CONTROLLER.into()),
         ]),
         fields: BTreeMap::new(),
-        conditions: vec![("Accepted", verdict(is_true))],
+        conditions: vec![("Accepted", condition(is_true))],
     };
-    let standing = |is_true| Standing {
-        parts: vec![part(is_true)],
-        ..Standing::default()
+    let derived_status = |is_true| DerivedStatus {
+        entries: vec![entry(is_true)],
+        ..DerivedStatus::default()
     };
     let other = json!({"parentRef": {"name": "edge"}, "controllerName": "example.com/ingress", "conditions": []});
-    let mut observed = service(Some(standing(true)));
+    let mut observed = service(Some(derived_status(true)));
     observed.key = key(Kind::HTTPRoute, "r");
     observed.facts.generation = Some(3);
-    observed.facts.parts = vec![other.clone()];
+    observed.facts.list_entries = vec![other.clone()];
     let written = |out: Writes| -> Vec<Value> {
         let statuses = out
             .desired_writes
             .into_iter()
             .filter_map(|wish| match wish {
-                DesiredWrite::Status(part, status) => {
+                DesiredWrite::ApplyStatus(part, status) => {
                     assert_eq!(part.manager, "ambit-routes");
                     Some(status)
                 }
-                DesiredWrite::Forget(_) => None,
+                DesiredWrite::Drop(_) => None,
             });
         statuses.collect()
     };
     let report = |observed: &ObservedObject| Report::Observed(Box::new(observed.clone()));
-    let first = written(table.take(report(&observed)));
+    let first = written(table.apply(report(&observed)));
     let parents = first[0]["parents"].as_array().unwrap();
     assert_eq!(parents[0], other);
     assert_eq!(parents[1]["conditions"][0]["observedGeneration"], 3);
     assert!(
-        written(table.take(report(&observed))).is_empty(),
+        written(table.apply(report(&observed))).is_empty(),
         "asked for already"
     );
-    observed.facts.parts.clone_from(parents);
-    observed.facts.parts[1]["conditions"][0]["lastTransitionTime"] = "2020-01-01T00:00:00Z".into();
+    observed.facts.list_entries.clone_from(parents);
+    observed.facts.list_entries[1]["conditions"][0]["lastTransitionTime"] =
+        "2020-01-01T00:00:00Z".into();
     assert!(
-        written(table.take(report(&observed))).is_empty(),
+        written(table.apply(report(&observed))).is_empty(),
         "it stands"
     );
-    let changed = written(table.take(Report::Standing(observed.key.clone(), standing(false))));
+    let changed = written(table.apply(Report::DerivedStatus(
+        observed.key.clone(),
+        derived_status(false),
+    )));
     assert_ne!(
         changed[0]["parents"][1]["conditions"][0]["lastTransitionTime"],
         "2020-01-01T00:00:00Z"
     );
-    let gone = written(table.take(Report::Standing(observed.key.clone(), Standing::default())));
+    let gone = written(table.apply(Report::DerivedStatus(
+        observed.key.clone(),
+        DerivedStatus::default(),
+    )));
     assert_eq!(gone, [json!({"parents": [other]})]);
 }
 

@@ -1,12 +1,12 @@
 //! Tests of which writes the table decides for a Gateway.
 
-use ambit_waypoint_objects::{MANAGED_BY, Unusable};
+use ambit_waypoint_objects::{MANAGED_BY_VALUE, WaypointError};
 use serde_json::json;
 
 use super::*;
 
-fn name() -> Name {
-    Name {
+fn name() -> GatewayName {
+    GatewayName {
         namespace: "shop".into(),
         name: "way".into(),
     }
@@ -30,43 +30,45 @@ fn table(metadata: Value) -> GatewayTable {
 
 /// Returns a table with the GatewayClass and one Gateway, of the control plane of a revision.
 fn table_of(revision: &str, metadata: Value) -> GatewayTable {
-    let release = Release::of(None);
+    let release = GatewayApiRelease::from_annotations(None);
     let mut table = GatewayTable::new(Settings::default(), revision, release, "istio-system");
-    table.class(Some(class(CONTROLLER)));
-    table.gateway(name(), Some(gateway(metadata, Value::Null)));
+    table.set_class(Some(class(CONTROLLER)));
+    table.set_gateway(name(), Some(gateway(metadata, Value::Null)));
     table
 }
 
-fn class(controller: &str) -> Class {
-    Class {
+fn class(controller: &str) -> GatewayClassState {
+    GatewayClassState {
         controller: controller.into(),
         generation: Some(1),
         is_accepted: true,
-        release: Some(Release::of(None)),
+        release: Some(GatewayApiRelease::from_annotations(None)),
     }
 }
 
 fn metadata(entries: Value) -> ObjectMeta {
-    serde_json::from_value(json!({"labels": {MANAGED: MANAGED_BY}, "managedFields": entries}))
-        .unwrap()
+    serde_json::from_value(
+        json!({"labels": {MANAGED_LABEL: MANAGED_BY_VALUE}, "managedFields": entries}),
+    )
+    .unwrap()
 }
 
 fn applied_by(manager: &str, fields: Value) -> Value {
-    let mut all = json!({"f:metadata": {"f:labels": {format!("f:{MANAGED}"): {}}}});
+    let mut all = json!({"f:metadata": {"f:labels": {format!("f:{MANAGED_LABEL}"): {}}}});
     all.as_object_mut()
         .unwrap()
         .extend(fields.as_object().unwrap().clone());
     json!({"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": all})
 }
 
-fn applied(table: &GatewayTable) -> (Vec<Write>, Vec<Removal>) {
+fn applied(table: &GatewayTable) -> (Vec<ObjectWrite>, Vec<ObjectRemoval>) {
     match table.plan(&name()) {
-        Some(Plan::Apply(writes, removals)) => (writes, removals),
+        Some(DeploymentPlan::Apply(writes, removals)) => (writes, removals),
         other => panic!("{other:?}"),
     }
 }
 
-fn writes(table: &GatewayTable) -> Vec<Write> {
+fn writes(table: &GatewayTable) -> Vec<ObjectWrite> {
     let (writes, removals) = applied(table);
     assert_eq!(removals, []);
     writes
@@ -74,7 +76,9 @@ fn writes(table: &GatewayTable) -> Vec<Write> {
 
 fn replicas(table: &GatewayTable) -> Value {
     let writes = writes(table);
-    let deployment = writes.iter().find(|write| write.part == Part::Deployment);
+    let deployment = writes
+        .iter()
+        .find(|write| write.part == WaypointObjectKind::Deployment);
     deployment.unwrap().object["spec"]["replicas"].clone()
 }
 
@@ -92,16 +96,24 @@ fn objects_are_marked_new_until_observed() {
         })
         .collect();
     let expected = [
-        (Part::ServiceAccount, "ServiceAccount", true),
-        (Part::Service, "Service", true),
-        (Part::Deployment, "Deployment", true),
-        (Part::DisruptionBudget, "PodDisruptionBudget", true),
+        (WaypointObjectKind::ServiceAccount, "ServiceAccount", true),
+        (WaypointObjectKind::Service, "Service", true),
+        (WaypointObjectKind::Deployment, "Deployment", true),
+        (
+            WaypointObjectKind::DisruptionBudget,
+            "PodDisruptionBudget",
+            true,
+        ),
     ];
     let expected: Vec<_> = expected
         .map(|(part, kind, new)| (part, kind.to_owned(), new))
         .into();
     assert_eq!(kinds, expected);
-    table.object(Part::Service, name(), Some(ExistingObject::default()));
+    table.set_object(
+        WaypointObjectKind::Service,
+        name(),
+        Some(ExistingObject::default()),
+    );
     let new: Vec<_> = writes(&table).iter().map(|write| write.is_new).collect();
     assert_eq!(new, [true, false, true, true]);
 }
@@ -120,7 +132,7 @@ fn only_changes_make_a_gateway_due() {
             generation: Some(generation),
             ..existing.clone()
         };
-        table.object(Part::Deployment, name(), Some(existing));
+        table.set_object(WaypointObjectKind::Deployment, name(), Some(existing));
         assert_eq!(!table.take_due().is_empty(), is_due, "{generation}");
     }
     let written = ExistingObject {
@@ -128,19 +140,19 @@ fn only_changes_make_a_gateway_due() {
         generation: Some(2),
         ..existing
     };
-    table.object(Part::Deployment, name(), Some(written));
+    table.set_object(WaypointObjectKind::Deployment, name(), Some(written));
     assert!(table.take_due().is_empty(), "its version alone");
-    table.object(Part::Deployment, name(), None);
+    table.set_object(WaypointObjectKind::Deployment, name(), None);
     assert!(!table.take_due().is_empty(), "deleted");
-    table.namespace("other".into(), Some(BTreeMap::new()));
+    table.set_namespace("other".into(), Some(BTreeMap::new()));
     assert!(table.take_due().is_empty());
-    table.namespace(
+    table.set_namespace(
         "shop".into(),
         Some([("istio.io/rev".into(), "canary".into())].into()),
     );
     assert!(!table.take_due().is_empty());
     assert_eq!(table.plan(&name()), None, "another revision's");
-    table.gateway(name(), None);
+    table.set_gateway(name(), None);
     table.requeue(name());
     assert!(table.take_due().is_empty(), "gone");
 }
@@ -148,11 +160,11 @@ fn only_changes_make_a_gateway_due() {
 #[test]
 fn gateways_of_a_foreign_or_missing_class_are_ignored() {
     let mut table = table(json!({}));
-    table.class(Some(class("example.com/other")));
+    table.set_class(Some(class("example.com/other")));
     assert_eq!(table.plan(&name()), None);
-    table.class(None);
+    table.set_class(None);
     assert_eq!(table.plan(&name()), None);
-    table.class(Some(class(CONTROLLER)));
+    table.set_class(Some(class(CONTROLLER)));
     assert!(!table.take_due().is_empty());
     assert!(table.plan(&name()).is_some());
 }
@@ -161,22 +173,25 @@ fn gateways_of_a_foreign_or_missing_class_are_ignored() {
 fn gateway_class_is_created_with_status_unless_foreign() {
     let mut table = table(json!({}));
     assert_eq!(table.class_action(), None);
-    let other = Class {
+    let other = GatewayClassState {
         release: None,
         ..class("example.com/other")
     };
-    table.class(Some(other));
+    table.set_class(Some(other));
     assert_eq!(table.class_action(), None);
-    table.class(None);
+    table.set_class(None);
     assert_eq!(table.class_action(), Some(ClassAction::Create));
-    let unsaid = Class {
+    let unsaid = GatewayClassState {
         release: None,
         ..class(CONTROLLER)
     };
-    table.class(Some(unsaid));
+    table.set_class(Some(unsaid));
     assert_eq!(
         table.class_action(),
-        Some(ClassAction::Accept(&Release::of(None), Some(1)))
+        Some(ClassAction::Accept(
+            &GatewayApiRelease::from_annotations(None),
+            Some(1)
+        ))
     );
 }
 
@@ -189,24 +204,35 @@ fn class_change_deletes_only_our_objects() {
             "name": "way", "uid": owner}]);
         metadata.owner_references = serde_json::from_value(owner).unwrap();
         metadata.uid = Some("7".into());
-        ExistingObject::of(&metadata)
+        ExistingObject::from_metadata(&metadata)
     };
     for (part, manager, owner) in [
-        (Part::Service, MANAGER, "1"),
-        (Part::Deployment, "istio.io/mesh-controller", "1"),
-        (Part::ServiceAccount, MANAGER, "of an earlier Gateway"),
+        (WaypointObjectKind::Service, FIELD_MANAGER, "1"),
+        (
+            WaypointObjectKind::Deployment,
+            "istio.io/mesh-controller",
+            "1",
+        ),
+        (
+            WaypointObjectKind::ServiceAccount,
+            FIELD_MANAGER,
+            "of an earlier Gateway",
+        ),
     ] {
-        table.object(part, name(), Some(existing(manager, owner)));
+        table.set_object(part, name(), Some(existing(manager, owner)));
     }
     let mut other = gateway(json!({}), Value::Null);
     other.spec.gateway_class_name = "other".into();
-    table.gateway(name(), Some(other));
-    let removal = Removal {
-        part: Part::Service,
+    table.set_gateway(name(), Some(other));
+    let removal = ObjectRemoval {
+        part: WaypointObjectKind::Service,
         uid: Some("7".into()),
     };
-    assert_eq!(table.plan(&name()), Some(Plan::Release(vec![removal])));
-    table.object(Part::Service, name(), None);
+    assert_eq!(
+        table.plan(&name()),
+        Some(DeploymentPlan::Release(vec![removal]))
+    );
+    table.set_object(WaypointObjectKind::Service, name(), None);
     assert_eq!(table.plan(&name()), None);
 }
 
@@ -214,26 +240,26 @@ fn class_change_deletes_only_our_objects() {
 fn objects_of_another_controller_are_not_changed() {
     let mut table = table(json!({}));
     let entries = json!([
-        applied_by(MANAGER, json!({})),
+        applied_by(FIELD_MANAGER, json!({})),
         applied_by("istio.io/mesh-controller", json!({}))
     ]);
-    table.object(
-        Part::Service,
+    table.set_object(
+        WaypointObjectKind::Service,
         name(),
-        Some(ExistingObject::of(&metadata(entries))),
+        Some(ExistingObject::from_metadata(&metadata(entries))),
     );
     let other = GatewayState::ManagedByOther("istio.io/mesh-controller".into());
-    assert_eq!(table.plan(&name()), Some(Plan::Refuse(other)));
+    assert_eq!(table.plan(&name()), Some(DeploymentPlan::Reject(other)));
     // A manager of other fields is not another controller.
     let update = json!({"manager": "kubectl-edit", "operation": "Update",
-        "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{MANAGED}"): {}}}}});
+        "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{MANAGED_LABEL}"): {}}}}});
     let label = json!({"manager": "kubectl", "operation": "Apply",
         "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}}});
-    let ours = json!([applied_by(MANAGER, json!({})), update, label]);
-    table.object(
-        Part::Service,
+    let ours = json!([applied_by(FIELD_MANAGER, json!({})), update, label]);
+    table.set_object(
+        WaypointObjectKind::Service,
         name(),
-        Some(ExistingObject::of(&metadata(ours))),
+        Some(ExistingObject::from_metadata(&metadata(ours))),
     );
     assert_eq!(writes(&table).len(), 4);
 }
@@ -244,24 +270,28 @@ fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
     let existing = |entries: Value| {
         let metadata = metadata(entries);
         ExistingObject {
-            replicas_ours: replicas_ours(&metadata),
-            ..ExistingObject::of(&metadata)
+            owns_replicas: owns_replicas(&metadata),
+            ..ExistingObject::from_metadata(&metadata)
         }
     };
     let mut table = table(json!({}));
     assert_eq!(replicas(&table), 2);
-    table.object(
-        Part::Deployment,
+    table.set_object(
+        WaypointObjectKind::Deployment,
         name(),
-        Some(existing(json!([applied_by(MANAGER, spec.clone())]))),
+        Some(existing(json!([applied_by(FIELD_MANAGER, spec.clone())]))),
     );
     assert_eq!(replicas(&table), 2);
-    let scaled = json!([applied_by(MANAGER, json!({})), {"manager": "kubectl", "operation": "Update",
+    let scaled = json!([applied_by(FIELD_MANAGER, json!({})), {"manager": "kubectl", "operation": "Update",
         "subresource": "scale", "fieldsV1": spec}]);
-    table.object(Part::Deployment, name(), Some(existing(scaled)));
+    table.set_object(
+        WaypointObjectKind::Deployment,
+        name(),
+        Some(existing(scaled)),
+    );
     assert_eq!(replicas(&table), Value::Null);
     let own = json!({"annotations": {"ambit.io/waypoint-replicas": "4"}});
-    table.gateway(name(), Some(gateway(own, Value::Null)));
+    table.set_gateway(name(), Some(gateway(own, Value::Null)));
     assert_eq!(replicas(&table), 4);
 }
 
@@ -269,24 +299,30 @@ fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
 /// or written, by its previous manager.
 #[test]
 fn deployment_is_written_for_the_version_seen_last() {
-    let decided_by = |table: &GatewayTable| -> Vec<(Part, Option<String>)> {
+    let decided_by = |table: &GatewayTable| -> Vec<(WaypointObjectKind, Option<String>)> {
         let writes = writes(table).into_iter();
         writes
-            .filter(|write| write.decided_by.is_some() || write.part == Part::Deployment)
-            .map(|write| (write.part, write.decided_by))
+            .filter(|write| {
+                write.replicas_owner.is_some() || write.part == WaypointObjectKind::Deployment
+            })
+            .map(|write| (write.part, write.replicas_owner))
             .collect()
     };
     let mut table = table(json!({}));
-    assert_eq!(decided_by(&table), [(Part::Deployment, None)], "a new one");
+    assert_eq!(
+        decided_by(&table),
+        [(WaypointObjectKind::Deployment, None)],
+        "a new one"
+    );
     for version in ["7", "8"] {
         let existing = ExistingObject {
             resource_version: Some(version.into()),
             ..ExistingObject::default()
         };
-        for part in [Part::Deployment, Part::Service] {
-            table.object(part, name(), Some(existing.clone()));
+        for part in [WaypointObjectKind::Deployment, WaypointObjectKind::Service] {
+            table.set_object(part, name(), Some(existing.clone()));
         }
-        let expected = [(Part::Deployment, Some(version.to_owned()))];
+        let expected = [(WaypointObjectKind::Deployment, Some(version.to_owned()))];
         assert_eq!(decided_by(&table), expected);
     }
 }
@@ -294,8 +330,8 @@ fn deployment_is_written_for_the_version_seen_last() {
 #[test]
 fn unusable_gateway_gets_a_status_and_no_objects() {
     let table = table(json!({"annotations": {"ambit.io/waypoint-replicas": "x"}}));
-    let why = GatewayState::Unusable(Unusable::Replicas("x".into()), None);
-    assert_eq!(table.plan(&name()), Some(Plan::Refuse(why)));
+    let why = GatewayState::Invalid(WaypointError::InvalidReplicas("x".into()), None);
+    assert_eq!(table.plan(&name()), Some(DeploymentPlan::Reject(why)));
 }
 
 /// Returns a Gateway that refers to the ConfigMap `own`.
@@ -307,8 +343,8 @@ fn refers() -> Gateway {
     gateway
 }
 
-fn map(name: &str) -> Name {
-    Name {
+fn map(name: &str) -> GatewayName {
+    GatewayName {
         namespace: "shop".into(),
         name: name.into(),
     }
@@ -316,41 +352,44 @@ fn map(name: &str) -> Name {
 
 fn parameters(data: Value) -> Option<Parameters> {
     let map = serde_json::from_value(json!({"metadata": {}, "data": data})).unwrap();
-    Some(Parameters::of(&map))
+    Some(Parameters::from_config_map(&map))
 }
 
 /// Returns an existing object that this crate applied for the Gateway, with these fields.
 fn made(fields: Value) -> ExistingObject {
-    let mut metadata = metadata(json!([applied_by(MANAGER, fields)]));
+    let mut metadata = metadata(json!([applied_by(FIELD_MANAGER, fields)]));
     let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "name": "way", "uid": "1"}]);
     metadata.owner_references = serde_json::from_value(owner).unwrap();
     ExistingObject {
-        replicas_ours: replicas_ours(&metadata),
+        owns_replicas: owns_replicas(&metadata),
         replicas: Some(2),
-        ..ExistingObject::of(&metadata)
+        ..ExistingObject::from_metadata(&metadata)
     }
 }
 
 #[test]
 fn config_map_changes_reconcile_only_their_gateways() {
     let mut table = table(json!({}));
-    table.gateway(name(), Some(refers()));
+    table.set_gateway(name(), Some(refers()));
     table.take_due();
     for (map_name, data, is_due) in [
         ("own", json!({"deployment": "spec: {replicas: 3}"}), true),
         ("other", json!({"deployment": "spec: {replicas: 3}"}), false),
         ("own", json!({}), true),
     ] {
-        table.config_map(&map(map_name), parameters(data));
+        table.set_config_map(&map(map_name), parameters(data));
         assert_eq!(!table.take_due().is_empty(), is_due, "{map_name}");
     }
     assert_eq!(replicas(&table), 2, "the effect of the key is undone");
-    table.config_map(&map("own"), None);
+    table.set_config_map(&map("own"), None);
     assert!(!table.take_due().is_empty());
     let plan = table.plan(&name());
     assert!(
-        matches!(plan, Some(Plan::Refuse(GatewayState::Unusable(_, None)))),
+        matches!(
+            plan,
+            Some(DeploymentPlan::Reject(GatewayState::Invalid(_, None)))
+        ),
         "{plan:?}"
     );
 }
@@ -358,13 +397,17 @@ fn config_map_changes_reconcile_only_their_gateways() {
 #[test]
 fn unusable_overlay_changes_nothing_and_is_reported() {
     let mut table = table(json!({}));
-    table.gateway(name(), Some(refers()));
-    table.config_map(
+    table.set_gateway(name(), Some(refers()));
+    table.set_config_map(
         &map("own"),
         parameters(json!({"service": "spec: {type: ["})),
     );
-    table.object(Part::Deployment, name(), Some(made(json!({}))));
-    let Some(Plan::Refuse(state)) = table.plan(&name()) else {
+    table.set_object(
+        WaypointObjectKind::Deployment,
+        name(),
+        Some(made(json!({}))),
+    );
+    let Some(DeploymentPlan::Reject(state)) = table.plan(&name()) else {
         panic!("refused");
     };
     let status = table.status(&name(), &state).unwrap();
@@ -382,13 +425,13 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
         ips: vec!["10.96.0.7".into()],
         ..made(json!({}))
     };
-    table.object(Part::Service, name(), Some(service));
+    table.set_object(WaypointObjectKind::Service, name(), Some(service));
     let ready = ExistingObject {
         is_ready: true,
         ..made(json!({}))
     };
-    table.object(Part::Deployment, name(), Some(ready));
-    let Some(Plan::Refuse(state)) = table.plan(&name()) else {
+    table.set_object(WaypointObjectKind::Deployment, name(), Some(ready));
+    let Some(DeploymentPlan::Reject(state)) = table.plan(&name()) else {
         panic!("refused");
     };
     let status = table.status(&name(), &state).unwrap();
@@ -408,11 +451,11 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
 #[test]
 fn replicas_are_handed_to_an_autoscaler_and_taken_back() {
     let mut table = table(json!({}));
-    table.gateway(name(), Some(refers()));
+    table.set_gateway(name(), Some(refers()));
     let scaled = json!({"horizontalPodAutoscaler": "spec: {maxReplicas: 5}"});
-    table.config_map(&map("own"), parameters(scaled));
-    table.object(
-        Part::Deployment,
+    table.set_config_map(&map("own"), parameters(scaled));
+    table.set_object(
+        WaypointObjectKind::Deployment,
         name(),
         Some(made(json!({"f:spec": {"f:replicas": {}}}))),
     );
@@ -420,31 +463,46 @@ fn replicas_are_handed_to_an_autoscaler_and_taken_back() {
     let first = &writes[0];
     assert_eq!(
         (first.part, first.manager),
-        (Part::Deployment, REPLICAS_MANAGER)
+        (WaypointObjectKind::Deployment, REPLICAS_FIELD_MANAGER)
     );
     assert_eq!(first.object["spec"], json!({"replicas": 2}));
     let ours: Vec<_> = writes
         .iter()
-        .filter(|write| write.manager == MANAGER)
+        .filter(|write| write.manager == FIELD_MANAGER)
         .collect();
-    assert!(ours.iter().any(|write| write.part == Part::Autoscaler));
-    let deployment = ours.iter().find(|write| write.part == Part::Deployment);
+    assert!(
+        ours.iter()
+            .any(|write| write.part == WaypointObjectKind::Autoscaler)
+    );
+    let deployment = ours
+        .iter()
+        .find(|write| write.part == WaypointObjectKind::Deployment);
     assert_eq!(deployment.unwrap().object["spec"].get("replicas"), None);
 
     // From then on the object is no longer observed.
-    table.object(Part::Deployment, name(), Some(made(json!({}))));
-    table.object(Part::Autoscaler, name(), Some(made(json!({}))));
+    table.set_object(
+        WaypointObjectKind::Deployment,
+        name(),
+        Some(made(json!({}))),
+    );
+    table.set_object(
+        WaypointObjectKind::Autoscaler,
+        name(),
+        Some(made(json!({}))),
+    );
     assert!(
         self::writes(&table)
             .iter()
-            .all(|write| write.manager == MANAGER)
+            .all(|write| write.manager == FIELD_MANAGER)
     );
 
-    table.config_map(&map("own"), parameters(json!({})));
+    table.set_config_map(&map("own"), parameters(json!({})));
     let (writes, removals) = applied(&table);
     let parts: Vec<_> = removals.iter().map(|removal| removal.part).collect();
-    assert_eq!(parts, [Part::Autoscaler]);
-    let deployment = writes.iter().find(|write| write.part == Part::Deployment);
+    assert_eq!(parts, [WaypointObjectKind::Autoscaler]);
+    let deployment = writes
+        .iter()
+        .find(|write| write.part == WaypointObjectKind::Deployment);
     assert_eq!(deployment.unwrap().object["spec"]["replicas"], 2);
 }
 
@@ -481,18 +539,18 @@ fn addresses_appear_with_the_first_ready_pod_and_stay() {
         is_ready: true,
         ..ExistingObject::default()
     };
-    table.object(Part::Deployment, name(), Some(early));
+    table.set_object(WaypointObjectKind::Deployment, name(), Some(early));
     let status = progress(&table).unwrap();
     assert_eq!(
         conditions(&status)[1],
         "Programmed=False AddressNotAssigned"
     );
-    table.object(Part::Deployment, name(), None);
+    table.set_object(WaypointObjectKind::Deployment, name(), None);
     let service = ExistingObject {
         ips: vec!["10.96.0.7".into()],
         ..ExistingObject::default()
     };
-    table.object(Part::Service, name(), Some(service));
+    table.set_object(WaypointObjectKind::Service, name(), Some(service));
     let status = progress(&table).unwrap();
     assert_eq!(conditions(&status)[1], "Programmed=False AddressNotUsable");
     assert_eq!(status.get("addresses"), None);
@@ -500,7 +558,11 @@ fn addresses_appear_with_the_first_ready_pod_and_stay() {
         is_ready,
         ..ExistingObject::default()
     };
-    table.object(Part::Deployment, name(), Some(deployment(true)));
+    table.set_object(
+        WaypointObjectKind::Deployment,
+        name(),
+        Some(deployment(true)),
+    );
     let ready = progress(&table).unwrap();
     assert_eq!(conditions(&ready)[1], "Programmed=True Programmed");
     let addresses = json!([
@@ -513,7 +575,7 @@ fn addresses_appear_with_the_first_ready_pod_and_stay() {
         load_balancers: vec!["192.0.2.1".into()],
         ..ExistingObject::default()
     };
-    table.object(Part::Service, name(), Some(balanced));
+    table.set_object(WaypointObjectKind::Service, name(), Some(balanced));
     assert_eq!(
         progress(&table).unwrap()["addresses"][2]["value"],
         "192.0.2.1"
@@ -522,13 +584,17 @@ fn addresses_appear_with_the_first_ready_pod_and_stay() {
         ips: vec!["10.96.0.7".into()],
         ..ExistingObject::default()
     };
-    table.object(Part::Service, name(), Some(service));
+    table.set_object(WaypointObjectKind::Service, name(), Some(service));
     assert_eq!(ready["conditions"][0]["observedGeneration"], 3);
 
     // The object is current: nothing to write.
-    table.gateway(name(), Some(gateway(json!({}), ready)));
+    table.set_gateway(name(), Some(gateway(json!({}), ready)));
     assert_eq!(progress(&table), None);
-    table.object(Part::Deployment, name(), Some(deployment(false)));
+    table.set_object(
+        WaypointObjectKind::Deployment,
+        name(),
+        Some(deployment(false)),
+    );
     let away = progress(&table).unwrap();
     assert_eq!(conditions(&away)[1], "Programmed=False AddressNotUsable");
     assert_eq!(away["addresses"], addresses);

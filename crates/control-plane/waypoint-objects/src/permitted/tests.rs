@@ -16,10 +16,12 @@ fn proxy(fields: Value) -> Value {
     pod(json!({"containers": [container]}))
 }
 
-fn refused(part: Part, overlay: &Value) -> Option<String> {
+fn refused(part: WaypointObjectKind, overlay: &Value) -> Option<String> {
     let base = json!({"kind": part.kind(), "metadata": {"name": "way", "namespace": "shop"},
         "spec": {"selector": {"a": "b"}, "scaleTargetRef": {"name": "way"}}});
-    check(part, overlay, &base).err().map(|wrong| wrong.place)
+    check_overlay(part, overlay, &base)
+        .err()
+        .map(|wrong| wrong.path)
 }
 
 #[test]
@@ -184,50 +186,54 @@ fn overlays_cannot_change_trusted_fields() {
         (json!({"status": {}}), "status".to_owned()),
     ] {
         assert_eq!(
-            refused(Part::Deployment, &overlay),
+            refused(WaypointObjectKind::Deployment, &overlay),
             Some(place),
             "{overlay}"
         );
     }
     for (part, overlay, place) in [
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"selector": {}}}),
             "spec.selector",
         ),
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"type": "ExternalName"}}),
             "spec.type",
         ),
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"externalIPs": []}}),
             "spec.externalIPs",
         ),
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"clusterIP": "None"}}),
             "spec.clusterIP",
         ),
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"ports": [{"port": 15008, "targetPort": 1}]}}),
             "spec.ports[0].port",
         ),
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"ports": [{"$patch": "replace"}]}}),
             "spec.ports[0]",
         ),
-        (Part::ServiceAccount, json!({"secrets": []}), "secrets"),
         (
-            Part::Autoscaler,
+            WaypointObjectKind::ServiceAccount,
+            json!({"secrets": []}),
+            "secrets",
+        ),
+        (
+            WaypointObjectKind::Autoscaler,
             json!({"spec": {"scaleTargetRef": {"name": "other"}}}),
             "spec.scaleTargetRef",
         ),
         (
-            Part::DisruptionBudget,
+            WaypointObjectKind::DisruptionBudget,
             json!({"spec": {"selector": null}}),
             "spec.selector",
         ),
@@ -240,38 +246,41 @@ fn overlays_cannot_change_trusted_fields() {
 fn overlays_may_set_placement_number_and_resources() {
     for (part, overlay) in [
         (
-            Part::Deployment,
+            WaypointObjectKind::Deployment,
             json!({"kind": "Deployment", "metadata": {"name": "way", "namespace": "shop",
             "labels": {"team": "a"}, "annotations": {"a": null}},
             "spec": {"replicas": 3, "strategy": {"$patch": "replace", "type": "Recreate"},
                 "template": {"metadata": {"labels": {"team": "a"}, "annotations": {"$patch": "delete"}}}}}),
         ),
         (
-            Part::Deployment,
+            WaypointObjectKind::Deployment,
             pod(
                 json!({"nodeSelector": {"a": "b"}, "tolerations": [], "affinity": null,
             "priorityClassName": "p", "volumes": [{"name": "v", "secret": {"secretName": "s"}}, {"name": "w", "$patch": "delete"}]}),
             ),
         ),
         (
-            Part::Deployment,
+            WaypointObjectKind::Deployment,
             proxy(json!({"resources": {"limits": {"cpu": "1"}},
             "env": [{"name": "RUST_LOG", "value": "debug"}, {"name": "AMBIT_ACCESS_LOG", "$patch": "delete"}],
             "volumeMounts": [{"mountPath": "/mnt/a", "name": "v"}]})),
         ),
         (
-            Part::Service,
+            WaypointObjectKind::Service,
             json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 15021, "$patch": "delete"}, {"port": 80}]}}),
         ),
         (
-            Part::ServiceAccount,
+            WaypointObjectKind::ServiceAccount,
             json!({"metadata": {"annotations": {"cloud": "role"}}}),
         ),
         (
-            Part::Autoscaler,
+            WaypointObjectKind::Autoscaler,
             json!({"spec": {"maxReplicas": 5, "metrics": []}}),
         ),
-        (Part::DisruptionBudget, json!({"spec": {"minAvailable": 1}})),
+        (
+            WaypointObjectKind::DisruptionBudget,
+            json!({"spec": {"minAvailable": 1}}),
+        ),
     ] {
         assert_eq!(refused(part, &overlay), None, "{overlay}");
     }

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
-use crate::entry::Collection;
+use crate::encoded_record::Collection;
 
 const NODE: &str = "n1";
 
@@ -562,7 +562,7 @@ fn hostile_requests_are_rejected_or_ignored() {
         SessionError::TooManyNames
     );
     let many = DeltaDiscoveryRequest {
-        resource_names_subscribe: vec![String::new(); MAX_NAMES + 1],
+        resource_names_subscribe: vec![String::new(); MAX_SUBSCRIBED_NAMES + 1],
         ..first(ResourceType::Address)
     };
     assert_eq!(
@@ -574,7 +574,7 @@ fn hostile_requests_are_rejected_or_ignored() {
     peer.send(&on_demand(), &store);
     let mut refused = false;
     for round in 0..3 {
-        let names = (0..MAX_NAMES / 2)
+        let names = (0..MAX_SUBSCRIBED_NAMES / 2)
             .map(|number| format!("{round}/{number}"))
             .collect();
         let request = DeltaDiscoveryRequest {
@@ -804,7 +804,7 @@ proptest! {
         for entry in store.entries(Collection::Addresses) {
             let subscribed = |name: &ArcStr| some.subscribed.contains(name.as_str());
             let by_place = match &entry.kind {
-                EntryKind::Workload { node, services } => {
+                RecordKind::Workload { node, services } => {
                     node == NODE || services.iter().any(|service| held.contains_key(service.as_str()))
                 }
                 _ => false,

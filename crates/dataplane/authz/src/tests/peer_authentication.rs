@@ -3,7 +3,7 @@
 use super::*;
 
 const STRICT: &str = "istio_converted_static_strict";
-const OF_PORTS: &str = "converted_peer_authentication_ports";
+const PORT_POLICY: &str = "converted_peer_authentication_ports";
 
 fn no_plaintext() -> Match {
     Match {
@@ -12,14 +12,14 @@ fn no_plaintext() -> Match {
     }
 }
 
-fn selected(name: &str, action: Action, matching: Match) -> Authorization {
+fn selected_by_workload(name: &str, action: Action, matching: Match) -> Authorization {
     Authorization {
         scope: Scope::WorkloadSelector,
-        ..policy(name, action, when(matching))
+        ..policy(name, action, match_clause(matching))
     }
 }
 
-fn naming(names: &[&str]) -> Workload {
+fn workload_naming(names: &[&str]) -> Workload {
     Workload {
         authorization_policies: names
             .iter()
@@ -32,24 +32,24 @@ fn naming(names: &[&str]) -> Workload {
 #[test]
 fn only_peer_authentication_decides_and_strict_refuses_plaintext() {
     let set = set(vec![
-        selected(STRICT, Action::Deny, no_plaintext()),
-        selected("no-a", Action::Deny, principal("a")),
-        selected("nobody", Action::Deny, no_plaintext()),
-        policy("only-b", Action::Allow, when(principal("b"))),
+        selected_by_workload(STRICT, Action::Deny, no_plaintext()),
+        selected_by_workload("no-a", Action::Deny, principal("a")),
+        selected_by_workload("nobody", Action::Deny, no_plaintext()),
+        policy("only-b", Action::Allow, match_clause(principal("b"))),
     ]);
-    let strict = naming(&[STRICT, "no-a"]);
+    let strict = workload_naming(&[STRICT, "no-a"]);
     let refused = set.evaluate_peer_authentication(&strict, &plaintext());
     assert_eq!(refused.decided_by, Some(key(STRICT)));
     assert!(!refused.allowed);
     assert!(
-        set.evaluate_peer_authentication(&strict, &from("a"))
+        set.evaluate_peer_authentication(&strict, &connection_from("a"))
             .allowed
     );
-    assert!(!set.evaluate(&strict, &from("a")).allowed);
-    let permissive = naming(&["no-a", "nobody"]);
+    assert!(!set.evaluate(&strict, &connection_from("a")).allowed);
+    let permissive = workload_naming(&["no-a", "nobody"]);
     let allowed = set.evaluate_peer_authentication(&permissive, &plaintext());
     assert!(allowed.allowed);
-    assert_eq!(allowed.why, Why::NoPolicies);
+    assert_eq!(allowed.reason, DecisionReason::NoPolicies);
 }
 
 #[test]
@@ -58,24 +58,30 @@ fn port_level_policy_applies_to_its_ports_only() {
         destination_ports: vec![8080],
         ..no_plaintext()
     };
-    let set = set(vec![selected(OF_PORTS, Action::Deny, of_8080)]);
-    let destination = naming(&[OF_PORTS]);
+    let set = set(vec![selected_by_workload(
+        PORT_POLICY,
+        Action::Deny,
+        of_8080,
+    )]);
+    let destination = workload_naming(&[PORT_POLICY]);
     let to = |port| Connection {
         destination: ([10, 0, 0, 2], port).into(),
         ..plaintext()
     };
     let decide = |port| set.evaluate_peer_authentication(&destination, &to(port));
     assert!(!decide(8080).allowed);
-    assert_eq!(decide(8081).why, Why::NoAllowPolicies);
+    assert_eq!(decide(8081).reason, DecisionReason::NoAllowPolicies);
 }
 
 #[test]
 fn missing_peer_authentication_refuses_and_other_missing_policies_do_not() {
     let set = set(vec![]);
-    let coming = set.evaluate_peer_authentication(&naming(&["coming", STRICT]), &from("a"));
+    let coming = set
+        .evaluate_peer_authentication(&workload_naming(&["coming", STRICT]), &connection_from("a"));
     let name = ArcStr::from(format!("ns/{STRICT}"));
-    assert_eq!(coming.why, Why::MissingPolicy(name));
+    assert_eq!(coming.reason, DecisionReason::MissingPolicy(name));
     assert!(!coming.allowed);
-    let other = set.evaluate_peer_authentication(&naming(&["coming"]), &from("a"));
+    let other =
+        set.evaluate_peer_authentication(&workload_naming(&["coming"]), &connection_from("a"));
     assert!(other.allowed);
 }

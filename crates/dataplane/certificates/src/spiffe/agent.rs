@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_rt::{AbortOnDrop, Backoff};
-use ambit_tls::concatenated;
+use ambit_tls::split_concatenated_der;
 use bytes::Bytes;
 use rand::Rng;
 use rustls_pki_types::CertificateDer;
@@ -23,7 +23,7 @@ use tonic::{
 use crate::SpiffeError;
 
 /// Timeout for the first message of an agent's stream.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of an agent's message with bundles, or with all identities of the calling workload, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// Maximum size of an agent's message with the identities of one of the node's workloads, in bytes.
@@ -94,7 +94,7 @@ pub(super) fn spawn(
 }
 
 /// Reads a stream of the agent, and reopens it whenever it ends. Never returns.
-pub(super) async fn follow<M, F>(
+pub(super) async fn subscribe_with_retry<M, F>(
     api: &Arc<str>,
     open: impl Fn() -> F,
     mut on_answer: impl FnMut(Result<M, SpiffeError>),
@@ -112,12 +112,12 @@ pub(super) async fn follow<M, F>(
                             backoff.reset();
                             on_answer(Ok(message));
                         }
-                        Ok(None) => break SpiffeError::Ended(api.clone()),
-                        Err(status) => break failure(api, status),
+                        Ok(None) => break SpiffeError::StreamEnded(api.clone()),
+                        Err(status) => break status_error(api, status),
                     }
                 }
             }
-            Err(status) => failure(api, status),
+            Err(status) => status_error(api, status),
         };
         let delay = backoff.next_delay(rand::rng().random());
         tracing::debug!(%error, retry_in = ?delay, "no stream of the SPIFFE agent");
@@ -126,7 +126,7 @@ pub(super) async fn follow<M, F>(
     }
 }
 
-fn failure(api: &Arc<str>, status: Status) -> SpiffeError {
+fn status_error(api: &Arc<str>, status: Status) -> SpiffeError {
     SpiffeError::Status {
         api: api.clone(),
         status: Box::new(status),
@@ -141,11 +141,11 @@ pub(super) fn trust_domain(id: &str) -> &str {
 
 /// Decodes bundles of root certificates. Bundles that cannot be decoded are skipped: their trust domains are not
 /// accepted.
-pub(super) fn bundles(api: &str, encoded: &HashMap<String, Bytes>) -> Bundles {
+pub(super) fn parse_bundles(api: &str, encoded: &HashMap<String, Bytes>) -> Bundles {
     let mut bundles = Bundles::new();
     for (domain, der) in encoded {
         let domain = trust_domain(domain);
-        match concatenated(der) {
+        match split_concatenated_der(der) {
             Ok(roots) => {
                 bundles.insert(domain.to_owned(), roots);
             }

@@ -8,13 +8,13 @@ use crate::SpiffeError;
 
 /// Last message or error on an agent's stream.
 #[derive(Debug)]
-pub(super) enum Answer<T> {
-    Awaited,
+pub(super) enum ApiResult<T> {
+    Pending,
     Failed(SpiffeError),
     Available(Arc<T>),
 }
 
-impl<T> From<Result<T, SpiffeError>> for Answer<T> {
+impl<T> From<Result<T, SpiffeError>> for ApiResult<T> {
     fn from(answer: Result<T, SpiffeError>) -> Self {
         match answer {
             Ok(answer) => Self::Available(Arc::new(answer)),
@@ -23,33 +23,33 @@ impl<T> From<Result<T, SpiffeError>> for Answer<T> {
     }
 }
 
-impl<T> Answer<T> {
+impl<T> ApiResult<T> {
     /// Returns the message; `None` if there is none yet, or the stream failed.
     pub(super) fn available(&self) -> Option<&Arc<T>> {
         match self {
             Self::Available(answer) => Some(answer),
-            Self::Awaited | Self::Failed(_) => None,
+            Self::Pending | Self::Failed(_) => None,
         }
     }
 }
 
 /// Waits for the first message or error on an agent's stream, and returns the last one.
-pub(super) async fn received<T>(
-    mut answers: watch::Receiver<Answer<T>>,
+pub(super) async fn wait_for_result<T>(
+    mut answers: watch::Receiver<ApiResult<T>>,
     api: &Arc<str>,
 ) -> Result<Arc<T>, SpiffeError> {
-    let answer = answers.wait_for(|answer| !matches!(answer, Answer::Awaited));
+    let answer = answers.wait_for(|answer| !matches!(answer, ApiResult::Pending));
     match answer.await.as_deref() {
-        Ok(Answer::Available(answer)) => Ok(answer.clone()),
-        Ok(Answer::Failed(error)) => Err(error.clone()),
+        Ok(ApiResult::Available(answer)) => Ok(answer.clone()),
+        Ok(ApiResult::Failed(error)) => Err(error.clone()),
         // Nobody follows the stream any more.
-        Ok(Answer::Awaited) | Err(_) => Err(SpiffeError::Ended(api.clone())),
+        Ok(ApiResult::Pending) | Err(_) => Err(SpiffeError::StreamEnded(api.clone())),
     }
 }
 
 /// Logs that a stream has ended after it had messages: the certificates remain in use until they expire.
-pub(super) fn warn_of_outage<T, M>(last: &Answer<T>, answer: &Result<M, SpiffeError>) {
-    if let (Answer::Available(_), Err(error)) = (last, answer) {
+pub(super) fn warn_of_outage<T, M>(last: &ApiResult<T>, answer: &Result<M, SpiffeError>) {
+    if let (ApiResult::Available(_), Err(error)) = (last, answer) {
         tracing::warn!(%error, "no SPIFFE agent: its certificates stay until they expire");
     }
 }

@@ -22,8 +22,8 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use super::{
-    agent::{self, Bundles, MAX_MESSAGE_BYTES, MAX_SVIDS_BYTES, SpiffeSocket, TIMEOUT},
-    answer::{Answer, received, warn_of_outage},
+    agent::{self, Bundles, MAX_MESSAGE_BYTES, MAX_SVIDS_BYTES, RESPONSE_TIMEOUT, SpiffeSocket},
+    answer::{ApiResult, wait_for_result, warn_of_outage},
 };
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
@@ -40,7 +40,7 @@ pub struct DelegatedIdentity {
 struct Shared {
     api: Arc<str>,
     settings: TlsSettings,
-    bundles: watch::Sender<Answer<Bundles>>,
+    bundles: watch::Sender<ApiResult<Bundles>>,
     followed: Mutex<HashMap<Identity, FollowedIdentity>>,
     renewals: Renewals,
 }
@@ -48,7 +48,7 @@ struct Shared {
 /// Subscription to the SVID of one identity of the node, with the task that reads its stream.
 #[derive(Debug)]
 struct FollowedIdentity {
-    workload: Arc<watch::Sender<Answer<Workload>>>,
+    workload: Arc<watch::Sender<ApiResult<Workload>>>,
     /// TLS settings that accept the trust domains with which the identity's registration entry federates.
     settings: TlsSettings,
     _stream: AbortOnDrop<()>,
@@ -70,7 +70,7 @@ impl DelegatedIdentity {
         let shared = Arc::new(Shared {
             api: format!("the Delegated Identity API at {socket}").into(),
             settings: settings.clone(),
-            bundles: watch::Sender::new(Answer::Awaited),
+            bundles: watch::Sender::new(ApiResult::Pending),
             followed: Mutex::default(),
             renewals: Renewals::default(),
         });
@@ -83,7 +83,8 @@ impl DelegatedIdentity {
                     let request = SubscribeToX509BundlesRequest {};
                     async move { client.subscribe_to_x509_bundles(request).await }
                 };
-                agent::follow(&shared.api, open, |answer| shared.bundles_answered(answer)).await;
+                agent::subscribe_with_retry(&shared.api, open, |answer| shared.on_bundles(answer))
+                    .await;
             }
         });
         Self {
@@ -106,11 +107,11 @@ fn client(channel: &Channel, max_bytes: usize) -> DelegatedIdentityClient<Channe
 }
 
 /// Reads the stream of an identity's SVIDs.
-async fn follow(
+async fn subscribe_to_identity(
     shared: Arc<Shared>,
     channel: Channel,
     identity: Identity,
-    slot: Arc<watch::Sender<Answer<Workload>>>,
+    slot: Arc<watch::Sender<ApiResult<Workload>>>,
 ) {
     let selector = |value: String| Selector {
         r#type: "k8s".to_owned(),
@@ -126,10 +127,10 @@ async fn follow(
         };
         async move { client.subscribe_to_x509svi_ds(request).await }
     };
-    agent::follow(&shared.api, open, |answer| {
+    agent::subscribe_with_retry(&shared.api, open, |answer| {
         let workload =
             answer.map(|message: SubscribeToX509sviDsResponse| Workload::new(&identity, &message));
-        if replace(&slot, workload) {
+        if publish_if_changed(&slot, workload) {
             shared.federate(&identity);
             shared.renewals.add(identity.clone());
         }
@@ -139,7 +140,10 @@ async fn follow(
 
 /// Stores a message of the agent. Returns whether it differs from the previous one, so that certificates must be
 /// fetched again; after an error they remain in use until they expire.
-fn replace<T: PartialEq>(slot: &watch::Sender<Answer<T>>, answer: Result<T, SpiffeError>) -> bool {
+fn publish_if_changed<T: PartialEq>(
+    slot: &watch::Sender<ApiResult<T>>,
+    answer: Result<T, SpiffeError>,
+) -> bool {
     let last = slot.send_replace(answer.into());
     let now = slot.borrow();
     let now = now.available();
@@ -174,12 +178,12 @@ fn spiffe_id(svid: &X509svidWithKey) -> String {
 }
 
 impl Shared {
-    fn bundles_answered(&self, answer: Result<SubscribeToX509BundlesResponse, SpiffeError>) {
+    fn on_bundles(&self, answer: Result<SubscribeToX509BundlesResponse, SpiffeError>) {
         warn_of_outage(&self.bundles.borrow(), &answer);
         let decode = |message: SubscribeToX509BundlesResponse| {
-            agent::bundles(&self.api, &message.ca_certificates)
+            agent::parse_bundles(&self.api, &message.ca_certificates)
         };
-        if !replace(&self.bundles, answer.map(decode)) {
+        if !publish_if_changed(&self.bundles, answer.map(decode)) {
             return;
         }
         let followed: Vec<_> = self.followed.lock().keys().cloned().collect();
@@ -214,16 +218,17 @@ impl Shared {
             let of_identity = followed.get(identity);
             of_identity.map(|one| (one.workload.subscribe(), one.settings.clone()))
         };
-        let (workload, settings) = followed.ok_or_else(|| SpiffeError::Ended(self.api.clone()))?;
+        let (workload, settings) =
+            followed.ok_or_else(|| SpiffeError::StreamEnded(self.api.clone()))?;
         let both = async {
             (
-                received(self.bundles.subscribe(), &self.api).await,
-                received(workload, &self.api).await,
+                wait_for_result(self.bundles.subscribe(), &self.api).await,
+                wait_for_result(workload, &self.api).await,
             )
         };
-        let (bundles, workload) = tokio::time::timeout(TIMEOUT, both)
+        let (bundles, workload) = tokio::time::timeout(RESPONSE_TIMEOUT, both)
             .await
-            .map_err(|_| FetchError::TimedOut(TIMEOUT))?;
+            .map_err(|_| FetchError::TimedOut(RESPONSE_TIMEOUT))?;
         let (api, boxed) = (self.api.clone(), || Box::new(identity.clone()));
         let (bundles, workload) = (bundles?, workload?);
         let Some(svid) = &workload.svid else {
@@ -256,12 +261,12 @@ impl CaClient for DelegatedIdentity {
         Box::pin(self.shared.fetch(identity))
     }
 
-    fn follow(&self, identity: &Identity) {
+    fn keep_ready(&self, identity: &Identity) {
         let mut followed = self.shared.followed.lock();
         followed.entry(identity.clone()).or_insert_with(|| {
-            let of_workload = self.shared.settings.trust_domains().of_workload();
-            let workload = Arc::new(watch::Sender::new(Answer::Awaited));
-            let stream = follow(
+            let of_workload = self.shared.settings.trust_domains().for_workload();
+            let workload = Arc::new(watch::Sender::new(ApiResult::Pending));
+            let stream = subscribe_to_identity(
                 self.shared.clone(),
                 self.channel.clone(),
                 identity.clone(),
@@ -275,7 +280,7 @@ impl CaClient for DelegatedIdentity {
         });
     }
 
-    fn forget(&self, identity: &Identity) {
+    fn stop_keeping_ready(&self, identity: &Identity) {
         self.shared.followed.lock().remove(identity);
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use ambit_model::Identity;
 use ambit_rt::AbortOnDrop;
-use ambit_tls::{TlsSettings, WorkloadCert, concatenated};
+use ambit_tls::{TlsSettings, WorkloadCert, split_concatenated_der};
 use ambit_wire::spiffe::{
     X509svidRequest, X509svidResponse, spiffe_workload_api_client::SpiffeWorkloadApiClient,
 };
@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tonic::{Request, metadata::MetadataValue};
 
 use super::{
-    agent::{self, MAX_MESSAGE_BYTES, SpiffeSocket, TIMEOUT},
-    answer::{Answer, received, warn_of_outage},
+    agent::{self, MAX_MESSAGE_BYTES, RESPONSE_TIMEOUT, SpiffeSocket},
+    answer::{ApiResult, wait_for_result, warn_of_outage},
 };
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
@@ -34,7 +34,7 @@ pub struct WorkloadApi {
 struct Shared {
     api: Arc<str>,
     settings: TlsSettings,
-    answer: watch::Sender<Answer<Svids>>,
+    answer: watch::Sender<ApiResult<Svids>>,
     followed: Mutex<BTreeSet<Identity>>,
     renewals: Renewals,
 }
@@ -46,11 +46,11 @@ impl WorkloadApi {
     /// Subscribes to the agent's SVIDs until the value is dropped. Must be called within the runtime that runs the
     /// stream.
     pub fn start(socket: &SpiffeSocket, settings: &TlsSettings) -> Self {
-        let of_workload = settings.trust_domains().of_workload();
+        let of_workload = settings.trust_domains().for_workload();
         let shared = Arc::new(Shared {
             api: format!("the Workload API at {socket}").into(),
             settings: settings.clone().with_trust_domains(of_workload),
-            answer: watch::Sender::new(Answer::Awaited),
+            answer: watch::Sender::new(ApiResult::Pending),
             followed: Mutex::default(),
             renewals: Renewals::default(),
         });
@@ -68,7 +68,8 @@ impl WorkloadApi {
                         .insert("workload.spiffe.io", security);
                     async move { client.fetch_x509svid(request).await }
                 };
-                agent::follow(&shared.api, open, |answer| shared.answered(answer)).await;
+                agent::subscribe_with_retry(&shared.api, open, |answer| shared.on_response(answer))
+                    .await;
             }
         });
         Self {
@@ -79,9 +80,9 @@ impl WorkloadApi {
 }
 
 impl Shared {
-    fn answered(&self, answer: Result<X509svidResponse, SpiffeError>) {
+    fn on_response(&self, answer: Result<X509svidResponse, SpiffeError>) {
         warn_of_outage(&self.answer.borrow(), &answer);
-        let answer = answer.map(|message| self.svids(message));
+        let answer = answer.map(|message| self.parse_svids(message));
         let last = self.answer.send_replace(answer.into());
         if let Some(svids) = self.answer.borrow().available() {
             let last = last.available();
@@ -95,10 +96,10 @@ impl Shared {
     }
 
     /// Returns the SVIDs of a message, and accepts the trust domains whose bundles the message federates with.
-    fn svids(&self, message: X509svidResponse) -> Svids {
+    fn parse_svids(&self, message: X509svidResponse) -> Svids {
         let ids = message.svids.iter().map(|svid| svid.spiffe_id.as_str());
         let own: BTreeSet<&str> = ids.map(agent::trust_domain).collect();
-        let mut federated = agent::bundles(&self.api, &message.federated_bundles);
+        let mut federated = agent::parse_bundles(&self.api, &message.federated_bundles);
         federated.retain(|domain, _| !own.contains(domain.as_str()));
         if let Err(error) = self.settings.trust_domains().federate(federated) {
             tracing::warn!(%error, "federated trust domains unchanged");
@@ -113,10 +114,10 @@ impl Shared {
     }
 
     async fn fetch(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
-        let received = received(self.answer.subscribe(), &self.api);
-        let svids = tokio::time::timeout(TIMEOUT, received)
+        let received = wait_for_result(self.answer.subscribe(), &self.api);
+        let svids = tokio::time::timeout(RESPONSE_TIMEOUT, received)
             .await
-            .map_err(|_| FetchError::TimedOut(TIMEOUT))?;
+            .map_err(|_| FetchError::TimedOut(RESPONSE_TIMEOUT))?;
         Ok(self.certificate(identity, &*svids?)?)
     }
 
@@ -129,7 +130,7 @@ impl Shared {
                 others: svids.keys().take(8).cloned().collect(),
             });
         };
-        let roots = concatenated(bundle).map_err(Into::into);
+        let roots = split_concatenated_der(bundle).map_err(Into::into);
         roots
             .and_then(|roots| svid.certificate(&self.settings, identity, roots))
             .map_err(|source| SpiffeError::Svid {
@@ -148,11 +149,11 @@ impl CaClient for WorkloadApi {
         Box::pin(self.shared.fetch(identity))
     }
 
-    fn follow(&self, identity: &Identity) {
+    fn keep_ready(&self, identity: &Identity) {
         self.shared.followed.lock().insert(identity.clone());
     }
 
-    fn forget(&self, identity: &Identity) {
+    fn stop_keeping_ready(&self, identity: &Identity) {
         self.shared.followed.lock().remove(identity);
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct CertificatesOptions {
     /// Maximum fetches in flight.
-    pub parallel: usize,
+    pub max_parallel_fetches: usize,
     /// Initial backoff of an identity after a failed fetch.
     pub backoff_initial: Duration,
     /// Maximum backoff of an identity after failed fetches.
@@ -21,7 +21,7 @@ pub struct CertificatesOptions {
 impl Default for CertificatesOptions {
     fn default() -> Self {
         Self {
-            parallel: 8,
+            max_parallel_fetches: 8,
             backoff_initial: Duration::from_secs(1),
             backoff_cap: Duration::from_secs(30),
             probe_initial: Duration::from_millis(250),

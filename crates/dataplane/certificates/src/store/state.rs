@@ -35,7 +35,7 @@ pub(super) struct Lifetime {
 
 impl Lifetime {
     /// Returns the remaining lifetime of a certificate, or an error if it has expired.
-    pub(super) fn of(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
+    pub(super) fn remaining(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
         if cert.is_expired(now) {
             return Err(FetchError::Expired);
         }
@@ -43,7 +43,7 @@ impl Lifetime {
         let expires_in = until(cert.not_after());
         // A CA whose clock is behind may issue certificates past half of their lifetime: renewing at
         // once would be a busy loop, so wait for half of the remaining time.
-        let renew_in = match until(cert.renew_at()) {
+        let renew_in = match until(cert.renewal_time()) {
             Duration::ZERO => expires_in / 2,
             renew_in => renew_in,
         };
@@ -108,14 +108,14 @@ struct Outage {
 }
 
 /// Interval between log lines about a CA outage.
-const REPORT_OUTAGE: Duration = Duration::from_secs(15);
+const OUTAGE_REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Queued in `ready` under this key.
-    Ready(Priority, Instant),
+    Queued(Priority, Instant),
     /// Queued in `timers` until this time.
-    Waiting(Instant),
+    Scheduled(Instant),
     Fetching(u64),
 }
 
@@ -200,7 +200,7 @@ impl State {
             self.ready
                 .insert((Reverse(priority), now, identity.clone()));
             let backoff = Backoff::new(self.options.backoff_initial, self.options.backoff_cap, 0.2);
-            let phase = Phase::Ready(priority, now);
+            let phase = Phase::Queued(priority, now);
             self.entries.insert(
                 identity,
                 Entry {
@@ -214,10 +214,10 @@ impl State {
             return;
         };
         // Certificates in a fetch, or with a scheduled renewal or retry, stay as they are.
-        if let Phase::Ready(old, due) = entry.phase
+        if let Phase::Queued(old, due) = entry.phase
             && old < priority
         {
-            entry.phase = Phase::Ready(priority, due);
+            entry.phase = Phase::Queued(priority, due);
             self.ready.remove(&(Reverse(old), due, identity.clone()));
             self.ready.insert((Reverse(priority), due, identity));
         }
@@ -225,11 +225,11 @@ impl State {
 
     fn forget(&mut self, identity: &Identity) {
         match self.entries.remove(identity).map(|entry| entry.phase) {
-            Some(Phase::Ready(priority, due)) => {
+            Some(Phase::Queued(priority, due)) => {
                 self.ready
                     .remove(&(Reverse(priority), due, identity.clone()));
             }
-            Some(Phase::Waiting(due)) => {
+            Some(Phase::Scheduled(due)) => {
                 self.timers.remove(&(due, identity.clone()));
             }
             // Its result will be ignored.
@@ -242,15 +242,15 @@ impl State {
             return;
         };
         match entry.phase {
-            Phase::Waiting(due) => {
-                entry.phase = Phase::Ready(Priority::Warmup, now);
+            Phase::Scheduled(due) => {
+                entry.phase = Phase::Queued(Priority::Warmup, now);
                 self.timers.remove(&(due, identity.clone()));
                 self.ready
                     .insert((Reverse(Priority::Warmup), now, identity));
             }
             // Its result may be the one before.
             Phase::Fetching(_) => entry.is_replaced = true,
-            Phase::Ready(..) => {}
+            Phase::Queued(..) => {}
         }
     }
 
@@ -260,9 +260,9 @@ impl State {
         };
         // Once expiry is known, further reports do not hasten the retries.
         if entry.expires.take().is_some()
-            && let Phase::Waiting(due) = entry.phase
+            && let Phase::Scheduled(due) = entry.phase
         {
-            entry.phase = Phase::Ready(Priority::RealTime, now);
+            entry.phase = Phase::Queued(Priority::RealTime, now);
             self.timers.remove(&(due, identity.clone()));
             self.ready
                 .insert((Reverse(Priority::RealTime), now, identity));
@@ -289,7 +289,7 @@ impl State {
             true => now,
             false => now + life.renew_in.max(Duration::from_secs(1)),
         };
-        entry.phase = Phase::Waiting(due);
+        entry.phase = Phase::Scheduled(due);
         self.timers.insert((due, identity.clone()));
     }
 
@@ -313,7 +313,7 @@ impl State {
             Some(expires) => (now + delay).min(expires),
             None => now + delay,
         };
-        entry.phase = Phase::Waiting(due);
+        entry.phase = Phase::Scheduled(due);
         self.timers.insert((due, identity.clone()));
         if kept.is_none() {
             entry.expires = None;
@@ -337,7 +337,7 @@ impl State {
             backoff_cap,
             ..
         } = self.options;
-        let is_urgent = self.is_missing_any();
+        let is_urgent = self.lacks_any_certificate();
         let outage = self.outage.get_or_insert_with(|| Outage {
             backoff: Backoff::new(probe_initial, probe_cap, 0.2),
             next_probe: now,
@@ -349,13 +349,13 @@ impl State {
         }
         let is_report_due = outage.next_report <= now;
         if is_report_due {
-            outage.next_report = now + REPORT_OUTAGE;
+            outage.next_report = now + OUTAGE_REPORT_INTERVAL;
         }
         is_report_due
     }
 
     /// Whether an identity without a certificate waits for a retry, so that its connections fail.
-    fn is_missing_any(&self) -> bool {
+    fn lacks_any_certificate(&self) -> bool {
         let mut entries = self.entries.values();
         entries.any(|entry| entry.is_failing && entry.expires.is_none())
     }
@@ -370,9 +370,9 @@ impl State {
                 continue;
             }
             entry.backoff.reset();
-            if let Phase::Waiting(due) = entry.phase {
+            if let Phase::Scheduled(due) = entry.phase {
                 self.timers.remove(&(due, identity.clone()));
-                entry.phase = Phase::Ready(Priority::Warmup, now);
+                entry.phase = Phase::Queued(Priority::Warmup, now);
                 let key = (Reverse(Priority::Warmup), now, identity.clone());
                 self.ready.insert(key);
             }
@@ -400,7 +400,7 @@ impl State {
             Some((due, identity)) => {
                 self.timers.remove(&(due, identity.clone()));
                 if let Some(entry) = self.entries.get_mut(&identity) {
-                    entry.phase = Phase::Ready(Priority::RealTime, now);
+                    entry.phase = Phase::Queued(Priority::RealTime, now);
                     self.ready
                         .insert((Reverse(Priority::RealTime), now, identity));
                 }
@@ -420,12 +420,12 @@ impl State {
                 break;
             };
             if let Some(entry) = self.entries.get_mut(&identity) {
-                entry.phase = Phase::Ready(Priority::Background, due);
+                entry.phase = Phase::Queued(Priority::Background, due);
                 self.ready
                     .insert((Reverse(Priority::Background), due, identity));
             }
         }
-        while self.running < self.options.parallel.max(1) {
+        while self.running < self.options.max_parallel_fetches.max(1) {
             let Some((_, _, identity)) = self.ready.pop_first() else {
                 break;
             };

@@ -8,9 +8,9 @@ use std::{
 use ambit_certificates::{
     CaClient, CertificateCache, CertificateRequest, CsrClient, CsrClientOptions, FetchError,
 };
-use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource, create_channel};
 use ambit_model::Identity;
-use ambit_testkit::{CsrAnswer, CsrServer, Pki};
+use ambit_testkit::{CsrResponse, CsrServer, Pki};
 use ambit_tls::{ChainError, TlsSettings};
 use rustls_pki_types::PrivateKeyDer;
 
@@ -29,13 +29,13 @@ fn config(server: &CsrServer, roots: RootCa) -> ChannelConfig {
 
 fn client_with(config: &ChannelConfig) -> CsrClient {
     let token = TokenSource::Literal("a.b.c".to_owned());
-    let headers = CallHeaders::new(Some(token), Some("c1"), [("x-tenant", "t")]).unwrap();
+    let headers = CallMetadata::new(Some(token), Some("c1"), [("x-tenant", "t")]).unwrap();
     let options = CsrClientOptions {
         timeout: Duration::from_secs(5),
         ..Default::default()
     };
     CsrClient::new(
-        channel(config).unwrap(),
+        create_channel(config).unwrap(),
         headers,
         TlsSettings::default(),
         options,
@@ -56,7 +56,7 @@ async fn certificate_request_follows_the_contract() {
     assert_eq!(cert.identity(), &id());
     assert_eq!(cert.chain().len(), 2);
     assert_eq!(cert.roots(), pki.cert(&id()).roots());
-    let seen = &server.seen()[0];
+    let seen = &server.received_requests()[0];
     assert_eq!(
         seen.impersonated.as_deref(),
         Some("spiffe://td/ns/ns/sa/sa")
@@ -67,8 +67,8 @@ async fn certificate_request_follows_the_contract() {
     assert_eq!(seen.headers.get("x-tenant").unwrap(), "t");
     client.fetch(&id()).await.unwrap();
     assert_ne!(
-        server.seen()[0].csr,
-        server.seen()[1].csr,
+        server.received_requests()[0].csr,
+        server.received_requests()[1].csr,
         "a new key each time"
     );
 }
@@ -78,7 +78,7 @@ async fn certificate_request_follows_the_contract() {
 struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 
 impl CertificateCache for OneCertificate {
-    fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
+    fn insert(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
         assert_eq!(identity, &id());
         *self.0.lock().unwrap() = Some((key.clone_key(), answer.to_vec()));
     }
@@ -96,33 +96,41 @@ async fn cached_certificates_are_used_before_the_ca_is_called() {
     let first = client.fetch(&id()).await.unwrap();
     let again = client.fetch(&id()).await.unwrap();
     assert_eq!(first.chain(), again.chain());
-    assert_eq!(server.seen().len(), 1);
+    assert_eq!(server.received_requests().len(), 1);
     assert_ne!(client.fetch(&id()).await.unwrap().chain(), first.chain());
     // Not usable for the requested identity.
     let cached = cache.0.lock().unwrap().take().unwrap();
     *cache.0.lock().unwrap() = Some((cached.0, cached.1[1..].to_vec()));
     client.fetch(&id()).await.unwrap();
-    assert_eq!(server.seen().len(), 3);
+    assert_eq!(server.received_requests().len(), 3);
 }
 
 #[tokio::test]
 async fn a_client_names_all_identities_but_its_own() {
     let (pki, server, _) = start().await;
-    let channel = channel(&config(&server, pki.root_ca())).unwrap();
+    let channel = create_channel(&config(&server, pki.root_ca())).unwrap();
     let options = CsrClientOptions {
-        own: Some(id()),
+        own_identity: Some(id()),
         ..Default::default()
     };
-    let headers = CallHeaders::default();
+    let headers = CallMetadata::default();
     let client = CsrClient::new(channel, headers, TlsSettings::default(), options);
-    server.answer_next(CsrAnswer::For(id()));
+    server.queue_response(CsrResponse::IssueFor(id()));
     client.fetch(&id()).await.unwrap();
-    assert_eq!(server.seen()[0].impersonated, None);
-    assert!(server.seen()[0].headers.get("authorization").is_none());
-    let other = Identity::of_waypoint_calls("cluster.local", "shop");
-    server.answer_next(CsrAnswer::For(other.clone()));
+    assert_eq!(server.received_requests()[0].impersonated, None);
+    assert!(
+        server.received_requests()[0]
+            .headers
+            .get("authorization")
+            .is_none()
+    );
+    let other = Identity::for_waypoint_calls("cluster.local", "shop");
+    server.queue_response(CsrResponse::IssueFor(other.clone()));
     client.fetch(&other).await.unwrap();
-    assert_eq!(server.seen()[1].impersonated, Some(other.to_string()));
+    assert_eq!(
+        server.received_requests()[1].impersonated,
+        Some(other.to_string())
+    );
 }
 
 #[tokio::test]
@@ -130,7 +138,7 @@ async fn unusable_ca_responses_are_refused_with_the_reason() {
     let (pki, server, client) = start().await;
     let other = Identity::new("td", "ns", "other");
     let request = CertificateRequest::new(&id()).unwrap();
-    let for_another_key = pki.answer(&request.pem, &id(), Duration::from_secs(60));
+    let for_another_key = pki.certificate_response(&request.pem, &id(), Duration::from_secs(60));
     let leaf = for_another_key[0].clone();
     let two_leaves = [format!("{leaf}{leaf}"), for_another_key[2].clone()].to_vec();
     let foreign_root = vec![
@@ -141,45 +149,45 @@ async fn unusable_ca_responses_are_refused_with_the_reason() {
     let missing_intermediate = vec![leaf.clone(), for_another_key[2].clone()];
     let huge = vec![leaf.clone(), for_another_key[2].repeat(1000)];
     for (answer, expected) in [
-        (CsrAnswer::Chain(vec![]), "the certificate chain is empty"),
+        (CsrResponse::Chain(vec![]), "the certificate chain is empty"),
         (
-            CsrAnswer::Chain(vec![leaf.clone()]),
+            CsrResponse::Chain(vec![leaf.clone()]),
             "the certificate chain has 1 entry, so it has no root",
         ),
         (
-            CsrAnswer::Chain(two_leaves),
+            CsrResponse::Chain(two_leaves),
             "entry 0 of the certificate chain holds 2 certificates",
         ),
         (
-            CsrAnswer::Chain(vec!["nonsense".to_owned(), leaf.clone()]),
+            CsrResponse::Chain(vec!["nonsense".to_owned(), leaf.clone()]),
             "entry 0 of the certificate chain is not a PEM certificate",
         ),
         (
-            CsrAnswer::Chain(vec![leaf, String::new()]),
+            CsrResponse::Chain(vec![leaf, String::new()]),
             "entry 1 of the certificate chain is not a PEM certificate",
         ),
         (
-            CsrAnswer::Chain(foreign_root),
+            CsrResponse::Chain(foreign_root),
             "does not verify against its own roots",
         ),
         (
-            CsrAnswer::Chain(missing_intermediate),
+            CsrResponse::Chain(missing_intermediate),
             "does not verify against its own roots",
         ),
-        (CsrAnswer::Chain(huge), "more than 256 certificates"),
+        (CsrResponse::Chain(huge), "more than 256 certificates"),
         (
-            CsrAnswer::Chain(for_another_key),
+            CsrResponse::Chain(for_another_key),
             "the private key does not fit the certificate",
         ),
         (
-            CsrAnswer::For(other),
+            CsrResponse::IssueFor(other),
             "the certificate is for spiffe://td/ns/ns/sa/other, requested was \
              spiffe://td/ns/ns/sa/sa",
         ),
     ] {
-        server.answer_next(answer);
+        server.queue_response(answer);
         let error = client.fetch(&id()).await.unwrap_err();
-        let FetchError::Answer(error) = error else {
+        let FetchError::InvalidResponse(error) = error else {
             panic!("{error:?}")
         };
         assert!(error.to_string().contains(expected), "{error}");
@@ -193,7 +201,7 @@ async fn unusable_ca_responses_are_refused_with_the_reason() {
 #[tokio::test]
 async fn error_message_of_the_ca_reaches_the_caller() {
     let (_pki, server, client) = start().await;
-    server.answer_next(CsrAnswer::Error(tonic::Status::unauthenticated(
+    server.queue_response(CsrResponse::Error(tonic::Status::unauthenticated(
         "not on this node",
     )));
     let error = client.fetch(&id()).await.unwrap_err();
@@ -206,18 +214,18 @@ async fn error_message_of_the_ca_reaches_the_caller() {
 #[tokio::test]
 async fn silent_ca_times_out() {
     let (pki, server, _) = start().await;
-    let channel = channel(&config(&server, pki.root_ca())).unwrap();
+    let channel = create_channel(&config(&server, pki.root_ca())).unwrap();
     let options = CsrClientOptions {
         timeout: Duration::from_millis(50),
         ..CsrClientOptions::default()
     };
     let client = CsrClient::new(
         channel,
-        CallHeaders::default(),
+        CallMetadata::default(),
         TlsSettings::default(),
         options,
     );
-    server.answer_next(CsrAnswer::Silence);
+    server.queue_response(CsrResponse::NoResponse);
     assert!(matches!(
         client.fetch(&id()).await,
         Err(FetchError::TimedOut(_))
@@ -234,7 +242,7 @@ async fn server_with_another_root_or_name_is_refused() {
     let mut config = config(&server, pki.root_ca());
     config.address = format!("https://127.0.0.2:{}", server.address.port());
     assert!(client_with(&config).fetch(&id()).await.is_err());
-    assert!(server.seen().is_empty());
+    assert!(server.received_requests().is_empty());
     config.address = format!("127.0.0.1:{}", server.address.port());
     client_with(&config).fetch(&id()).await.unwrap();
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ambit_certificates::{CaClient, CsrClient, CsrClientOptions, FetchError};
-use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource, create_channel};
 use ambit_model::Identity;
 use ambit_testkit::{ISTIO_CSR_NAME, IstioCsr, is_accepted};
 use ambit_tls::TlsSettings;
@@ -29,13 +29,13 @@ fn client(server: &IstioCsr, token: &str, own: Option<Identity>) -> CsrClient {
         tls: TlsSettings::default(),
     };
     let token = TokenSource::Literal(token.to_owned());
-    let headers = CallHeaders::new(Some(token), Some("Kubernetes"), []).unwrap();
+    let headers = CallMetadata::new(Some(token), Some("Kubernetes"), []).unwrap();
     let options = CsrClientOptions {
-        own,
+        own_identity: own,
         timeout: Duration::from_secs(5),
         ..Default::default()
     };
-    let channel = channel(&config).unwrap();
+    let channel = create_channel(&config).unwrap();
     CsrClient::new(channel, headers, TlsSettings::default(), options)
 }
 
@@ -63,7 +63,7 @@ async fn requests_for_identities_of_others_are_refused() {
         // Waypoints' requests for other identities: no account has this name.
         (
             "of-waypoint",
-            Identity::of_waypoint_calls("cluster.local", "shop"),
+            Identity::for_waypoint_calls("cluster.local", "shop"),
         ),
         // A node proxy without impersonation requests its own identity.
         ("of-node", own.clone()),

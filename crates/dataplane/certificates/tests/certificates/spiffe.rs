@@ -163,7 +163,7 @@ async fn an_svid_of_another_identity_is_refused() {
             ..other
         };
         mesh.register(&id("cart"), lying, &[]);
-        let is_lie = |error: &SvidError| matches!(error, SvidError::OtherIdentity(_));
+        let is_lie = |error: &SvidError| matches!(error, SvidError::IdentityMismatch(_));
         refused(&mesh, is_lie).await;
     }
 }
@@ -171,7 +171,7 @@ async fn an_svid_of_another_identity_is_refused() {
 /// Waits until the store reports an expected error for the SVID of `cart`.
 async fn refused(mesh: &Mesh, is_expected: impl Fn(&SvidError) -> bool) {
     let direct = client(mesh.api, &mesh.agent);
-    direct.follow(&id("cart"));
+    direct.keep_ready(&id("cart"));
     let error = direct.fetch(&id("cart")).await.unwrap_err();
     assert!(error.is_refusal(), "{error:?}");
     match &error {
@@ -190,14 +190,14 @@ async fn unusable_svids_are_refused_for_their_reason() {
             ..good.clone()
         };
         mesh.register(&id("cart"), without_key, &[]);
-        refused(&mesh, |error| matches!(error, SvidError::NoKey)).await;
+        refused(&mesh, |error| matches!(error, SvidError::MissingKey)).await;
         let with_other_key = SpiffeSvid {
             key: mesh.pki.svid(&id("cart"), HOUR).key,
             ..good.clone()
         };
         mesh.register(&id("cart"), with_other_key, &[]);
         refused(&mesh, |error| {
-            matches!(error, SvidError::Chain(ChainError::Key(_)))
+            matches!(error, SvidError::Chain(ChainError::InvalidKey(_)))
         })
         .await;
         let undecodable = SpiffeSvid {
@@ -220,7 +220,7 @@ async fn unusable_svids_are_refused_for_their_reason() {
             entries.bundles.insert("td".to_owned(), bundle);
         });
         mesh.register(&id("cart"), two_names, &[]);
-        refused(&mesh, |error| matches!(error, SvidError::Names(2))).await;
+        refused(&mesh, |error| matches!(error, SvidError::UriNameCount(2))).await;
     }
 }
 

@@ -37,7 +37,7 @@ async fn certificate_is_fetched_once_and_then_cached() {
 #[tokio::test]
 async fn concurrent_callers_share_one_fetch() {
     let (ca, certificates) = start();
-    ca.hold();
+    ca.hold_fetches();
     certificates.prefetch(&id("a"));
     let waiting: Vec<_> = (0..20)
         .map(|_| {
@@ -46,7 +46,7 @@ async fn concurrent_callers_share_one_fetch() {
         })
         .collect();
     until("the fetch", || ca.requested().len() == 1).await;
-    ca.release(1);
+    ca.release_fetches(1);
     for waiter in waiting {
         waiter.await.unwrap().unwrap();
     }
@@ -56,7 +56,7 @@ async fn concurrent_callers_share_one_fetch() {
 #[tokio::test]
 async fn fetch_for_a_connection_overtakes_prefetches() {
     let (ca, certificates) = start();
-    ca.hold();
+    ca.hold_fetches();
     for index in 0..20 {
         certificates.prefetch(&id(&format!("pod-{index}")));
     }
@@ -72,13 +72,13 @@ async fn fetch_for_a_connection_overtakes_prefetches() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    ca.release(1);
+    ca.release_fetches(1);
     until("a ninth fetch", || ca.requested().len() == 9).await;
     assert_eq!(ca.requested().last(), Some(&id("pod-19")));
-    ca.release(20);
+    ca.release_fetches(20);
     urgent.await.unwrap().unwrap();
     until("all fetches", || ca.requested().len() == 20).await;
-    assert_eq!(ca.most_running(), 8);
+    assert_eq!(ca.max_concurrent_fetches(), 8);
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,11 +100,11 @@ async fn renewal_at_half_life_replaces_the_certificate() {
 #[tokio::test]
 async fn counts_follow_a_certificate_to_its_expiry() {
     let (ca, certificates) = start();
-    ca.hold();
+    ca.hold_fetches();
     certificates.prefetch(&id("a"));
     let now = SystemTime::now();
     assert_eq!(certificates.counts(now).initializing, 1);
-    ca.release(1);
+    ca.release_fetches(1);
     let expiry = certificates.get(&id("a")).await.unwrap().not_after();
     let counts = certificates.counts(now);
     assert_eq!((counts.available, counts.overdue), (1, 0));
@@ -131,7 +131,7 @@ async fn counts_follow_a_certificate_to_its_expiry() {
 async fn a_failed_renewal_keeps_the_old_certificate() {
     let (ca, certificates) = start();
     let first = certificates.get(&id("a")).await.unwrap();
-    ca.fail(10_000);
+    ca.fail_fetches(10_000);
     pass(DAY * 3 / 4).await;
     assert!(ca.requested().len() > 10, "renewal is retried");
     assert!(Arc::ptr_eq(
@@ -147,7 +147,7 @@ async fn a_failed_renewal_keeps_the_old_certificate() {
 #[tokio::test(start_paused = true)]
 async fn callers_fail_at_once_without_a_certificate() {
     let (ca, certificates) = start();
-    ca.fail(2);
+    ca.fail_fetches(2);
     let error = certificates.get(&id("a")).await.unwrap_err();
     assert_eq!(error.reason(), Reason::IdentityError);
     assert_eq!(
@@ -168,7 +168,7 @@ async fn callers_fail_at_once_without_a_certificate() {
 async fn certificates_are_available_two_seconds_after_the_ca_is_back() {
     let (ca, certificates) = start();
     let all = [id("a"), id("b"), id("c")];
-    ca.fail(10_000);
+    ca.fail_fetches(10_000);
     for identity in &all {
         certificates.get(identity).await.unwrap_err();
     }
@@ -189,16 +189,16 @@ async fn certificates_are_available_two_seconds_after_the_ca_is_back() {
 async fn obtained_waits_through_failures_and_refusals() {
     let (ca, certificates) = start();
     let [away, refused] = [id("away"), id("refused")];
-    ca.fail(3);
+    ca.fail_fetches(3);
     certificates.prefetch(&away);
     until("the first attempt", || ca.requested().len() == 1).await;
     assert!(certificates.is_awaited(&away), "no way to the CA");
-    certificates.obtained(&away).await;
+    certificates.wait_until_obtained(&away).await;
     assert!(certificates.peek(&away).is_some());
     assert!(!certificates.is_awaited(&away));
     assert_eq!(ca.requested().len(), 4);
 
-    ca.refuse(1_000);
+    ca.refuse_fetches(1_000);
     certificates.prefetch(&refused);
     assert!(certificates.is_awaited(&refused), "not asked yet");
     until("the refusal", || !certificates.is_awaited(&refused)).await;
@@ -206,19 +206,23 @@ async fn obtained_waits_through_failures_and_refusals() {
     let waiter = {
         let certificates = certificates.clone();
         let refused = refused.clone();
-        spawn("wait", async move { certificates.obtained(&refused).await })
+        spawn("wait", async move {
+            certificates.wait_until_obtained(&refused).await
+        })
     };
     until("more attempts", || ca.requested().len() > 6).await;
     assert!(!waiter.is_finished());
     certificates.forget(&refused);
     waiter.await.unwrap();
-    certificates.obtained(&id("never asked for")).await;
+    certificates
+        .wait_until_obtained(&id("never asked for"))
+        .await;
 }
 
 #[tokio::test]
 async fn forgetting_fails_waiting_callers_and_later_calls_fetch_again() {
     let (ca, certificates) = start();
-    ca.hold();
+    ca.hold_fetches();
     let waiter = {
         let certificates = certificates.clone();
         spawn("wait", async move { certificates.get(&id("a")).await })
@@ -230,7 +234,7 @@ async fn forgetting_fails_waiting_callers_and_later_calls_fetch_again() {
         Err(CertError::Forgotten(_))
     ));
     assert_eq!(certificates.dump(), []);
-    ca.release(2);
+    ca.release_fetches(2);
     certificates.get(&id("a")).await.unwrap();
     assert_eq!(ca.requested().len(), 2);
 }
@@ -249,9 +253,9 @@ async fn forgotten_certificates_are_not_renewed() {
 async fn the_dump_has_the_keys_istioctl_reads() {
     let (ca, certificates) = start();
     certificates.get(&id("b")).await.unwrap();
-    ca.fail(1);
+    ca.fail_fetches(1);
     certificates.get(&id("a")).await.unwrap_err();
-    ca.hold();
+    ca.hold_fetches();
     certificates.prefetch(&id("c"));
     let dump = serde_json::to_value(certificates.dump()).unwrap();
     assert_eq!(dump[0]["identity"], "spiffe://td/ns/ns/sa/a");
@@ -281,7 +285,7 @@ async fn certificates_are_served_to_other_threads() {
     let (_ca, certificates) = start();
     let (result, done) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        let runtime = ambit_rt::current_thread().unwrap();
+        let runtime = ambit_rt::current_thread_runtime().unwrap();
         let got = runtime.block_on(async { certificates.get(&id("a")).await.is_ok() });
         result.send(got).unwrap();
     });

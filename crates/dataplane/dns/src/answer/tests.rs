@@ -9,7 +9,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 
 use super::*;
 
-fn question(name: &str, kind: RecordType, payload: Option<u16>) -> Question {
+fn question(name: &str, kind: RecordType, payload: Option<u16>) -> DnsQuery {
     let mut message = Message::query();
     message.metadata.recursion_desired = true;
     let labels = name.trim_end_matches('.').split('.');
@@ -20,11 +20,11 @@ fn question(name: &str, kind: RecordType, payload: Option<u16>) -> Question {
         edns.set_max_payload(payload);
         message.set_edns(edns);
     }
-    Question::parse(&message.to_vec().unwrap()).unwrap()
+    DnsQuery::parse(&message.to_vec().unwrap()).unwrap()
 }
 
-fn found(alias: Option<&str>, addresses: Vec<IpAddr>) -> Found {
-    Found {
+fn found(alias: Option<&str>, addresses: Vec<IpAddr>) -> ResolvedName {
+    ResolvedName {
         host: "host".into(),
         alias: alias.map(Into::into),
         addresses,
@@ -36,11 +36,11 @@ fn addresses(count: u16) -> Vec<IpAddr> {
     (0..count).map(ip).collect()
 }
 
-fn bytes(question: &Question, found: &Found, transport: Transport) -> Vec<u8> {
-    encode(question, found, transport, &mut SmallRng::seed_from_u64(1))
+fn bytes(question: &DnsQuery, found: &ResolvedName, transport: Transport) -> Vec<u8> {
+    encode_response(question, found, transport, &mut SmallRng::seed_from_u64(1))
 }
 
-fn read(question: &Question, found: &Found, transport: Transport) -> Message {
+fn read(question: &DnsQuery, found: &ResolvedName, transport: Transport) -> Message {
     Message::from_vec(&bytes(question, found, transport)).unwrap()
 }
 
@@ -129,7 +129,7 @@ fn addresses_come_in_any_order() {
     let mut first = std::collections::BTreeSet::new();
     let mut rng = SmallRng::seed_from_u64(2);
     for _ in 0..100 {
-        let bytes = encode(&question, &found, Transport::Udp, &mut rng);
+        let bytes = encode_response(&question, &found, Transport::Udp, &mut rng);
         let answer = Message::from_vec(&bytes).unwrap();
         first.insert(answer.answers[0].data.to_string());
     }

@@ -62,7 +62,7 @@ fn table_of(services: Vec<Service>, workloads: &[Workload]) -> MeshTable {
     table
 }
 
-const CLIENT: Client<'static> = Client {
+const CLIENT: DnsClient<'static> = DnsClient {
     namespace: "shop",
     network: "",
     cluster_id: "Kubernetes",
@@ -70,8 +70,8 @@ const CLIENT: Client<'static> = Client {
 };
 
 /// Resolves a name; returns alias and addresses as text.
-fn resolve(table: &MeshTable, client: &Client<'_>, name: &str, family: Family) -> String {
-    let Some(found) = look_up(table, client, name, family) else {
+fn resolve(table: &MeshTable, client: &DnsClient<'_>, name: &str, family: AddressFamily) -> String {
+    let Some(found) = resolve_name(table, client, name, family) else {
         return "unknown".into();
     };
     let mut addresses: Vec<_> = found.addresses.iter().map(ToString::to_string).collect();
@@ -84,7 +84,7 @@ fn resolve(table: &MeshTable, client: &Client<'_>, name: &str, family: Family) -
 fn check(table: &MeshTable, cases: &[(&str, &str)]) {
     for (name, expected) in cases {
         assert_eq!(
-            resolve(table, &CLIENT, name, Family::V4),
+            resolve(table, &CLIENT, name, AddressFamily::V4),
             *expected,
             "{name}"
         );
@@ -206,11 +206,11 @@ fn private_services_of_other_namespaces_do_not_resolve() {
     };
     let table = table_of(vec![hidden], &[]);
     check(&table, &[("api.other", "unknown")]);
-    let neighbour = Client {
+    let neighbour = DnsClient {
         namespace: "other",
         ..CLIENT
     };
-    let found = resolve(&table, &neighbour, "api", Family::V4);
+    let found = resolve(&table, &neighbour, "api", AddressFamily::V4);
     assert_eq!(found, "10.0.0.2");
 }
 
@@ -223,18 +223,18 @@ fn addresses_are_of_the_client_s_network_and_the_service_s_families() {
     };
     let both = |families| {
         let table = table_of(vec![with(families)], &[]);
-        [Family::V4, Family::V6].map(|family| resolve(&table, &CLIENT, "web", family))
+        [AddressFamily::V4, AddressFamily::V6].map(|family| resolve(&table, &CLIENT, "web", family))
     };
     assert_eq!(both(None), ["10.0.0.1", "fd00::1"]);
     assert_eq!(both(Some(IpFamilies::Dual)), ["10.0.0.1", "fd00::1"]);
     assert_eq!(both(Some(IpFamilies::Ipv4)), ["10.0.0.1", ""]);
     assert_eq!(both(Some(IpFamilies::Ipv6)), ["", "fd00::1"]);
-    let far = Client {
+    let far = DnsClient {
         network: "far",
         ..CLIENT
     };
     let table = table_of(vec![with(None)], &[]);
-    assert_eq!(resolve(&table, &far, "web", Family::V4), "10.9.9.9");
+    assert_eq!(resolve(&table, &far, "web", AddressFamily::V4), "10.9.9.9");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_headless_service_is_its_endpoints() {
     ];
     let table = table_of(vec![kube("shop", "db", &[])], &pods);
     check(&table, &[("db", "10.1.0.1 10.1.0.2")]);
-    assert_eq!(resolve(&table, &CLIENT, "db", Family::V6), "fd00::1");
+    assert_eq!(resolve(&table, &CLIENT, "db", AddressFamily::V6), "fd00::1");
 
     let unready = Service {
         load_balancing: Some(LoadBalancing {
@@ -348,12 +348,12 @@ fn names_of_the_cluster_go_before_hosts_of_others() {
             ("db", "10.1.0.1"),
         ] {
             assert_eq!(
-                resolve(&table, &CLIENT, name, Family::V4),
+                resolve(&table, &CLIENT, name, AddressFamily::V4),
                 expected,
                 "{name}"
             );
             let searched = format!("{name}.shop.svc.cluster.local");
-            let found = resolve(&table, &CLIENT, &searched, Family::V4);
+            let found = resolve(&table, &CLIENT, &searched, AddressFamily::V4);
             assert!(found.ends_with(expected), "{searched}: {found}");
         }
     }

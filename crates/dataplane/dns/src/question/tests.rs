@@ -12,13 +12,13 @@ fn message(name: &str, kind: RecordType) -> Message {
     message
 }
 
-fn parse(message: &Message) -> Result<Question, Unanswerable> {
-    Question::parse(&message.to_vec().unwrap())
+fn parse(message: &Message) -> Result<DnsQuery, QueryRejection> {
+    DnsQuery::parse(&message.to_vec().unwrap())
 }
 
 #[track_caller]
 fn refused_with(message: &Message, code: ResponseCode) {
-    let Err(Unanswerable::Refused(bytes, rcode)) = parse(message) else {
+    let Err(QueryRejection::ErrorResponse(bytes, rcode)) = parse(message) else {
         panic!("not refused: {message:?}");
     };
     assert_eq!(rcode, code);
@@ -31,27 +31,30 @@ fn refused_with(message: &Message, code: ResponseCode) {
 #[test]
 fn names_are_lower_case_without_the_final_dot() {
     let question = parse(&message("Web.Shop.svc.", RecordType::AAAA)).unwrap();
-    assert_eq!(question.host().as_deref(), Some("web.shop.svc"));
-    assert_eq!(question.family(), Some(Family::V6));
-    assert_eq!(question.kind_name(), Some("AAAA"));
+    assert_eq!(question.host_name().as_deref(), Some("web.shop.svc"));
+    assert_eq!(question.address_family(), Some(AddressFamily::V6));
+    assert_eq!(question.record_type_name(), Some("AAAA"));
 }
 
 #[test]
 fn invalid_host_names_are_none() {
-    let host = |name: &str| parse(&message(name, RecordType::A)).unwrap().host();
+    let host = |name: &str| parse(&message(name, RecordType::A)).unwrap().host_name();
     assert_eq!(host("."), None);
     assert_eq!(host("*.example.com."), None);
     assert_eq!(host("a\\.b.example.com."), None);
     assert_eq!(host("_http._tcp.web."), Some("_http._tcp.web".into()));
     let other = parse(&message("web.", RecordType::Unknown(65_280))).unwrap();
-    assert_eq!((other.family(), other.kind_name()), (None, None));
+    assert_eq!(
+        (other.address_family(), other.record_type_name()),
+        (None, None)
+    );
 }
 
 #[test]
 fn only_class_in_has_an_address_family() {
     let mut chaos = message("version.bind.", RecordType::A);
     chaos.queries[0].set_query_class(DNSClass::CH);
-    assert_eq!(parse(&chaos).unwrap().family(), None);
+    assert_eq!(parse(&chaos).unwrap().address_family(), None);
 }
 
 #[test]
@@ -69,14 +72,14 @@ fn messages_other_than_queries_are_refused() {
     let mut two = query.clone();
     two.add_query(query.queries[0].clone());
     refused_with(&two, ResponseCode::FormErr);
-    assert_eq!(Question::parse(b"short"), Err(Unanswerable::Noise));
-    assert_eq!(Question::parse(b""), Err(Unanswerable::Noise));
+    assert_eq!(DnsQuery::parse(b"short"), Err(QueryRejection::Ignored));
+    assert_eq!(DnsQuery::parse(b""), Err(QueryRejection::Ignored));
 }
 
 #[test]
 fn a_refusal_repeats_the_question() {
     let question = parse(&message("web.", RecordType::A)).unwrap();
-    let refusal = Message::from_vec(&question.refusal(ResponseCode::ServFail)).unwrap();
+    let refusal = Message::from_vec(&question.error_response(ResponseCode::ServFail)).unwrap();
     assert_eq!(refusal.metadata.response_code, ResponseCode::ServFail);
     assert_eq!(refusal.queries, [question.query]);
     assert!(refusal.metadata.recursion_available && refusal.metadata.recursion_desired);
@@ -85,9 +88,9 @@ fn a_refusal_repeats_the_question() {
 proptest! {
     #[test]
     fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        if let Ok(question) = Question::parse(&bytes) {
-            let _any = (question.host(), question.family(), question.kind_name());
-            prop_assert!(!question.refusal(ResponseCode::ServFail).is_empty());
+        if let Ok(question) = DnsQuery::parse(&bytes) {
+            let _any = (question.host_name(), question.address_family(), question.record_type_name());
+            prop_assert!(!question.error_response(ResponseCode::ServFail).is_empty());
         }
     }
 
@@ -102,9 +105,9 @@ proptest! {
             *place = byte;
         }
         bytes.truncate(cut.max(1));
-        if let Ok(question) = Question::parse(&bytes) {
+        if let Ok(question) = DnsQuery::parse(&bytes) {
             prop_assert!(question.end <= bytes.len());
-            let _any = question.host();
+            let _any = question.host_name();
         }
     }
 }

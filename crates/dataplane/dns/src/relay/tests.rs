@@ -5,16 +5,16 @@ use hickory_proto::{
 
 use super::*;
 
-fn question() -> Question {
+fn question() -> DnsQuery {
     let mut message = Message::query();
     message.metadata.id = 7;
     let name = Name::from_ascii("Example.com.").unwrap();
     message.add_query(Query::query(name, RecordType::A));
-    Question::parse(&message.to_vec().unwrap()).unwrap()
+    DnsQuery::parse(&message.to_vec().unwrap()).unwrap()
 }
 
 /// Builds an upstream server's response to the forwarded query, modified by `change`.
-fn answer(relay: &Relay, change: impl FnOnce(&mut Message)) -> Vec<u8> {
+fn answer(relay: &Forward, change: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut message = Message::from_vec(relay.message()).unwrap();
     message.metadata.message_type = MessageType::Response;
     change(&mut message);
@@ -23,7 +23,7 @@ fn answer(relay: &Relay, change: impl FnOnce(&mut Message)) -> Vec<u8> {
 
 #[test]
 fn answer_gets_the_client_s_id_and_is_otherwise_unchanged() {
-    let relay = Relay::new(&question(), 4711);
+    let relay = Forward::new(&question(), 4711);
     assert_eq!(
         Message::from_vec(relay.message()).unwrap().metadata.id,
         4711
@@ -45,7 +45,7 @@ fn answer_gets_the_client_s_id_and_is_otherwise_unchanged() {
 
 #[test]
 fn the_response_code_of_the_server_is_preserved() {
-    let relay = Relay::new(&question(), 1);
+    let relay = Forward::new(&question(), 1);
     let bytes = answer(&relay, |message| {
         message.metadata.response_code = ResponseCode::NXDomain;
     });
@@ -59,7 +59,7 @@ fn the_response_code_of_the_server_is_preserved() {
 
 #[test]
 fn unrelated_answers_are_ignored() {
-    let relay = Relay::new(&question(), 1);
+    let relay = Forward::new(&question(), 1);
     let other_name = Name::from_ascii("example.org.").unwrap();
     type Change = fn(&mut Message);
     let changes: [(&str, Change); 4] = [
@@ -84,7 +84,7 @@ fn unrelated_answers_are_ignored() {
 
 #[test]
 fn letters_of_the_name_may_change_their_case() {
-    let relay = Relay::new(&question(), 1);
+    let relay = Forward::new(&question(), 1);
     let name = Name::from_ascii("eXAMPLE.COM.").unwrap();
     let bytes = answer(&relay, |message| {
         message.queries[0].set_name(name);

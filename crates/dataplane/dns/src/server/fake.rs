@@ -7,36 +7,36 @@ use super::*;
 /// Fake host that resolves the name `web`, optionally without the initial mesh state.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
-    pub(crate) blind: AtomicBool,
+    pub(crate) has_no_mesh_state: AtomicBool,
     pub(crate) reports: AtomicUsize,
 }
 
-impl Host for Fake {
-    fn look_up(&self, name: &str, _family: Family) -> Known {
-        if self.blind.load(Ordering::Relaxed) {
-            return Known::NotYet;
+impl DnsHost for Fake {
+    fn resolve_in_mesh(&self, name: &str, _family: AddressFamily) -> MeshLookup {
+        if self.has_no_mesh_state.load(Ordering::Relaxed) {
+            return MeshLookup::MeshStateMissing;
         }
         if name != "web" {
-            return Known::Unknown;
+            return MeshLookup::NotFound;
         }
-        Known::Found(Found {
+        MeshLookup::Found(ResolvedName {
             host: "web".into(),
             alias: None,
             addresses: vec![[10, 0, 0, 1].into()],
         })
     }
 
-    async fn mesh_known(&self) -> bool {
-        !self.blind.load(Ordering::Relaxed)
+    async fn wait_for_mesh_state(&self) -> bool {
+        !self.has_no_mesh_state.load(Ordering::Relaxed)
     }
 
-    fn has_turn(&self) -> bool {
+    fn is_serving(&self) -> bool {
         true
     }
 
-    async fn turn(&self) {}
+    async fn wait_until_serving(&self) {}
 
-    fn report(&self, _report: &Report<'_>) {
+    fn report(&self, _report: &QueryReport<'_>) {
         self.reports.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -37,7 +37,7 @@ async fn receive(client: &mut TcpStream) -> std::io::Result<Message> {
 fn limits() -> Limits {
     Limits {
         connections: 1,
-        idle: Duration::from_millis(100),
+        idle_timeout: Duration::from_millis(100),
         ..Limits::default()
     }
 }
@@ -74,7 +74,7 @@ async fn incomplete_query_times_out() {
 async fn connections_beyond_the_limit_are_closed() {
     within(async {
         let server = server(Limits {
-            idle: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(60),
             ..limits()
         });
         let mut first = connect(&server).await;

@@ -2,15 +2,15 @@
 //! bound them.
 
 /// Number of 64-bit words in a bitmap with a bit for each port.
-const WORDS: usize = (u16::MAX as usize + 1) / 64;
+const BITMAP_WORDS: usize = (u16::MAX as usize + 1) / 64;
 
 /// Set of ports; without memory for pods that never send queries.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ports(Option<Box<[u64; WORDS]>>);
+pub(super) struct Ports(Option<Box<[u64; BITMAP_WORDS]>>);
 
 impl Ports {
     pub(super) fn insert(&mut self, port: u16) {
-        let words = self.0.get_or_insert_with(|| Box::new([0; WORDS]));
+        let words = self.0.get_or_insert_with(|| Box::new([0; BITMAP_WORDS]));
         if let Some(word) = words.get_mut(usize::from(port / 64)) {
             *word |= 1 << (port % 64);
         }

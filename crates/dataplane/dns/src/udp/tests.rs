@@ -10,16 +10,16 @@ use crate::{
     server::fake::{Fake, question, server},
 };
 
-struct Rig {
+struct TestServer {
     server: Arc<Server<Fake>>,
     drain: Drain,
     task: tokio::task::JoinHandle<()>,
     client: UdpSocket,
 }
 
-async fn rig() -> Rig {
+async fn rig() -> TestServer {
     let server = server(Limits {
-        quiet: Duration::from_millis(50),
+        retransmit_interval: Duration::from_millis(50),
         ..Limits::default()
     });
     let local = (Ipv4Addr::LOCALHOST, 0);
@@ -28,7 +28,7 @@ async fn rig() -> Rig {
     client.connect(socket.local_addr().unwrap()).await.unwrap();
     let (drain, watcher) = drain::channel();
     let task = ambit_rt::spawn("dns", serve_datagrams(socket, server.clone(), watcher));
-    Rig {
+    TestServer {
         server,
         drain,
         task,
@@ -36,7 +36,7 @@ async fn rig() -> Rig {
     }
 }
 
-impl Rig {
+impl TestServer {
     async fn ask(&self, question: &[u8]) -> Message {
         self.client.send(question).await.unwrap();
         let mut buffer = [0; 512];
@@ -67,7 +67,10 @@ async fn questions_are_answered_and_noise_is_not() {
 async fn queries_are_not_forwarded_before_the_mesh_is_known() {
     within(async {
         let rig = rig().await;
-        rig.server.host.blind.store(true, Ordering::Relaxed);
+        rig.server
+            .host
+            .has_no_mesh_state
+            .store(true, Ordering::Relaxed);
         let answer = rig.ask(&question("web")).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
     })

@@ -10,22 +10,22 @@ use hickory_proto::{
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::question::Question;
+use crate::question::DnsQuery;
 
 const LIMITS: Limits = Limits {
-    relayed: 8,
+    relayed_queries: 8,
     connections: 8,
-    idle: Duration::from_millis(300),
-    attempt: Duration::from_millis(100),
-    total: Duration::from_millis(400),
-    quiet: Duration::from_millis(50),
+    idle_timeout: Duration::from_millis(300),
+    attempt_timeout: Duration::from_millis(100),
+    total_timeout: Duration::from_millis(400),
+    retransmit_interval: Duration::from_millis(50),
 };
 
-fn relay() -> Relay {
+fn relay() -> Forward {
     let mut message = Message::query();
     let name = Name::from_ascii("example.com.").unwrap();
     message.add_query(Query::query(name, RecordType::A));
-    Relay::new(&Question::parse(&message.to_vec().unwrap()).unwrap(), 1)
+    Forward::new(&DnsQuery::parse(&message.to_vec().unwrap()).unwrap(), 1)
 }
 
 fn answer(question: &[u8], code: ResponseCode) -> Vec<u8> {
@@ -87,7 +87,7 @@ async fn next_server_is_queried_when_one_fails() {
             assert_eq!(ask(&[first, good]).await.unwrap(), ResponseCode::NXDomain);
         }
         assert_eq!(ask(&[failing]).await.unwrap(), ResponseCode::ServFail);
-        assert!(matches!(ask(&[silent]).await, Err(RelayError::Silent(at)) if at == silent));
+        assert!(matches!(ask(&[silent]).await, Err(RelayError::NoResponse(at)) if at == silent));
         assert!(matches!(ask(&[]).await, Err(RelayError::NoServer)));
     })
     .await;
@@ -146,6 +146,6 @@ fn only_redirected_queries_have_an_original_server() {
         ("0.0.0.0:53", false),
         ("224.0.0.251:53", false),
     ] {
-        assert_eq!(is_server(&address.parse().unwrap()), is, "{address}");
+        assert_eq!(is_usable_server(&address.parse().unwrap()), is, "{address}");
     }
 }

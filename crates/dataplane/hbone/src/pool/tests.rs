@@ -77,7 +77,7 @@ async fn tunnels_of_one_key_share_a_connection_and_other_keys_do_not() {
     let second = open(&pool, &key(15008), &dialer);
     let _two = peer.expect_connect("10.0.0.2:80").await.accept();
     let opened = peer
-        .while_doing(async { (first.await.unwrap(), second.await.unwrap()) })
+        .drive_while(async { (first.await.unwrap(), second.await.unwrap()) })
         .await;
     assert!(opened.0.is_ok() && opened.1.is_ok());
     assert_eq!(pool.connections(), 1);
@@ -102,7 +102,7 @@ async fn full_connection_gets_a_sibling_and_is_reused_when_it_has_room() {
         }
         let peer = peers.last_mut().unwrap();
         let far = peer.expect_connect("10.0.0.2:80").await.accept();
-        let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+        let (near, _) = peer.drive_while(opening).await.unwrap().unwrap();
         tunnels.push((near, far));
     }
     assert_eq!(pool.connections(), 2);
@@ -193,7 +193,7 @@ async fn a_cancelled_dialer_hands_its_slot_to_a_waiter() {
     first.abort();
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
-    assert!(peer.while_doing(second).await.unwrap().is_ok());
+    assert!(peer.drive_while(second).await.unwrap().is_ok());
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn peer_that_closes_during_the_handshake_is_dialed_once_more() {
     drop(dying);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
-    assert!(peer.while_doing(opening).await.unwrap().is_ok());
+    assert!(peer.drive_while(opening).await.unwrap().is_ok());
     // A second failure is not retried.
     let opening = open(&pool, &key(2), &dialer);
     for _ in 0..2 {
@@ -222,9 +222,9 @@ async fn after_goaway_new_tunnels_go_to_a_new_connection() {
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let mut far = peer.expect_connect("10.0.0.2:80").await.accept();
-    let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    let (near, _) = peer.drive_while(opening).await.unwrap().unwrap();
     peer.goaway();
-    let old = ambit_rt::spawn("old", async move { peer.serve_rest().await });
+    let old = ambit_rt::spawn("old", async move { peer.serve_until_closed().await });
     let mut fresh = loop {
         let opening = open(&pool, &key(1), &dialer);
         if let Ok(end) = tokio::time::timeout(Duration::from_millis(50), ends.recv()).await {
@@ -234,7 +234,7 @@ async fn after_goaway_new_tunnels_go_to_a_new_connection() {
         }
         opening.abort();
     };
-    assert!(fresh.0.while_doing(fresh.1).await.unwrap().is_ok());
+    assert!(fresh.0.drive_while(fresh.1).await.unwrap().is_ok());
     // The open tunnel continues.
     far.send(b"still here", true);
     let (mut app, proxy) = tokio::io::duplex(64);
@@ -263,19 +263,19 @@ async fn a_refused_stream_on_a_used_connection_is_tried_again_once() {
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let far = peer.expect_connect("10.0.0.2:80").await.accept();
-    drop(peer.while_doing(opening).await.unwrap().unwrap());
+    drop(peer.drive_while(opening).await.unwrap().unwrap());
     drop(far);
     let opening = open(&pool, &key(1), &dialer);
     peer.expect_connect("10.0.0.2:80")
         .await
         .reset(h2::Reason::REFUSED_STREAM);
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
-    assert!(peer.while_doing(opening).await.unwrap().is_ok());
+    assert!(peer.drive_while(opening).await.unwrap().is_ok());
     // A response status is final.
     let opening = open(&pool, &key(2), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     peer.expect_connect("10.0.0.2:80").await.refuse(401);
-    let refused = peer.while_doing(opening).await.unwrap();
+    let refused = peer.drive_while(opening).await.unwrap();
     assert!(matches!(
         refused,
         Err(TunnelError::Status(http::StatusCode::UNAUTHORIZED))
@@ -289,13 +289,13 @@ async fn the_peers_stream_limit_is_respected() {
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 1).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
-    let _near = peer.while_doing(opening).await.unwrap().unwrap();
+    let _near = peer.drive_while(opening).await.unwrap().unwrap();
     let opening = open(&pool, &key(1), &dialer);
     let mut second = peer
-        .while_doing(async { H2Peer::accept(ends.recv().await.unwrap(), 1).await })
+        .drive_while(async { H2Peer::accept(ends.recv().await.unwrap(), 1).await })
         .await;
     let _far = second.expect_connect("10.0.0.2:80").await.accept();
-    assert!(second.while_doing(opening).await.unwrap().is_ok());
+    assert!(second.drive_while(opening).await.unwrap().is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,12 +308,12 @@ async fn idle_connections_close_and_used_ones_end_with_their_tunnel() {
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let far = peer.expect_connect("10.0.0.2:80").await.accept();
-    let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    let (near, _) = peer.drive_while(opening).await.unwrap().unwrap();
     let released = async { until("it is let go", || pool.connections() == 0).await };
-    peer.while_doing(released).await;
+    peer.drive_while(released).await;
     assert!(pool.state.lock().entries.is_empty());
     drop((near, far));
-    peer.serve_rest().await;
+    peer.serve_until_closed().await;
 }
 
 #[tokio::test]
@@ -332,7 +332,7 @@ async fn silent_peer_times_out() {
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
-    let (mut near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    let (mut near, _) = peer.drive_while(opening).await.unwrap().unwrap();
     // From now on the peer is not driven: PINGs stay unanswered.
     let (_app, mut proxy) = tokio::io::duplex(64);
     let ended = crate::relay_tunnel(&mut proxy, &mut near, ()).await;
@@ -350,7 +350,7 @@ async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let far = peer.expect_connect("10.0.0.2:80").await.accept();
-    let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    let (near, _) = peer.drive_while(opening).await.unwrap().unwrap();
     // Later connections have no peer at their other end.
     ambit_rt::spawn("ends", async move { while ends.recv().await.is_some() {} });
     (pool, dialer, near, peer, far)
@@ -372,7 +372,7 @@ async fn lasts(mut near: Tunnel) -> Duration {
 async fn tunnels_to_a_removed_silent_workload_end_in_a_second() {
     for (liveness, seconds) in [(Liveness::Gone, 1..2), (Liveness::Doubtful, 5..6)] {
         let (pool, _dialer, near, _peer, _far) = one_tunnel().await;
-        pool.review(|key| (key.workload == "uid").then_some(liveness));
+        pool.update_liveness(|key| (key.workload == "uid").then_some(liveness));
         let lasted = lasts(near).await;
         assert!(
             seconds.contains(&lasted.as_secs()),
@@ -385,9 +385,9 @@ async fn tunnels_to_a_removed_silent_workload_end_in_a_second() {
 #[tokio::test(start_paused = true)]
 async fn tunnels_to_a_removed_responding_workload_end_in_a_minute() {
     let (pool, dialer, near, mut peer, _far) = one_tunnel().await;
-    pool.review(|key| (key.workload != "uid").then_some(Liveness::Gone));
+    pool.update_liveness(|key| (key.workload != "uid").then_some(Liveness::Gone));
     assert_eq!(pool.connections(), 1, "another workload's departure");
-    pool.review(|_| Some(Liveness::Gone));
+    pool.update_liveness(|_| Some(Liveness::Gone));
     assert_eq!(pool.connections(), 0);
     let further = open(&pool, &key(1), &dialer);
     // The peer responds until the connection ends.
@@ -401,12 +401,12 @@ async fn tunnels_to_a_removed_responding_workload_end_in_a_minute() {
 #[tokio::test(start_paused = true)]
 async fn doubtful_workload_that_responds_keeps_tunnels_and_gets_more() {
     let (pool, dialer, _near, mut peer, _far) = one_tunnel().await;
-    pool.review(|_| Some(Liveness::Doubtful));
-    peer.while_doing(pass(Duration::from_secs(200))).await;
-    pool.review(|_| Some(Liveness::Expected));
+    pool.update_liveness(|_| Some(Liveness::Doubtful));
+    peer.drive_while(pass(Duration::from_secs(200))).await;
+    pool.update_liveness(|_| Some(Liveness::Expected));
     let opening = open(&pool, &key(1), &dialer);
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
-    peer.while_doing(opening).await.unwrap().unwrap();
+    peer.drive_while(opening).await.unwrap().unwrap();
     assert_eq!(pool.connections(), 1);
 }
 
@@ -463,7 +463,7 @@ async fn panic_ends_its_connection_and_the_next_one_is_dialled() {
     let opening = open();
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let mut far = peer.expect_connect("10.0.0.2:80").await.accept();
-    let (mut tunnel, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    let (mut tunnel, _) = peer.drive_while(opening).await.unwrap().unwrap();
     fault.store(true, Ordering::Relaxed);
     far.send(b"x", false);
     ambit_rt::spawn("peer", async move { while peer.next().await.is_some() {} });
@@ -473,6 +473,6 @@ async fn panic_ends_its_connection_and_the_next_one_is_dialled() {
     let opening = open();
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     peer.expect_connect("10.0.0.2:80").await.accept();
-    peer.while_doing(opening).await.unwrap().unwrap();
+    peer.drive_while(opening).await.unwrap().unwrap();
     assert_eq!(pool.connections(), 1);
 }

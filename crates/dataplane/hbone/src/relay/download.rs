@@ -10,9 +10,9 @@ use h2::RecvStream;
 use tokio::io::AsyncWrite;
 
 use super::{
-    ends::{DirectionEnd, Ends, RelayError},
+    ends::{DirectionEnd, RelayEnds, RelayError},
     meter::Meter,
-    received::{Received, StreamEnd},
+    received::{ReceivedFrames, StreamEnd},
 };
 
 /// Maximum frames in one vectored write.
@@ -21,7 +21,7 @@ const MAX_FRAMES_PER_WRITE: usize = 4;
 /// Copies from a tunnel's stream to a socket, several frames a write.
 #[derive(Debug, Default)]
 pub(super) struct Download {
-    received: Received,
+    received: ReceivedFrames,
 }
 
 impl Download {
@@ -30,10 +30,10 @@ impl Download {
         cx: &mut Context<'_>,
         app: &mut W,
         recv: &mut RecvStream,
-        ends: &mut Ends,
+        ends: &mut RelayEnds,
         meter: &M,
     ) -> Poll<DirectionEnd> {
-        self.received.gather(cx, recv, ends);
+        self.received.poll_receive(cx, recv, ends);
         while !self.received.frames.is_empty() {
             match ready!(self.poll_write(cx, app)) {
                 Ok(n) => {
@@ -45,9 +45,9 @@ impl Download {
             }
         }
         match self.received.last {
-            StreamEnd::Nothing => Poll::Pending,
-            StreamEnd::Break => Poll::Ready(DirectionEnd::SourceBroke),
-            StreamEnd::End => match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
+            StreamEnd::Open => Poll::Pending,
+            StreamEnd::Broken => Poll::Ready(DirectionEnd::SourceBroke),
+            StreamEnd::EndOfData => match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
                 Ok(()) => Poll::Ready(DirectionEnd::Clean),
                 Err(error) => ends.sink_broke(RelayError::Send(error)),
             },

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 use crate::withdrawal;
 
 /// Timeout for delivering the last bytes of a side that broke.
-pub(super) const LAST_BYTES: Duration = Duration::from_secs(5);
+pub(super) const LAST_BYTES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Error that ended a relayed connection before both its directions had ended.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,9 @@ impl RelayError {
     /// Returns the low-cardinality reason for metrics.
     pub fn reason(&self) -> ambit_model::Reason {
         match self {
-            Self::Tunnel(error) if withdrawal::ended(error) => ambit_model::Reason::CertRevoked,
+            Self::Tunnel(error) if withdrawal::is_withdrawal(error) => {
+                ambit_model::Reason::CertRevoked
+            }
             Self::Tunnel(_) => ambit_model::Reason::H2Failure,
             Self::Receive(_) | Self::Send(_) => ambit_model::Reason::Connect,
         }
@@ -52,64 +54,66 @@ pub(super) enum DirectionEnd {
 
 /// End of each direction of a relayed connection, and the first error.
 #[derive(Debug, Default)]
-pub(super) struct Ends {
-    pub(super) up: bool,
-    pub(super) down: bool,
+pub(super) struct RelayEnds {
+    pub(super) upload_ended: bool,
+    pub(super) download_ended: bool,
     /// First error, which is the cause of later ones.
-    pub(super) broken: Option<Box<RelayError>>,
+    pub(super) first_error: Option<Box<RelayError>>,
     pub(super) last_bytes_timer: LastBytesTimer,
 }
 
-impl Ends {
-    pub(super) fn up(&mut self, over: DirectionEnd) {
-        self.up = true;
-        self.down |= over == DirectionEnd::SourceBroke;
+impl RelayEnds {
+    pub(super) fn end_upload(&mut self, over: DirectionEnd) {
+        self.upload_ended = true;
+        self.download_ended |= over == DirectionEnd::SourceBroke;
     }
 
-    pub(super) fn down(&mut self, over: DirectionEnd) {
-        self.down = true;
-        self.up |= over == DirectionEnd::SourceBroke;
+    pub(super) fn end_download(&mut self, over: DirectionEnd) {
+        self.download_ended = true;
+        self.upload_ended |= over == DirectionEnd::SourceBroke;
     }
 
     /// Records the first error; the connection will be reset.
-    pub(super) fn broke(&mut self, error: RelayError) {
-        self.broken.get_or_insert_with(|| Box::new(error));
+    pub(super) fn record_error(&mut self, error: RelayError) {
+        self.first_error.get_or_insert_with(|| Box::new(error));
     }
 
     pub(super) fn source_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
-        self.broke(error);
+        self.record_error(error);
         Poll::Ready(DirectionEnd::SourceBroke)
     }
 
     pub(super) fn sink_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
-        self.broke(error);
+        self.record_error(error);
         Poll::Ready(DirectionEnd::SinkBroke)
     }
 
     /// Handles the reset of a socket whose bytes wait for a peer that does not read: the bytes of
     /// the other direction have no receiver, and the waiting bytes are delivered within
-    /// [`LAST_BYTES`] or not at all.
+    /// [`LAST_BYTES_TIMEOUT`] or not at all.
     pub(super) fn socket_failed(&mut self, error: io::Error) {
-        self.broke(RelayError::Receive(error));
+        self.record_error(RelayError::Receive(error));
     }
 
     /// Completes when both directions have ended, or the remaining bytes of a broken connection take too long.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
-        let over = self.up && self.down;
-        if over || self.broken.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
-            return Poll::Ready(self.broken.take().map_or(Ok(()), |error| Err(*error)));
+        let over = self.upload_ended && self.download_ended;
+        if over || self.first_error.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
+            return Poll::Ready(self.first_error.take().map_or(Ok(()), |error| Err(*error)));
         }
         Poll::Pending
     }
 }
 
-/// Timer of [`LAST_BYTES`], started by its first poll.
+/// Timer of [`LAST_BYTES_TIMEOUT`], started by its first poll.
 #[derive(Debug, Default)]
 pub(super) struct LastBytesTimer(Option<Pin<Box<Sleep>>>);
 
 impl LastBytesTimer {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let timer = self.0.get_or_insert_with(|| Box::pin(sleep(LAST_BYTES)));
+        let timer = self
+            .0
+            .get_or_insert_with(|| Box::pin(sleep(LAST_BYTES_TIMEOUT)));
         timer.as_mut().poll(cx)
     }
 }

@@ -6,16 +6,16 @@ use bytes::Bytes;
 use h2::RecvStream;
 
 use super::{
-    ends::{DirectionEnd, Ends},
-    received::{Received, StreamEnd},
-    upload::{closed, poll_send},
+    ends::{DirectionEnd, RelayEnds},
+    received::{ReceivedFrames, StreamEnd},
+    upload::{poll_closed_stream, poll_send},
 };
-use crate::{Tunnel, piece::Piece};
+use crate::{Tunnel, send_chunk::SendChunk};
 
 /// Copies one direction between two tunnels. Window credit is returned when the other tunnel has accepted a frame.
 #[derive(Debug, Default)]
 pub(super) struct Forward {
-    received: Received,
+    received: ReceivedFrames,
     /// Bytes that the other tunnel has not accepted yet.
     pending: Bytes,
 }
@@ -27,11 +27,11 @@ impl Forward {
         cx: &mut Context<'_>,
         from: &mut RecvStream,
         to: &mut Tunnel,
-        ends: &mut Ends,
+        ends: &mut RelayEnds,
         answered: bool,
         count: impl Fn(u64),
     ) -> Poll<DirectionEnd> {
-        self.received.gather(cx, from, ends);
+        self.received.poll_receive(cx, from, ends);
         loop {
             if self.pending.is_empty() {
                 let Some(next) = self.received.frames.pop() else {
@@ -46,25 +46,25 @@ impl Forward {
             // Fails only for more than was received.
             let _credited = from.flow_control().release_capacity(taken);
             if ready!(sent).is_err() {
-                return closed(cx, &mut to.send, ends, answered);
+                return poll_closed_stream(cx, &mut to.send, ends, answered);
             }
         }
         match self.received.last {
-            StreamEnd::Break => Poll::Ready(DirectionEnd::SourceBroke),
-            StreamEnd::End => {
-                let end = Piece::new(Bytes::new(), &to.unsent);
+            StreamEnd::Broken => Poll::Ready(DirectionEnd::SourceBroke),
+            StreamEnd::EndOfData => {
+                let end = SendChunk::new(Bytes::new(), &to.unsent);
                 if to.send.send_data(end, true).is_ok() {
                     return Poll::Ready(DirectionEnd::Clean);
                 }
-                closed(cx, &mut to.send, ends, answered)
+                poll_closed_stream(cx, &mut to.send, ends, answered)
             }
             // With the other direction over, nothing else detects that the peer has gone.
-            StreamEnd::Nothing if answered => {
+            StreamEnd::Open if answered => {
                 // For any reset code.
                 let _reset = ready!(to.send.poll_reset(cx));
-                closed(cx, &mut to.send, ends, true)
+                poll_closed_stream(cx, &mut to.send, ends, true)
             }
-            StreamEnd::Nothing => Poll::Pending,
+            StreamEnd::Open => Poll::Pending,
         }
     }
 }

@@ -15,9 +15,9 @@ impl Meter for () {
 
 /// Meter with the sides exchanged: bytes read from the first side are counted as received by the application.
 #[derive(Clone, Copy, Debug)]
-pub struct Reversed<M>(pub M);
+pub struct ReversedMeter<M>(pub M);
 
-impl<M: Meter> Meter for Reversed<M> {
+impl<M: Meter> Meter for ReversedMeter<M> {
     fn app_sent(&self, bytes: u64) {
         self.0.app_received(bytes);
     }

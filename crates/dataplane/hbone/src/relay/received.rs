@@ -8,12 +8,12 @@ use std::task::{Context, Poll};
 use h2::RecvStream;
 
 use super::{
-    ends::{Ends, RelayError},
+    ends::{RelayEnds, RelayError},
     frames::Frames,
 };
 
 #[derive(Debug, Default)]
-pub(super) struct Received {
+pub(super) struct ReceivedFrames {
     pub(super) frames: Frames,
     pub(super) last: StreamEnd,
 }
@@ -23,25 +23,30 @@ pub(super) struct Received {
 pub(super) enum StreamEnd {
     /// The stream is open, and more frames may follow.
     #[default]
-    Nothing,
+    Open,
     /// The peer ended its data (END_STREAM).
-    End,
+    EndOfData,
     /// The stream broke, for instance by a reset.
-    Break,
+    Broken,
 }
 
-impl Received {
+impl ReceivedFrames {
     /// Takes all frames that HTTP/2 has received for the stream.
-    pub(super) fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
-        while self.last == StreamEnd::Nothing {
+    pub(super) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        recv: &mut RecvStream,
+        ends: &mut RelayEnds,
+    ) {
+        while self.last == StreamEnd::Open {
             match recv.poll_data(cx) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
                 Poll::Ready(Some(Err(error))) => {
-                    ends.broke(RelayError::Tunnel(error));
-                    self.last = StreamEnd::Break;
+                    ends.record_error(RelayError::Tunnel(error));
+                    self.last = StreamEnd::Broken;
                 }
-                Poll::Ready(None) => self.last = StreamEnd::End,
+                Poll::Ready(None) => self.last = StreamEnd::EndOfData,
             }
         }
     }

@@ -38,9 +38,9 @@ impl Socket for tokio::io::DuplexStream {}
 
 /// Timer of error checks of one socket while bytes read from it wait.
 #[derive(Debug, Default)]
-pub(super) struct Watch(Option<Pin<Box<Sleep>>>);
+pub(super) struct SocketErrorTimer(Option<Pin<Box<Sleep>>>);
 
-impl Watch {
+impl SocketErrorTimer {
     /// Completes with the error of a socket that has failed while bytes read from it wait.
     pub(super) fn poll(
         &mut self,

@@ -169,7 +169,7 @@ async fn client_that_stops_within_a_frame_times_out() {
         .unwrap();
     let ended = served.await.unwrap();
     assert!(
-        matches!(ended, Err(crate::ServeError::Silent(_))),
+        matches!(ended, Err(crate::ServeError::PingTimeout(_))),
         "{ended:?}"
     );
 }
@@ -196,7 +196,9 @@ async fn requests_other_than_connect_are_detected() {
             std::future::pending(),
             |incoming| {
                 let status = match incoming.target() {
-                    Err(server::IncomingError::Method) => http::StatusCode::METHOD_NOT_ALLOWED,
+                    Err(server::IncomingError::MethodNotConnect) => {
+                        http::StatusCode::METHOD_NOT_ALLOWED
+                    }
                     other => panic!("{other:?}"),
                 };
                 incoming.refuse(status);

@@ -7,13 +7,13 @@ use h2::{Reason, SendStream};
 use tokio::io::AsyncRead;
 
 use super::{
-    ends::{DirectionEnd, Ends, RelayError},
+    ends::{DirectionEnd, RelayEnds, RelayError},
     meter::Meter,
 };
 use crate::{
     Tunnel,
-    piece::Piece,
-    scratch::{self, SCRATCH},
+    scratch::{self, SCRATCH_BYTES},
+    send_chunk::SendChunk,
 };
 
 /// Size of the first reads in bytes; it grows while reads are full, and shrinks when they are not.
@@ -41,7 +41,7 @@ impl Default for Upload {
 
 impl Upload {
     /// Whether bytes read from the socket wait for the tunnel's window.
-    pub(super) fn bytes_wait(&self) -> bool {
+    pub(super) fn has_pending_bytes(&self) -> bool {
         !self.pending.is_empty()
     }
 
@@ -50,23 +50,25 @@ impl Upload {
         cx: &mut Context<'_>,
         app: &mut R,
         tunnel: &mut Tunnel,
-        ends: &mut Ends,
+        ends: &mut RelayEnds,
         meter: &M,
     ) -> Poll<DirectionEnd> {
         loop {
             if !self.pending.is_empty() && ready!(poll_send(cx, tunnel, &mut self.pending)).is_err()
             {
-                return closed(cx, &mut tunnel.send, ends, ends.down);
+                return poll_closed_stream(cx, &mut tunnel.send, ends, ends.download_ended);
             }
-            if self.eof && ends.broken.is_some() {
+            if self.eof && ends.first_error.is_some() {
                 // A socket that was reset may show an end of data.
                 return Poll::Ready(DirectionEnd::Clean);
             }
             if self.eof {
-                let end = Piece::new(Bytes::new(), &tunnel.unsent);
+                let end = SendChunk::new(Bytes::new(), &tunnel.unsent);
                 return match tunnel.send.send_data(end, true) {
                     Ok(()) => Poll::Ready(DirectionEnd::Clean),
-                    Err(_closed) => closed(cx, &mut tunnel.send, ends, ends.down),
+                    Err(_closed) => {
+                        poll_closed_stream(cx, &mut tunnel.send, ends, ends.download_ended)
+                    }
                 };
             }
             match scratch::poll_read(app, cx, self.chunk) {
@@ -78,10 +80,10 @@ impl Upload {
                 }
                 Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
                 // With the other direction over, nothing else detects that the peer has gone.
-                Poll::Pending if ends.down => {
+                Poll::Pending if ends.download_ended => {
                     // For any reset code.
                     let _reset = ready!(tunnel.send.poll_reset(cx));
-                    return closed(cx, &mut tunnel.send, ends, true);
+                    return poll_closed_stream(cx, &mut tunnel.send, ends, true);
                 }
                 Poll::Pending => return Poll::Pending,
             }
@@ -94,15 +96,18 @@ pub(super) fn poll_send(
     cx: &mut Context<'_>,
     tunnel: &mut Tunnel,
     pending: &mut Bytes,
-) -> Poll<Result<(), Closed>> {
+) -> Poll<Result<(), StreamClosed>> {
     while !pending.is_empty() {
         let Some(Ok(capacity)) = ready!(tunnel.poll_capacity(cx, pending.len())) else {
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(StreamClosed));
         };
         let Tunnel { send, unsent, .. } = &mut *tunnel;
         let piece = pending.split_to(capacity.min(pending.len()));
-        if send.send_data(Piece::new(piece, unsent), false).is_err() {
-            return Poll::Ready(Err(Closed));
+        if send
+            .send_data(SendChunk::new(piece, unsent), false)
+            .is_err()
+        {
+            return Poll::Ready(Err(StreamClosed));
         }
     }
     Poll::Ready(Ok(()))
@@ -110,7 +115,7 @@ pub(super) fn poll_send(
 
 fn next_chunk(chunk: usize, read: usize) -> usize {
     if read == chunk {
-        (chunk * 4).min(SCRATCH)
+        (chunk * 4).min(SCRATCH_BYTES)
     } else if read < chunk / 8 {
         (chunk / 2).max(INITIAL_READ_BYTES)
     } else {
@@ -119,20 +124,20 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 }
 
 /// Error of a stream that accepts no more bytes.
-pub(super) struct Closed;
+pub(super) struct StreamClosed;
 
 /// Returns how a closed stream ends this direction. `answered`: whether the peer's data has arrived in full.
-pub(super) fn closed(
+pub(super) fn poll_closed_stream(
     cx: &mut Context<'_>,
-    send: &mut SendStream<Piece>,
-    ends: &mut Ends,
+    send: &mut SendStream<SendChunk>,
+    ends: &mut RelayEnds,
     answered: bool,
 ) -> Poll<DirectionEnd> {
     let error = match send.poll_reset(cx) {
         // A server that has responded in full needs no more data (RFC 9113, section 8.1). The
         // response is not truncated, so our socket is closed normally; the kernel resets further
         // data.
-        Poll::Ready(Ok(Reason::NO_ERROR)) if answered && ends.broken.is_none() => {
+        Poll::Ready(Ok(Reason::NO_ERROR)) if answered && ends.first_error.is_none() => {
             return Poll::Ready(DirectionEnd::Clean);
         }
         Poll::Ready(Ok(reason)) => reason.into(),

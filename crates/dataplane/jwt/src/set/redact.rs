@@ -8,13 +8,13 @@ use http::{
     header::{CONTENT_LOCATION, LOCATION, REFERER, SET_COOKIE},
 };
 
-use super::{Authentications, without_tokens};
-use crate::token_source::{TokenSource, keep_lines};
+use super::{RequestAuthentications, remove_query_tokens};
+use crate::token_source::{TokenSource, rewrite_header_lines};
 
-impl Authentications {
+impl RequestAuthentications {
     /// Returns a request target (path and query) without the parameters that may contain tokens for these services;
     /// without any parameters if the locations of tokens are unknown.
-    pub fn redacted_target<'a>(
+    pub fn redact_target<'a>(
         &self,
         services: &[NamespacedHostname],
         target: &'a str,
@@ -22,10 +22,10 @@ impl Authentications {
         let Some((path, query)) = target.split_once('?') else {
             return Cow::Borrowed(target);
         };
-        let Some(sources) = self.sources(services) else {
+        let Some(sources) = self.token_sources(services) else {
             return Cow::Borrowed(path);
         };
-        match without_tokens(query, &sources) {
+        match remove_query_tokens(query, &sources) {
             None => Cow::Borrowed(target),
             Some(None) => Cow::Borrowed(path),
             Some(Some(query)) => Cow::Owned(format!("{path}?{query}")),
@@ -35,11 +35,13 @@ impl Authentications {
     /// Removes the tokens for these services from request or response headers that are kept for access logs and
     /// traces. Removes all headers if the locations of tokens are unknown.
     pub fn redact_headers(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
-        let Some(sources) = self.sources(services) else {
+        let Some(sources) = self.token_sources(services) else {
             return headers.clear();
         };
-        sources.iter().for_each(|source| source.clear(headers));
-        keep_lines(headers, &SET_COOKIE, |line| {
+        sources
+            .iter()
+            .for_each(|source| source.remove_from_headers(headers));
+        rewrite_header_lines(headers, &SET_COOKIE, |line| {
             let name = line.as_bytes().split(|byte| *byte == b'=').next();
             let name = name.unwrap_or_default().trim_ascii();
             let is_token = sources
@@ -50,18 +52,18 @@ impl Authentications {
         // `Referer` was the browser's previous target, and a redirect's location may repeat the
         // query.
         for of_target in [REFERER, LOCATION, CONTENT_LOCATION] {
-            keep_lines(headers, &of_target, |line| {
+            rewrite_header_lines(headers, &of_target, |line| {
                 let target = String::from_utf8_lossy(line.as_bytes());
-                HeaderValue::from_str(&self.redacted_target(services, &target)).ok()
+                HeaderValue::from_str(&self.redact_target(services, &target)).ok()
             });
         }
     }
 
     /// Returns the locations in which requests for these services may have tokens; `None` if a RequestAuthentication
     /// is not understood, so that they are unknown.
-    fn sources(&self, services: &[NamespacedHostname]) -> Option<Vec<&TokenSource>> {
-        self.understood(services).ok()?;
-        let rules = self.compiled(services).flat_map(|one| &one.rules);
+    fn token_sources(&self, services: &[NamespacedHostname]) -> Option<Vec<&TokenSource>> {
+        self.reject_invalid_policies(services).ok()?;
+        let rules = self.policies_for(services).flat_map(|one| &one.rules);
         Some(rules.flat_map(|rule| &rule.sources).collect())
     }
 }

@@ -3,20 +3,24 @@
 use super::*;
 
 fn verify(token: &str, keys: &KeySet) -> Result<(), TokenError> {
-    UnverifiedToken::read(token).and_then(|read| read.verify(keys, now()).map(drop))
+    UnverifiedToken::parse(token).and_then(|read| read.verify(keys, now()).map(drop))
 }
 
 #[test]
 fn no_algorithm_and_shared_secrets_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = set(&[issuer.key()]);
+    let keys = key_set(&[issuer.key()]);
     let claims = json!({ "iss": ISSUER, "sub": "alice" }).to_string();
     for alg in [
         "none", "None", "NONE", "nOnE", "HS256", "HS512", "RS256 ", "es256", "", "ES256K",
     ] {
         let header = json!({ "alg": alg, "kid": "a" }).to_string();
         let token = issuer.sign(&header, &claims);
-        assert_eq!(verify(&token, &keys), Err(TokenError::Algorithm), "{alg}");
+        assert_eq!(
+            verify(&token, &keys),
+            Err(TokenError::UnsupportedAlgorithm),
+            "{alg}"
+        );
         let unsigned = format!(
             "{}.{}.",
             encode(header.as_bytes()),
@@ -24,7 +28,7 @@ fn no_algorithm_and_shared_secrets_are_refused() {
         );
         assert_eq!(
             verify(&unsigned, &keys),
-            Err(TokenError::Algorithm),
+            Err(TokenError::UnsupportedAlgorithm),
             "{alg}"
         );
     }
@@ -47,8 +51,8 @@ fn no_algorithm_and_shared_secrets_are_refused() {
         }
     }
     // A secret in a key set is no key; the other keys still count.
-    let mixed = set(&[json!({ "kty": "oct", "k": "c2VjcmV0" }), issuer.key()]);
-    assert_eq!(mixed.unusable().len(), 1);
+    let mixed = key_set(&[json!({ "kty": "oct", "k": "c2VjcmV0" }), issuer.key()]);
+    assert_eq!(mixed.unusable_keys().len(), 1);
     assert!(verify(&issuer.token(&json!({})), &mixed).is_ok());
 }
 
@@ -59,7 +63,7 @@ fn key_verifies_only_signatures_of_its_algorithm_and_use() {
     let with = |name: &str, value: Value| {
         let mut key = issuer.key();
         key[name] = value;
-        verify(&token, &set(&[key]))
+        verify(&token, &key_set(&[key]))
     };
     assert_eq!(with("use", json!("sig")), Ok(()));
     assert_eq!(with("alg", json!("ES256")), Ok(()));
@@ -90,15 +94,15 @@ fn key_verifies_only_signatures_of_its_algorithm_and_use() {
     // An RSA key that is too short, and an exponent that leaves the text unchanged.
     let modulus = encode(&[0xff; 127]);
     let key = json!({ "kty": "RSA", "n": modulus, "e": "AQAB" });
-    assert_eq!(set(&[key]).unusable().len(), 1);
+    assert_eq!(key_set(&[key]).unusable_keys().len(), 1);
     let key = json!({ "kty": "RSA", "n": encode(&[0xff; 256]), "e": "AQ" });
-    assert_eq!(set(&[key]).unusable().len(), 1);
+    assert_eq!(key_set(&[key]).unusable_keys().len(), 1);
 }
 
 #[test]
 fn ambiguous_input_is_refused() {
     let issuer = Issuer::new("a");
-    let keys = set(&[issuer.key()]);
+    let keys = key_set(&[issuer.key()]);
     let header = r#"{"alg":"ES256","kid":"a"}"#;
     let good = issuer.sign(header, r#"{"sub":"alice"}"#);
     assert_eq!(verify(&good, &keys), Ok(()));
@@ -114,7 +118,7 @@ fn ambiguous_input_is_refused() {
         let token = issuer.sign(header, payload);
         assert_eq!(
             verify(&token, &keys),
-            Err(TokenError::Payload),
+            Err(TokenError::InvalidPayload),
             "{payload:.40}"
         );
     }
@@ -128,13 +132,17 @@ fn ambiguous_input_is_refused() {
         "ES256",
     ] {
         let token = issuer.sign(header, r#"{"sub":"alice"}"#);
-        assert_eq!(verify(&token, &keys), Err(TokenError::Header), "{header}");
+        assert_eq!(
+            verify(&token, &keys),
+            Err(TokenError::InvalidHeader),
+            "{header}"
+        );
     }
     // A key in the token itself is not trusted.
     let other = Issuer::new("a");
     let header = json!({ "alg": "ES256", "kid": "a", "jwk": other.key(), "jku": "http://x/" });
     let token = other.sign(&header.to_string(), r#"{"sub":"alice"}"#);
-    assert_eq!(verify(&token, &keys), Err(TokenError::Signature));
+    assert_eq!(verify(&token, &keys), Err(TokenError::InvalidSignature));
     let dots = |count: usize| {
         good.split('.')
             .chain(["a", "b"])
@@ -161,7 +169,7 @@ fn ambiguous_input_is_refused() {
     let last = signature.chars().last().unwrap();
     let twin = char::from(last as u8 + 1);
     assert!(verify(&format!("{}{twin}", &good[..good.len() - 1]), &keys).is_err());
-    let huge = issuer.token(&json!({ "a": "a".repeat(crate::MAX_TOKEN) }));
+    let huge = issuer.token(&json!({ "a": "a".repeat(crate::MAX_TOKEN_BYTES) }));
     assert_eq!(verify(&huge, &keys), Err(TokenError::TooLong));
 }
 
@@ -174,18 +182,18 @@ fn invalid_key_sets_are_refused_as_a_whole() {
         r#"{"keys":{}}"#,
         r#"{"keys":[],"keys":[]}"#,
         &format!(r#"{{"keys":[{}]}}"#, vec!["{}"; 101].join(",")),
-        &" ".repeat(crate::MAX_KEY_SET + 1),
+        &" ".repeat(crate::MAX_KEY_SET_BYTES + 1),
         &format!(r#"{{"keys":{}}}"#, "[".repeat(10_000)),
     ] {
-        assert!(KeySet::read(text.as_bytes()).is_err(), "{text:.40}");
+        assert!(KeySet::parse_jwks(text.as_bytes()).is_err(), "{text:.40}");
     }
-    assert!(KeySet::read(br#"{"keys":[]}"#).unwrap().is_empty());
+    assert!(KeySet::parse_jwks(br#"{"keys":[]}"#).unwrap().is_empty());
 }
 
 #[test]
 fn signatures_in_other_encodings_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = set(&[issuer.key()]);
+    let keys = key_set(&[issuer.key()]);
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }));
     assert_eq!(verify(&good, &keys), Ok(()));
     let (signed, signature) = good.rsplit_once('.').unwrap();
@@ -224,11 +232,11 @@ fn signatures_in_other_encodings_are_refused() {
 #[test]
 fn tokens_in_another_encoding_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = set(&[issuer.key()]);
+    let keys = key_set(&[issuer.key()]);
     // Long enough that the two alphabets differ somewhere.
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "???>>>~~~\u{7ff}" }));
     assert_eq!(verify(&good, &keys), Ok(()));
-    let [header, payload, signature] = crate::token::sections(&good).unwrap();
+    let [header, payload, signature] = crate::token::split_sections(&good).unwrap();
     let forms = [
         format!("{header}=.{payload}.{signature}"),
         format!("{header}.{payload}==.{signature}"),
@@ -257,7 +265,7 @@ fn tokens_in_another_encoding_are_refused() {
 #[test]
 fn headers_and_claims_of_wrong_types_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = set(&[issuer.key()]);
+    let keys = key_set(&[issuer.key()]);
     let plain = r#"{"alg":"ES256","kid":"a"}"#;
     for header in [
         r#"{"alg":"ES256","\u0061lg":"none","kid":"a"}"#,

@@ -1,7 +1,7 @@
 //! Tests of redaction for requests that are not authenticated yet, or whose token is forwarded.
 
 use super::{
-    requests::{all, get, object},
+    requests::{authentication, authentications, get},
     *,
 };
 
@@ -15,9 +15,9 @@ fn tokens_are_redacted_in_every_outcome() {
         forward_token: true,
         ..issuer.rule()
     };
-    let mut both = all(vec![rule]);
+    let mut both = authentications(vec![rule]);
     let redacted =
-        |all: &Authentications, target: &str| all.redacted_target(&[], target).into_owned();
+        |all: &RequestAuthentications, target: &str| all.redact_target(&[], target).into_owned();
     for (sent, expected) in [
         ("/a", "/a"),
         ("/a?x=1", "/a?x=1"),
@@ -32,7 +32,7 @@ fn tokens_are_redacted_in_every_outcome() {
         assert_eq!(redacted(&both, sent), expected, "{sent}");
     }
     // The default sources of another rule count as well.
-    both.insert(object("ns/b", vec![Issuer::new("b").rule()]));
+    both.insert(authentication("ns/b", vec![Issuer::new("b").rule()]));
     assert_eq!(redacted(&both, "/a?access_token=s&token=s&x"), "/a?x");
     let mut sent = get(&[
         ("x-jwt", "jwt secret"),
@@ -67,7 +67,7 @@ fn tokens_are_redacted_in_every_outcome() {
     // The sources of tokens are unknown.
     let broken = Authentication {
         not_understood: Some("why".into()),
-        ..object("ns/c", Vec::new())
+        ..authentication("ns/c", Vec::new())
     };
     both.insert(broken);
     assert_eq!(redacted(&both, "/a?x=1"), "/a");
@@ -75,6 +75,6 @@ fn tokens_are_redacted_in_every_outcome() {
     both.redact_headers(&[], &mut sent.headers);
     assert!(sent.headers.is_empty());
 
-    let none = Authentications::default();
+    let none = RequestAuthentications::default();
     assert_eq!(redacted(&none, "/a?token=x"), "/a?token=x");
 }

@@ -2,45 +2,48 @@
 
 use super::*;
 
-pub(super) struct Sent {
+pub(super) struct TestRequest {
     method: Method,
     pub(super) headers: HeaderMap,
     query: Option<&'static str>,
 }
 
-pub(super) fn get(lines: &[(&str, &str)]) -> Sent {
+pub(super) fn get(lines: &[(&str, &str)]) -> TestRequest {
     let line = |(name, value): &(&str, &str)| {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
         (name, HeaderValue::from_str(value).unwrap())
     };
-    Sent {
+    TestRequest {
         method: Method::GET,
         headers: lines.iter().map(line).collect(),
         query: None,
     }
 }
 
-fn bearer(token: &str) -> Sent {
+fn bearer(token: &str) -> TestRequest {
     get(&[("authorization", &format!("Bearer {token}"))])
 }
 
-pub(super) fn object(name: &str, rules: Vec<JwtRule>) -> Authentication {
+pub(super) fn authentication(name: &str, rules: Vec<JwtRule>) -> Authentication {
     Authentication {
-        key: PolicyKey::of_record(name),
+        key: PolicyKey::from_resource_name(name),
         for_gateway: true,
         rules,
         ..Authentication::default()
     }
 }
 
-pub(super) fn all(rules: Vec<JwtRule>) -> Authentications {
-    let mut all = Authentications::default();
-    assert!(all.insert(object("ns/a", rules)));
+pub(super) fn authentications(rules: Vec<JwtRule>) -> RequestAuthentications {
+    let mut all = RequestAuthentications::default();
+    assert!(all.insert(authentication("ns/a", rules)));
     all
 }
 
 /// Authenticates a request; returns the subjects of its tokens, or the reason of the rejection.
-fn authenticate(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, Denial> {
+fn authenticate(
+    all: &RequestAuthentications,
+    sent: &mut TestRequest,
+) -> Result<Vec<String>, RejectionReason> {
     let request = RequestParts {
         method: &sent.method,
         headers: &mut sent.headers,
@@ -48,8 +51,8 @@ fn authenticate(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, D
     };
     let proved = all
         .authenticate(&[], request, now())
-        .map_err(|refused| refused.why)?;
-    let claims = all.still_believed(&[], &proved);
+        .map_err(|refused| refused.reason)?;
+    let claims = all.still_valid_claims(&[], &proved);
     let subjects = claims.filter_map(|one| one.principal());
     Ok(subjects.map(|(_, subject)| subject.to_owned()).collect())
 }
@@ -61,7 +64,7 @@ fn claims(subject: &str) -> Value {
 #[test]
 fn valid_token_is_removed_and_invalid_token_is_refused() {
     let issuer = Issuer::new("a");
-    let all = all(vec![issuer.rule()]);
+    let all = authentications(vec![issuer.rule()]);
     let token = issuer.token(&claims("alice"));
     // Twice: the second token comes from the cache.
     for _ in 0..2 {
@@ -74,11 +77,11 @@ fn valid_token_is_removed_and_invalid_token_is_refused() {
     assert_eq!(none.headers.len(), 1);
     let stranger = json!({ "iss": "https://other", "sub": "alice" });
     let refused = authenticate(&all, &mut bearer(&issuer.token(&stranger)));
-    assert_eq!(refused, Err(TokenError::Issuer.into()));
+    assert_eq!(refused, Err(TokenError::WrongIssuer.into()));
     let forged = Issuer::new("a").token(&claims("alice"));
     assert_eq!(
         authenticate(&all, &mut bearer(&forged)),
-        Err(TokenError::Signature.into())
+        Err(TokenError::InvalidSignature.into())
     );
     let mut old = claims("alice");
     old["exp"] = json!(1);
@@ -91,7 +94,7 @@ fn valid_token_is_removed_and_invalid_token_is_refused() {
 #[test]
 fn cached_token_expires_like_any_other() {
     let issuer = Issuer::new("a");
-    let all = all(vec![issuer.rule()]);
+    let all = authentications(vec![issuer.rule()]);
     let mut claims = claims("alice");
     claims["exp"] = json!(1_800_000_000);
     let token = issuer.token(&claims);
@@ -104,10 +107,13 @@ fn cached_token_expires_like_any_other() {
         };
         all.authenticate(&[], request, time)
             .map(drop)
-            .map_err(|refused| refused.why)
+            .map_err(|refused| refused.reason)
     };
     assert_eq!(at_time(now()), Ok(()));
-    assert_eq!(at_time(at(1_800_000_060)), Err(TokenError::Expired.into()));
+    assert_eq!(
+        at_time(unix_time(1_800_000_060)),
+        Err(TokenError::Expired.into())
+    );
     assert_eq!(at_time(now()), Ok(()));
 }
 
@@ -128,7 +134,7 @@ fn token_audience_must_be_one_of_the_rules() {
         (json!(null), &["shop"], false),
     ] {
         let token = issuer.token(&json!({ "iss": ISSUER, "sub": "a", "aud": aud }));
-        let result = authenticate(&all(vec![rule(audiences)]), &mut bearer(&token));
+        let result = authenticate(&authentications(vec![rule(audiences)]), &mut bearer(&token));
         assert_eq!(result.is_ok(), allowed, "{aud} {audiences:?}");
     }
 }
@@ -142,7 +148,7 @@ fn tokens_are_read_only_at_the_rules_locations() {
         cookies: vec!["session".into()],
         ..issuer.rule()
     };
-    let all = all(vec![rule]);
+    let all = authentications(vec![rule]);
     let token = issuer.token(&claims("alice"));
     let alice = || Ok(vec!["alice".to_owned()]);
     let mut header = get(&[("x-jwt", &format!("JWT {token}")), ("x-other", "1")]);
@@ -177,7 +183,7 @@ fn tokens_are_read_only_at_the_rules_locations() {
     ]);
     assert_eq!(
         authenticate(&all, &mut two),
-        Err(TokenError::Several.into())
+        Err(TokenError::MultipleTokens.into())
     );
     let mut two = get(&[
         ("x-jwt", &format!("JWT {token}")),
@@ -185,7 +191,7 @@ fn tokens_are_read_only_at_the_rules_locations() {
     ]);
     assert_eq!(
         authenticate(&all, &mut two),
-        Err(TokenError::Several.into())
+        Err(TokenError::MultipleTokens.into())
     );
 }
 
@@ -202,7 +208,7 @@ fn applications_get_verified_claims_only() {
         forward_token: true,
         ..issuer.rule()
     };
-    let all = all(vec![rule]);
+    let all = authentications(vec![rule]);
     let payload = json!({ "iss": ISSUER, "sub": "alice", "org": { "id": 7 }, "groups": ["a"] });
     let token = issuer.token(&payload);
     let authorization = format!("Bearer {token}");
@@ -235,7 +241,7 @@ fn tokens_in_other_spellings_of_a_header_are_removed() {
         forward_token: true,
         ..issuer.rule()
     };
-    let all = all(vec![rule]);
+    let all = authentications(vec![rule]);
     let token = format!(
         "JWT {}",
         issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }))
@@ -245,7 +251,7 @@ fn tokens_in_other_spellings_of_a_header_are_removed() {
     assert_eq!(sent.headers, get(&[("x-jwt", &token)]).headers);
     let name = |text| http::HeaderName::from_static(text);
     for (text, is_own) in [("x-jwt", true), ("x_jwt", true), ("authorization", false)] {
-        assert_eq!(all.own_header(&[], &name(text)), is_own, "{text}");
+        assert_eq!(all.is_reserved_header(&[], &name(text)), is_own, "{text}");
     }
 }
 
@@ -257,7 +263,7 @@ fn preflight_needs_no_token_and_has_none_accepted() {
         claim_headers: vec![("x-user".into(), "sub".into())],
         ..issuer.rule()
     };
-    let all = all(vec![rule]);
+    let all = authentications(vec![rule]);
     let lines = [
         ("origin", "https://a"),
         ("access-control-request-method", "PUT"),
@@ -274,7 +280,10 @@ fn preflight_needs_no_token_and_has_none_accepted() {
         let others: Vec<_> = others.map(|(_, line)| *line).collect();
         let mut sent = get(&others);
         sent.method = method;
-        assert_eq!(authenticate(&all, &mut sent), Err(TokenError::Form.into()));
+        assert_eq!(
+            authenticate(&all, &mut sent),
+            Err(TokenError::Malformed.into())
+        );
     }
 }
 
@@ -286,7 +295,7 @@ fn tokens_of_two_issuers_are_both_verified() {
         headers: vec![("x-other".into(), ArcStr::new())],
         ..other.rule()
     };
-    let all = all(vec![one.rule(), rule]);
+    let all = authentications(vec![one.rule(), rule]);
     let mine = format!("Bearer {}", one.token(&claims("alice")));
     let others = other.token(&json!({ "iss": "https://other", "sub": "app" }));
     let mut both = get(&[("authorization", &mine), ("x-other", &others)]);
@@ -298,7 +307,7 @@ fn tokens_of_two_issuers_are_both_verified() {
     let mut sent = get(&[("x-other", &forged)]);
     assert_eq!(
         authenticate(&all, &mut sent),
-        Err(TokenError::Issuer.into())
+        Err(TokenError::WrongIssuer.into())
     );
     let mut sent = bearer(&forged);
     assert_eq!(
@@ -322,15 +331,15 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
         _ => unreachable!(),
     };
     let token = old.token(&claims("alice"));
-    let mut all = all(vec![with(JwtKeys::Pending)]);
+    let mut all = authentications(vec![with(JwtKeys::Pending)]);
     assert_eq!(
         authenticate(&all, &mut bearer(&token)),
         Err(TokenError::NoKeys.into())
     );
-    all.insert(object("ns/a", vec![known(&old)]));
+    all.insert(authentication("ns/a", vec![known(&old)]));
     assert!(authenticate(&all, &mut bearer(&token)).is_ok());
     // A restarted control plane has not fetched the keys yet.
-    all.insert(object("ns/a", vec![with(JwtKeys::Pending)]));
+    all.insert(authentication("ns/a", vec![with(JwtKeys::Pending)]));
     assert!(authenticate(&all, &mut bearer(&token)).is_ok());
     let mut sent = bearer(&token);
     let request = RequestParts {
@@ -339,16 +348,16 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
         query: None,
     };
     let proved = all.authenticate(&[], request, now()).unwrap();
-    assert_eq!(all.still_believed(&[], &proved).count(), 1);
-    all.insert(object("ns/a", vec![known(&new)]));
+    assert_eq!(all.still_valid_claims(&[], &proved).count(), 1);
+    all.insert(authentication("ns/a", vec![known(&new)]));
     assert_eq!(
         authenticate(&all, &mut bearer(&token)),
         Err(TokenError::UnknownKey.into())
     );
     assert!(authenticate(&all, &mut bearer(&new.token(&claims("alice")))).is_ok());
     // Requests in flight are no longer valid either.
-    assert_eq!(all.still_believed(&[], &proved).count(), 0);
-    all.insert(object(
+    assert_eq!(all.still_valid_claims(&[], &proved).count(), 0);
+    all.insert(authentication(
         "ns/a",
         vec![with(JwtKeys::Unavailable("gone".into()))],
     ));
@@ -358,12 +367,12 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
         Err(TokenError::NoKeys.into())
     );
     // Keys of another source are not kept for a new one.
-    all.insert(object("ns/a", vec![known(&old)]));
+    all.insert(authentication("ns/a", vec![known(&old)]));
     let elsewhere = JwtRule {
         key_source: "https://elsewhere/keys".into(),
         ..with(JwtKeys::Pending)
     };
-    all.insert(object("ns/a", vec![elsewhere]));
+    all.insert(authentication("ns/a", vec![elsewhere]));
     let token = old.token(&claims("alice"));
     assert_eq!(
         authenticate(&all, &mut bearer(&token)),
@@ -375,13 +384,13 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
 fn objects_apply_to_their_targets_and_invalid_ones_deny_there() {
     let issuer = Issuer::new("a");
     let service = |name: &str| NamespacedHostname::new("ns", name);
-    let mut all = Authentications::default();
+    let mut all = RequestAuthentications::default();
     all.insert(Authentication {
         for_gateway: false,
         services: vec![service("a")],
-        ..object("ns/a", vec![issuer.rule()])
+        ..authentication("ns/a", vec![issuer.rule()])
     });
-    let refused = |all: &Authentications, of: &[NamespacedHostname]| {
+    let refused = |all: &RequestAuthentications, of: &[NamespacedHostname]| {
         let mut sent = bearer("no.to.ken");
         let request = RequestParts {
             method: &sent.method,
@@ -394,15 +403,15 @@ fn objects_apply_to_their_targets_and_invalid_ones_deny_there() {
     assert!(!refused(&all, &[service("b")]) && !refused(&all, &[]));
     // Any of several services suffices.
     assert!(refused(&all, &[service("b"), service("a")]));
-    assert!(all.need_http(&[service("b"), service("a")]));
-    assert!(all.need_http(&[service("a")]) && !all.need_http(&[]));
+    assert!(all.needs_http(&[service("b"), service("a")]));
+    assert!(all.needs_http(&[service("a")]) && !all.needs_http(&[]));
     let broken = Authentication {
         not_understood: Some("why".into()),
-        ..object("ns/b", Vec::new())
+        ..authentication("ns/b", Vec::new())
     };
     all.insert(broken);
     assert!(refused(&all, &[]) && refused(&all, &[service("b")]));
-    assert!(all.remove(&PolicyKey::of_record("ns/b")));
+    assert!(all.remove(&PolicyKey::from_resource_name("ns/b")));
     assert!(!refused(&all, &[]));
-    assert!(all.remove(&PolicyKey::of_record("ns/a")) && all.is_empty());
+    assert!(all.remove(&PolicyKey::from_resource_name("ns/a")) && all.is_empty());
 }

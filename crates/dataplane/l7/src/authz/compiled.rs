@@ -6,8 +6,8 @@ use ambit_model::{
 };
 use http::HeaderName;
 
-use super::{facts::Facts, matcher::Matcher};
-use crate::readings::{PathMatcher, Reading, is_same_name};
+use super::{facts::PolicyAttributes, matcher::Matcher};
+use crate::readings::{PathMatcher, ReadingMode, is_same_name};
 
 /// Compiled authorization policy.
 #[derive(Debug)]
@@ -15,22 +15,22 @@ pub(super) struct CompiledPolicy {
     policy: HttpPolicy,
     rules: Vec<Rule>,
     /// Reason why the policy could not be decoded, so that it denies everything.
-    not_understood: Option<ArcStr>,
+    decode_error: Option<ArcStr>,
 }
 
 #[derive(Debug)]
 struct Rule {
-    sources: Vec<Vec<Test>>,
-    operations: Vec<Vec<Test>>,
-    conditions: Vec<Test>,
+    sources: Vec<Vec<AttributeTest>>,
+    operations: Vec<Vec<AttributeTest>>,
+    conditions: Vec<AttributeTest>,
     is_http: bool,
 }
 
 /// Test of one attribute: one value of `any` must match, unless it is empty, and no excluded value may match.
 #[derive(Debug)]
-struct Test {
-    any: Vec<Matcher>,
-    none: Vec<Matcher>,
+struct AttributeTest {
+    values: Vec<Matcher>,
+    excluded_values: Vec<Matcher>,
 }
 
 impl CompiledPolicy {
@@ -41,7 +41,7 @@ impl CompiledPolicy {
             Err(why) => (Vec::new(), Some(why)),
         };
         Self {
-            not_understood: policy.not_understood.clone().or(error),
+            decode_error: policy.not_understood.clone().or(error),
             policy,
             rules,
         }
@@ -55,19 +55,19 @@ impl CompiledPolicy {
         &self.policy.key
     }
 
-    pub(super) fn dry_run(&self) -> bool {
+    pub(super) fn is_dry_run(&self) -> bool {
         self.policy.dry_run
     }
 
     pub(super) fn action(&self) -> HttpAction {
-        match self.not_understood {
+        match self.decode_error {
             Some(_) => HttpAction::Deny,
             None => self.policy.action,
         }
     }
 
-    pub(super) fn not_understood(&self) -> Option<&ArcStr> {
-        self.not_understood.as_ref()
+    pub(super) fn decode_error(&self) -> Option<&ArcStr> {
+        self.decode_error.as_ref()
     }
 
     pub(super) fn needs_http(&self) -> bool {
@@ -77,14 +77,14 @@ impl CompiledPolicy {
     pub(super) fn reads_header(&self, name: &HeaderName) -> bool {
         let mut conditions = self.rules.iter().flat_map(|rule| &rule.conditions);
         conditions.any(|test| {
-            let mut all = test.any.iter().chain(&test.none);
+            let mut all = test.values.iter().chain(&test.excluded_values);
             all.any(|one| matches!(one, Matcher::Header(own, _) if is_same_name(own, name)))
         })
     }
 
     /// Returns the index of the first rule that matches.
-    pub(super) fn matching_rule(&self, facts: &Facts<'_>) -> Option<usize> {
-        if self.not_understood.is_some() {
+    pub(super) fn matching_rule(&self, facts: &PolicyAttributes<'_>) -> Option<usize> {
+        if self.decode_error.is_some() {
             return Some(0);
         }
         let action = self.policy.action;
@@ -96,13 +96,13 @@ impl CompiledPolicy {
 
 impl Rule {
     fn new(rule: &HttpRule) -> Result<Self, ArcStr> {
-        let operations: Result<Vec<_>, _> = rule.operations.iter().map(operation).collect();
-        let conditions: Result<Vec<_>, _> = rule.conditions.iter().map(condition).collect();
+        let operations: Result<Vec<_>, _> = rule.operations.iter().map(compile_operation).collect();
+        let conditions: Result<Vec<_>, _> = rule.conditions.iter().map(compile_condition).collect();
         let (operations, conditions) = (operations?, conditions?);
-        let is_http =
-            operations.iter().flatten().any(Test::is_http) || conditions.iter().any(Test::is_http);
-        let sources: Vec<_> = rule.sources.iter().map(source).collect();
-        let is_http = is_http || sources.iter().flatten().any(Test::is_http);
+        let is_http = operations.iter().flatten().any(AttributeTest::is_http)
+            || conditions.iter().any(AttributeTest::is_http);
+        let sources: Vec<_> = rule.sources.iter().map(compile_source).collect();
+        let is_http = is_http || sources.iter().flatten().any(AttributeTest::is_http);
         Ok(Self {
             sources,
             operations,
@@ -111,62 +111,66 @@ impl Rule {
         })
     }
 
-    fn matches(&self, facts: &Facts<'_>, action: HttpAction) -> bool {
+    fn matches(&self, facts: &PolicyAttributes<'_>, action: HttpAction) -> bool {
         if self.is_http && facts.http.is_none() && action == HttpAction::Allow {
             return false;
         }
-        let all = |tests: &Vec<Test>| tests.iter().all(|test| test.holds(facts, action));
-        let one_of =
-            |alternatives: &[Vec<Test>]| alternatives.is_empty() || alternatives.iter().any(all);
+        let all = |tests: &Vec<AttributeTest>| tests.iter().all(|test| test.matches(facts, action));
+        let one_of = |alternatives: &[Vec<AttributeTest>]| {
+            alternatives.is_empty() || alternatives.iter().any(all)
+        };
         one_of(&self.sources) && one_of(&self.operations) && all(&self.conditions)
     }
 }
 
-impl Test {
+impl AttributeTest {
     /// Builds the test of a policy field from its values and its excluded values; `None` for an unset field.
     fn new<T>(any: &[T], none: &[T], matcher: impl Fn(&T) -> Matcher) -> Option<Self> {
         let test = Self {
-            any: any.iter().map(&matcher).collect(),
-            none: none.iter().map(&matcher).collect(),
+            values: any.iter().map(&matcher).collect(),
+            excluded_values: none.iter().map(&matcher).collect(),
         };
-        (!test.any.is_empty() || !test.none.is_empty()).then_some(test)
+        (!test.values.is_empty() || !test.excluded_values.is_empty()).then_some(test)
     }
 
     fn is_http(&self) -> bool {
-        self.any.iter().chain(&self.none).any(Matcher::is_http)
+        self.values
+            .iter()
+            .chain(&self.excluded_values)
+            .any(Matcher::is_http)
     }
 
-    fn holds(&self, facts: &Facts<'_>, action: HttpAction) -> bool {
+    fn matches(&self, facts: &PolicyAttributes<'_>, action: HttpAction) -> bool {
         if facts.http.is_none() && self.is_http() {
             // ALLOW rules with this field never reach this point; other rules match more without
             // it.
             return true;
         }
         let (any, none) = match action {
-            HttpAction::Allow => (Reading::All, Reading::Any),
+            HttpAction::Allow => (ReadingMode::AllReadings, ReadingMode::AnyReading),
             HttpAction::Deny | HttpAction::Audit | HttpAction::Custom => {
-                (Reading::Any, Reading::Exception)
+                (ReadingMode::AnyReading, ReadingMode::Exception)
             }
         };
         let among = |values: &[Matcher], reading| values.iter().any(|v| v.matches(facts, reading));
-        (self.any.is_empty() || among(&self.any, any)) && !among(&self.none, none)
+        (self.values.is_empty() || among(&self.values, any)) && !among(&self.excluded_values, none)
     }
 }
 
-fn source(source: &HttpSource) -> Vec<Test> {
+fn compile_source(source: &HttpSource) -> Vec<AttributeTest> {
     let s = source;
     let text = |any: &[StringMatch], none: &[StringMatch], matcher: fn(StringMatch) -> Matcher| {
-        Test::new(any, none, |pattern| matcher(pattern.clone()))
+        AttributeTest::new(any, none, |pattern| matcher(pattern.clone()))
     };
     [
         text(&s.principals, &s.not_principals, Matcher::Principal),
         text(&s.namespaces, &s.not_namespaces, Matcher::Namespace),
         text(&s.trust_domains, &s.not_trust_domains, Matcher::TrustDomain),
-        Test::new(&s.service_accounts, &s.not_service_accounts, |account| {
-            Matcher::Account(account.clone())
+        AttributeTest::new(&s.service_accounts, &s.not_service_accounts, |account| {
+            Matcher::ServiceAccount(account.clone())
         }),
-        Test::new(&s.ip_blocks, &s.not_ip_blocks, |n| Matcher::SourceIp(*n)),
-        Test::new(&s.remote_ip_blocks, &s.not_remote_ip_blocks, |net| {
+        AttributeTest::new(&s.ip_blocks, &s.not_ip_blocks, |n| Matcher::SourceIp(*n)),
+        AttributeTest::new(&s.remote_ip_blocks, &s.not_remote_ip_blocks, |net| {
             Matcher::RemoteIp(*net)
         }),
         text(
@@ -180,45 +184,47 @@ fn source(source: &HttpSource) -> Vec<Test> {
     .collect()
 }
 
-fn operation(operation: &HttpOperation) -> Result<Vec<Test>, ArcStr> {
+fn compile_operation(operation: &HttpOperation) -> Result<Vec<AttributeTest>, ArcStr> {
     let o = operation;
     let paths = |patterns: &[PathPattern]| -> Result<Vec<_>, ArcStr> {
-        patterns.iter().map(path_matcher).collect()
+        patterns.iter().map(compile_path).collect()
     };
-    let paths = Test {
-        any: paths(&o.paths)?,
-        none: paths(&o.not_paths)?,
+    let paths = AttributeTest {
+        values: paths(&o.paths)?,
+        excluded_values: paths(&o.not_paths)?,
     };
     let tests = [
-        Test::new(&o.hosts, &o.not_hosts, |h| Matcher::Host(h.clone())),
-        Test::new(&o.ports, &o.not_ports, |p| Matcher::DestinationPort(*p)),
-        Test::new(&o.methods, &o.not_methods, |m| Matcher::Method(m.clone())),
-        (!paths.any.is_empty() || !paths.none.is_empty()).then_some(paths),
+        AttributeTest::new(&o.hosts, &o.not_hosts, |h| Matcher::Host(h.clone())),
+        AttributeTest::new(&o.ports, &o.not_ports, |p| Matcher::DestinationPort(*p)),
+        AttributeTest::new(&o.methods, &o.not_methods, |m| Matcher::Method(m.clone())),
+        (!paths.values.is_empty() || !paths.excluded_values.is_empty()).then_some(paths),
     ];
     Ok(tests.into_iter().flatten().collect())
 }
 
-fn path_matcher(pattern: &PathPattern) -> Result<Matcher, ArcStr> {
-    Ok(Matcher::Path(Box::new(PathMatcher::of_policy(pattern)?)))
+fn compile_path(pattern: &PathPattern) -> Result<Matcher, ArcStr> {
+    Ok(Matcher::Path(Box::new(PathMatcher::from_policy(pattern)?)))
 }
 
-fn condition(condition: &HttpCondition) -> Result<Test, ArcStr> {
+fn compile_condition(condition: &HttpCondition) -> Result<AttributeTest, ArcStr> {
     let attribute = &condition.attribute;
     let values = |values: &[HttpValue]| -> Result<Vec<_>, ArcStr> {
-        values.iter().map(|v| value(attribute, v)).collect()
+        values.iter().map(|v| compile_value(attribute, v)).collect()
     };
-    Ok(Test {
-        any: values(&condition.values)?,
-        none: values(&condition.not_values)?,
+    Ok(AttributeTest {
+        values: values(&condition.values)?,
+        excluded_values: values(&condition.not_values)?,
     })
 }
 
-fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr> {
+fn compile_value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr> {
     use HttpAttribute as A;
     Ok(match (attribute, value) {
-        (A::Header(name), HttpValue::Text(text)) => header(name, text)?,
+        (A::Header(name), HttpValue::Text(text)) => compile_header(name, text)?,
         (A::SourceNamespace, HttpValue::Text(text)) => Matcher::Namespace(text.clone()),
-        (A::SourceServiceAccount, HttpValue::Text(text)) => Matcher::AccountText(text.clone()),
+        (A::SourceServiceAccount, HttpValue::Text(text)) => {
+            Matcher::ServiceAccountPattern(text.clone())
+        }
         (A::SourceTrustDomain, HttpValue::Text(text)) => Matcher::TrustDomain(text.clone()),
         (A::SourcePrincipal, HttpValue::Text(text)) => Matcher::Principal(text.clone()),
         (A::ConnectionSni, HttpValue::Text(text)) => Matcher::Sni(text.clone()),
@@ -242,7 +248,7 @@ fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr
 
 /// Builds the matcher of a header. `Host` and the method are matched like headers, since they are pseudo-headers in
 /// Envoy.
-fn header(name: &str, pattern: &StringMatch) -> Result<Matcher, ArcStr> {
+fn compile_header(name: &str, pattern: &StringMatch) -> Result<Matcher, ArcStr> {
     match name {
         ":authority" | "host" => Ok(Matcher::Host(pattern.clone())),
         ":method" => Ok(Matcher::Method(pattern.clone())),

@@ -8,26 +8,26 @@ use ambit_model::{ArcStr, PolicyKey};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpDecision {
     /// Reason for the decision, which implies whether it allows.
-    pub why: Why,
+    pub reason: DecisionReason,
     /// Dry-run policies that would have denied.
-    pub dry_run: Vec<DryRun>,
+    pub dry_run: Vec<DryRunDenial>,
     /// Rules of AUDIT policies that matched.
     pub audits: Vec<RuleId>,
 }
 
 /// Reason for an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum DecisionReason {
     /// No ALLOW policy applies, and no DENY policy matches: allowed.
     NoAllowPolicies,
     /// Rule of an ALLOW policy that matches: allowed.
-    Allowed(RuleId),
+    AllowedByRule(RuleId),
     /// Rule of a DENY policy that matches: denied.
-    Denied(RuleId),
+    DeniedByRule(RuleId),
     /// ALLOW policies apply, but none of them matches: denied.
-    NoneAllows,
+    NoAllowPolicyMatched,
     /// Policy that could not be decoded in full, so that it denies everything.
-    NotUnderstood {
+    InvalidPolicy {
         /// Key of the policy that could not be decoded.
         policy: PolicyKey,
         /// Reason why the policy could not be decoded.
@@ -55,7 +55,7 @@ impl RuleId {
 
 /// Dry-run policy that would have denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DryRun {
+pub struct DryRunDenial {
     /// Key of the dry-run policy.
     pub policy: PolicyKey,
     /// Index of the DENY rule that matches; `None` for an ALLOW policy that does not match, when no other ALLOW policy
@@ -63,7 +63,7 @@ pub struct DryRun {
     pub rule: Option<usize>,
 }
 
-impl DryRun {
+impl DryRunDenial {
     pub(super) fn new(policy: &PolicyKey, rule: Option<usize>) -> Self {
         Self {
             policy: policy.clone(),
@@ -75,14 +75,17 @@ impl DryRun {
 impl HttpDecision {
     /// Whether the decision allows the request or connection.
     pub fn is_allowed(&self) -> bool {
-        matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
+        matches!(
+            self.reason,
+            DecisionReason::NoAllowPolicies | DecisionReason::AllowedByRule(_)
+        )
     }
 
     /// Merges the decision for another service about the same request. The first denial remains.
-    pub(super) fn join(&mut self, other: Self) {
-        let is_more = !other.is_allowed() || self.why == Why::NoAllowPolicies;
+    pub(super) fn merge(&mut self, other: Self) {
+        let is_more = !other.is_allowed() || self.reason == DecisionReason::NoAllowPolicies;
         if self.is_allowed() && is_more {
-            self.why = other.why;
+            self.reason = other.reason;
         }
         for one in other.dry_run {
             if !self.dry_run.contains(&one) {
@@ -97,25 +100,30 @@ impl HttpDecision {
     }
 
     /// Returns the policy that denies, if the decision is due to one policy.
-    pub fn denied_by(&self) -> Option<&PolicyKey> {
-        match &self.why {
-            Why::Denied(RuleId { policy, .. }) | Why::NotUnderstood { policy, .. } => Some(policy),
-            Why::NoAllowPolicies | Why::Allowed(_) | Why::NoneAllows => None,
+    pub fn denying_policy(&self) -> Option<&PolicyKey> {
+        match &self.reason {
+            DecisionReason::DeniedByRule(RuleId { policy, .. })
+            | DecisionReason::InvalidPolicy { policy, .. } => Some(policy),
+            DecisionReason::NoAllowPolicies
+            | DecisionReason::AllowedByRule(_)
+            | DecisionReason::NoAllowPolicyMatched => None,
         }
     }
 
     /// Formats a denial as in Envoy's `%RESPONSE_CODE_DETAILS%`; `None` if the request is allowed.
-    pub fn details(&self) -> Option<String> {
+    pub fn response_code_details(&self) -> Option<String> {
         let of_rule = |PolicyKey { namespace, name }: &PolicyKey, rule| {
             format!(
                 "rbac_access_denied_matched_policy[ns[{namespace}]-policy[{name}]-rule[{rule}]]"
             )
         };
-        match &self.why {
-            Why::NoAllowPolicies | Why::Allowed(_) => None,
-            Why::Denied(RuleId { policy, rule }) => Some(of_rule(policy, *rule)),
-            Why::NotUnderstood { policy, .. } => Some(of_rule(policy, 0)),
-            Why::NoneAllows => Some("rbac_access_denied_matched_policy[none]".to_owned()),
+        match &self.reason {
+            DecisionReason::NoAllowPolicies | DecisionReason::AllowedByRule(_) => None,
+            DecisionReason::DeniedByRule(RuleId { policy, rule }) => Some(of_rule(policy, *rule)),
+            DecisionReason::InvalidPolicy { policy, .. } => Some(of_rule(policy, 0)),
+            DecisionReason::NoAllowPolicyMatched => {
+                Some("rbac_access_denied_matched_policy[none]".to_owned())
+            }
         }
     }
 }
@@ -123,14 +131,14 @@ impl HttpDecision {
 /// Formats the decision for logs.
 impl fmt::Display for HttpDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.why {
-            Why::NoAllowPolicies => f.write_str("allowed: no ALLOW policy applies"),
-            Why::Allowed(rule) => write!(f, "allowed by {rule}"),
-            Why::Denied(rule) => write!(f, "denied by {rule}"),
-            Why::NoneAllows => {
+        match &self.reason {
+            DecisionReason::NoAllowPolicies => f.write_str("allowed: no ALLOW policy applies"),
+            DecisionReason::AllowedByRule(rule) => write!(f, "allowed by {rule}"),
+            DecisionReason::DeniedByRule(rule) => write!(f, "denied by {rule}"),
+            DecisionReason::NoAllowPolicyMatched => {
                 f.write_str("denied: ALLOW policies apply, and none of them matches")
             }
-            Why::NotUnderstood { policy, why } => write!(
+            DecisionReason::InvalidPolicy { policy, why } => write!(
                 f,
                 "denied: policy {policy} is not understood ({why}), so it denies everything it covers"
             ),

@@ -2,7 +2,9 @@
 
 use ambit_model::{HttpAction, PolicyKey};
 
-use super::{Bucket, HttpDecision, Policies, Request, Scope, ServicePort, facts::Facts};
+use super::{
+    HttpDecision, Policies, Request, Scope, ScopePolicies, ServicePort, facts::PolicyAttributes,
+};
 
 /// Decision with the result of every policy that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,26 +33,29 @@ impl Policies {
     /// which does not evaluate all policies.
     pub fn explain(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpExplanation {
         let decision = self.evaluate(scope, request);
-        let mut facts = Facts::of_request(request);
+        let mut facts = PolicyAttributes::from_request(request);
         let (of, ports): (_, &[ServicePort]) = match scope {
             Scope::Pod(ports) => (Scope::Pod(&[]), ports),
             other => (other, &[]),
         };
         let mut policies = self.outcomes(of, &facts);
         for port in ports {
-            facts.call_at(port.address);
+            facts.set_destination(port.address);
             for outcome in self.outcomes(Scope::Service(&port.service), &facts) {
                 if !policies.contains(&outcome) {
                     policies.push(outcome);
                 }
             }
         }
-        policies.sort_by_key(|one| rank(one.action));
+        policies.sort_by_key(|one| evaluation_rank(one.action));
         HttpExplanation { decision, policies }
     }
 
-    fn outcomes(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Vec<PolicyOutcome> {
-        let mut policies: Vec<_> = self.buckets(scope).flat_map(Bucket::all).collect();
+    fn outcomes(&self, scope: Scope<'_>, facts: &PolicyAttributes<'_>) -> Vec<PolicyOutcome> {
+        let mut policies: Vec<_> = self
+            .policies_in_scope(scope)
+            .flat_map(ScopePolicies::all)
+            .collect();
         if matches!(scope, Scope::Backend(_)) {
             // A policy of the whole waypoint may allow requests that the backend's own policies do
             // not.
@@ -59,7 +64,7 @@ impl Policies {
         let outcomes = policies.into_iter().map(|policy| PolicyOutcome {
             policy: policy.key().clone(),
             action: policy.action(),
-            dry_run: policy.dry_run(),
+            dry_run: policy.is_dry_run(),
             matching_rule: policy.matching_rule(facts),
         });
         outcomes.collect()
@@ -67,7 +72,7 @@ impl Policies {
 }
 
 /// Returns the position of an action in the order of evaluation.
-fn rank(action: HttpAction) -> u8 {
+fn evaluation_rank(action: HttpAction) -> u8 {
     match action {
         HttpAction::Custom => 0,
         HttpAction::Deny => 1,

@@ -44,22 +44,22 @@ pub struct Request<'a> {
 }
 
 /// Attributes of a request or connection, prepared for comparison with policies.
-pub(super) struct Facts<'a> {
+pub(super) struct PolicyAttributes<'a> {
     pub(super) connection: Attributes<'a>,
     pub(super) remote_ip: IpAddr,
     pub(super) sni: Option<&'a str>,
     /// Attributes that only HTTP requests have; `None` for other connections.
-    pub(super) http: Option<Http<'a>>,
+    pub(super) http: Option<HttpAttributes<'a>>,
 }
 
 /// Attributes that only HTTP requests have.
-pub(super) struct Http<'a> {
-    pub(super) texts: Readings<'a>,
+pub(super) struct HttpAttributes<'a> {
+    pub(super) readings: Readings<'a>,
     pub(super) claims: Option<&'a Claims>,
 }
 
-impl<'a> Facts<'a> {
-    pub(super) fn of_connection(connection: &Connection<'a>) -> Self {
+impl<'a> PolicyAttributes<'a> {
+    pub(super) fn from_connection(connection: &Connection<'a>) -> Self {
         Self {
             connection: Attributes::new(
                 connection.source,
@@ -73,18 +73,18 @@ impl<'a> Facts<'a> {
     }
 
     /// Replaces the called address, in all attributes that contain it.
-    pub(super) fn call_at(&mut self, destination: SocketAddr) {
+    pub(super) fn set_destination(&mut self, destination: SocketAddr) {
         self.connection.set_destination(destination);
         if let Some(http) = &mut self.http {
-            http.texts.dial(destination.port());
+            http.readings.set_dialed_port(destination.port());
         }
     }
 
-    pub(super) fn of_request(request: &Request<'a>) -> Self {
+    pub(super) fn from_request(request: &Request<'a>) -> Self {
         let port = request.connection.destination.port();
         Self {
-            http: Some(Http {
-                texts: Readings::new(
+            http: Some(HttpAttributes {
+                readings: Readings::new(
                     request.method,
                     (request.host, Some(port)),
                     request.path,
@@ -92,7 +92,7 @@ impl<'a> Facts<'a> {
                 ),
                 claims: request.claims,
             }),
-            ..Self::of_connection(&request.connection)
+            ..Self::from_connection(&request.connection)
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Matchers, each of which compares one attribute with one value of a policy.
 
-use ambit_jwt::{Claims, Values};
+use ambit_jwt::{Claims, ComparableValues};
 use ambit_model::{ArcStr, ServiceAccountMatch, StringMatch};
 use http::HeaderName;
 use ipnet::IpNet;
 
-use super::facts::{Facts, Http};
-use crate::readings::{PathMatcher, Reading};
+use super::facts::{HttpAttributes, PolicyAttributes};
+use crate::readings::{PathMatcher, ReadingMode};
 
 /// Attribute to compare, with the pattern from the policy.
 #[derive(Debug)]
@@ -14,8 +14,8 @@ pub(super) enum Matcher {
     Principal(StringMatch),
     Namespace(StringMatch),
     /// Service account, compared as `namespace/name`.
-    AccountText(StringMatch),
-    Account(ServiceAccountMatch),
+    ServiceAccountPattern(StringMatch),
+    ServiceAccount(ServiceAccountMatch),
     TrustDomain(StringMatch),
     SourceIp(IpNet),
     RemoteIp(IpNet),
@@ -49,44 +49,54 @@ impl Matcher {
     }
 
     /// Whether the attribute matches, by the required readings. A missing attribute never matches.
-    pub(super) fn matches(&self, facts: &Facts<'_>, reading: Reading) -> bool {
+    pub(super) fn matches(&self, facts: &PolicyAttributes<'_>, reading: ReadingMode) -> bool {
         let connection = &facts.connection;
-        let http = |test: &dyn Fn(&Http<'_>) -> bool| facts.http.as_ref().is_some_and(test);
+        let http =
+            |test: &dyn Fn(&HttpAttributes<'_>) -> bool| facts.http.as_ref().is_some_and(test);
         let claims = |test: &dyn Fn(&Claims) -> bool| http(&|http| http.claims.is_some_and(test));
         match self {
             Self::Principal(pattern) => connection.has_principal(pattern),
             Self::Namespace(pattern) => connection.has_namespace(pattern),
-            Self::AccountText(pattern) => connection.has_account_text(pattern),
-            Self::Account(account) => connection.has_account(account),
+            Self::ServiceAccountPattern(pattern) => connection.has_account_text(pattern),
+            Self::ServiceAccount(account) => connection.has_account(account),
             Self::TrustDomain(pattern) => connection.has_trust_domain(pattern),
-            Self::SourceIp(net) => connection.is_from(net),
+            Self::SourceIp(net) => connection.matches_source_range(net),
             Self::RemoteIp(net) => net.contains(&facts.remote_ip),
-            Self::DestinationIp(net) => connection.is_to(net),
-            Self::DestinationPort(port) => connection.is_to_port(*port),
-            Self::Sni(pattern) => facts.sni.is_some_and(|sni| pattern.matches_caseless([sni])),
-            Self::Host(pattern) => http(&|http| http.texts.host(pattern, reading)),
-            Self::Method(pattern) => http(&|http| http.texts.method(pattern, reading)),
-            Self::Path(pattern) => http(&|http| http.texts.path(pattern, reading)),
-            Self::Header(name, pattern) => http(&|http| http.texts.header(name, pattern, reading)),
+            Self::DestinationIp(net) => connection.matches_destination_range(net),
+            Self::DestinationPort(port) => connection.matches_destination_port(*port),
+            Self::Sni(pattern) => facts
+                .sni
+                .is_some_and(|sni| pattern.matches_ignoring_case([sni])),
+            Self::Host(pattern) => http(&|http| http.readings.matches_host(pattern, reading)),
+            Self::Method(pattern) => http(&|http| http.readings.matches_method(pattern, reading)),
+            Self::Path(pattern) => http(&|http| http.readings.matches_path(pattern, reading)),
+            Self::Header(name, pattern) => {
+                http(&|http| http.readings.matches_header(name, pattern, reading))
+            }
             Self::RequestPrincipal(pattern) => claims(&|claims| {
                 let principal = claims.principal();
                 principal.is_some_and(|(issuer, subject)| {
-                    pattern.matches_pieces([issuer, "/", subject])
-                        && (reading == Reading::Any || is_separated(pattern, issuer, subject))
+                    pattern.matches_concatenated([issuer, "/", subject])
+                        && (reading == ReadingMode::AnyReading
+                            || matches_issuer_and_subject(pattern, issuer, subject))
                 })
             }),
             Self::RequestAudience(pattern) => {
-                claims(&|claims| claims.any_audience(|one| pattern.matches(one)))
+                claims(&|claims| claims.any_audience_matches(|one| pattern.matches(one)))
             }
-            Self::RequestPresenter(pattern) => {
-                claims(&|claims| claims.presenter().is_some_and(|one| pattern.matches(one)))
-            }
+            Self::RequestPresenter(pattern) => claims(&|claims| {
+                claims
+                    .authorized_presenter()
+                    .is_some_and(|one| pattern.matches(one))
+            }),
             Self::RequestClaim(path, pattern) => claims(&|claims| {
                 let values = match reading {
-                    Reading::Any => Values::Any,
-                    Reading::All | Reading::Exception => Values::Texts,
+                    ReadingMode::AnyReading => ComparableValues::AllScalars,
+                    ReadingMode::AllReadings | ReadingMode::Exception => {
+                        ComparableValues::StringsOnly
+                    }
                 };
-                claims.any(path, values, |one| pattern.matches(one))
+                claims.any_value_matches(path, values, |one| pattern.matches(one))
             }),
         }
     }
@@ -95,7 +105,7 @@ impl Matcher {
 /// Whether the part of a `requestPrincipals` pattern that matches the token's subject has no slash. Otherwise the
 /// subject `c` of the issuer `https://a/b` would equal the subject `b/c` of the issuer `https://a`, which chooses its
 /// subjects freely.
-fn is_separated(pattern: &StringMatch, issuer: &str, subject: &str) -> bool {
+fn matches_issuer_and_subject(pattern: &StringMatch, issuer: &str, subject: &str) -> bool {
     let of_subject = match pattern {
         StringMatch::Presence => "",
         StringMatch::Exact(_) => subject,

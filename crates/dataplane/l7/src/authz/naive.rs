@@ -9,21 +9,21 @@ use ambit_model::{
 };
 use ipnet::IpNet;
 
-use cases::{Bytes, Call, Called};
+use cases::{Call, CallTarget, FuzzInput};
 
-use super::{Connection, Policies, Request, Scope, ServicePort, Why};
+use super::{Connection, DecisionReason, Policies, Request, Scope, ServicePort};
 use crate::path;
 
 /// Generates policies and requests from bytes, and panics if the evaluation differs from that of the reference
 /// implementation.
 pub fn compare(bytes: &[u8]) {
-    let mut bytes = Bytes(bytes);
+    let mut bytes = FuzzInput(bytes);
     let mut known: Vec<HttpPolicy> = Vec::new();
     let mut policies = Policies::default();
     for _ in 0..bytes.up_to(6) {
         let policy = bytes.policy();
         known.retain(|other| other.key != policy.key);
-        if bytes.one_in(8) {
+        if bytes.one_chance_in(8) {
             policies.remove(&policy.key);
             continue;
         }
@@ -39,8 +39,8 @@ pub fn compare(bytes: &[u8]) {
 fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
     let ports: Vec<_> = call.ports().collect();
     let scope = match &call.called {
-        Called::Service(service) => Scope::Service(service),
-        Called::Pod(_) => Scope::Pod(&ports),
+        CallTarget::Service(service) => Scope::Service(service),
+        CallTarget::Pod(_) => Scope::Pod(&ports),
     };
     let connection = Connection {
         source: call.source.as_ref(),
@@ -65,7 +65,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
     };
     // Scopes of a policy: the pod's own address, and the addresses of services that forward to it.
     let at = |policy: &HttpPolicy, port: &ServicePort| -> Vec<Call> {
-        let there = call.at(port.address.port());
+        let there = call.with_port(port.address.port());
         match (policy.for_gateway, policy.services.contains(&port.service)) {
             (true, _) => vec![call.clone(), there],
             (false, true) => vec![there],
@@ -73,7 +73,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         }
     };
     let everywhere = |policy: &HttpPolicy| -> Vec<Call> {
-        let own = (policy.for_gateway || call.is_of(policy)).then(|| call.clone());
+        let own = (policy.for_gateway || call.is_target_of(policy)).then(|| call.clone());
         let of_ports = ports.iter().flat_map(|port| at(policy, port));
         own.into_iter().chain(of_ports).collect()
     };
@@ -82,7 +82,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
     let applying: Vec<_> = known.iter().filter(|p| !everywhere(p).is_empty()).collect();
     let of = |action, dry_run| {
         let all = applying.iter();
-        all.filter(move |p| effect(p) == action && p.dry_run == dry_run)
+        all.filter(move |p| effective_action(p) == action && p.dry_run == dry_run)
     };
     let denies = of(HttpAction::Deny, false).any(|p| matches_any(p, &everywhere(p)));
     // Each service port has to allow the request; without service ports, the waypoint itself.
@@ -102,10 +102,10 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
     assert_eq!(decision.is_allowed(), allowed, "{known:#?} {call:#?}");
 
     let named = |key: &PolicyKey| applying.iter().find(|policy| policy.key == *key);
-    match &decision.why {
-        Why::NoAllowPolicies => assert!(!scopes.iter().any(|scope| has_allow(*scope))),
-        Why::NoneAllows => assert!(scopes.iter().any(|scope| refuses(*scope))),
-        Why::Allowed(rule) | Why::Denied(rule) => {
+    match &decision.reason {
+        DecisionReason::NoAllowPolicies => assert!(!scopes.iter().any(|scope| has_allow(*scope))),
+        DecisionReason::NoAllowPolicyMatched => assert!(scopes.iter().any(|scope| refuses(*scope))),
+        DecisionReason::AllowedByRule(rule) | DecisionReason::DeniedByRule(rule) => {
             let policy = named(&rule.policy);
             assert!(policy.is_some_and(|policy| {
                 let rule = policy.rules.get(rule.rule);
@@ -113,7 +113,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
                 rule.is_some_and(|rule| calls.any(|c| rule_matches(rule, policy.action, &c)))
             }));
         }
-        Why::NotUnderstood { policy, .. } => {
+        DecisionReason::InvalidPolicy { policy, .. } => {
             assert!(named(policy).is_some_and(|policy| policy.not_understood.is_some()));
         }
     }
@@ -139,7 +139,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
     }
 }
 
-fn effect(policy: &HttpPolicy) -> HttpAction {
+fn effective_action(policy: &HttpPolicy) -> HttpAction {
     match policy.not_understood {
         Some(_) => HttpAction::Deny,
         None => policy.action,
@@ -168,17 +168,19 @@ fn rule_matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
     let sources = rule.sources.iter();
     let operations = rule.operations.iter();
     let mut conditions = rule.conditions.iter();
-    (rule.sources.is_empty() || sources.into_iter().any(|s| source(s, call)))
+    (rule.sources.is_empty() || sources.into_iter().any(|s| source_matches(s, call)))
         && (rule.operations.is_empty()
-            || operations.into_iter().any(|o| operation(o, action, call)))
-        && conditions.all(|c| condition(c, action, call))
+            || operations
+                .into_iter()
+                .any(|o| operation_matches(o, action, call)))
+        && conditions.all(|c| condition_matches(c, action, call))
 }
 
-fn source(s: &HttpSource, call: &Call) -> bool {
+fn source_matches(s: &HttpSource, call: &Call) -> bool {
     let id = call.source.as_ref();
     let text = |any: &[StringMatch], none: &[StringMatch], actual: Option<String>| {
         one_of(any, none, |pattern| {
-            actual.as_ref().is_some_and(|a| text(pattern, a))
+            actual.as_ref().is_some_and(|a| text_matches(pattern, a))
         })
     };
     let account = |pattern: &ServiceAccountMatch| {
@@ -208,14 +210,14 @@ fn source(s: &HttpSource, call: &Call) -> bool {
         )
 }
 
-fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
+fn operation_matches(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
     let ports = one_of(&o.ports, &o.not_ports, |port| *port == call.port);
     if !call.is_http {
         return ports;
     }
     // Patterns and paths in these cases mean the same to every server in lower case.
     let as_path = |pattern: &PathPattern, path: &str, is_lower: bool| match pattern {
-        PathPattern::Text(pattern) => text(&lowered(pattern, is_lower), path),
+        PathPattern::Text(pattern) => text_matches(&lowercased(pattern, is_lower), path),
         PathPattern::Template(template) => {
             let template = template.parse::<PathTemplate>();
             template.is_ok_and(|template| template.matches(path))
@@ -227,7 +229,7 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         as_path(pattern, path, true) || bare.is_some_and(|path| as_path(pattern, path, true))
     };
     let readings = |path: &str| {
-        let lenient = path::readings(path);
+        let lenient = path::path_readings(path);
         let own = lenient.is_empty().then(|| path.to_owned());
         lenient.into_iter().chain(own)
     };
@@ -259,13 +261,14 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         [Some(call.method), replaced]
             .into_iter()
             .flatten()
-            .any(|method| text(&lowered(pattern, true), &method.to_lowercase()))
+            .any(|method| text_matches(&lowercased(pattern, true), &method.to_lowercase()))
     };
-    let plain_method = |pattern: &StringMatch| text(pattern, call.method);
+    let plain_method = |pattern: &StringMatch| text_matches(pattern, call.method);
     let except_method = |pattern: &StringMatch| {
         let replaced = call.headers.get("x-http-method-override");
         let replaced = replaced.map(|method| method.to_str().unwrap_or_default());
-        text(pattern, call.method) && replaced.is_none_or(|method| text(pattern, method))
+        text_matches(pattern, call.method)
+            && replaced.is_none_or(|method| text_matches(pattern, method))
     };
     let forwarded = call.headers.get("x-forwarded-host");
     let forwarded = forwarded.map(|host| host.to_str().unwrap_or_default());
@@ -274,13 +277,14 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         hosts.into_iter().flatten().any(|one| {
             let name = host_name(one);
             let dialled = format!("{name}:{}", call.port);
-            host(pattern, one) || !name.is_empty() && has_port(pattern) && text(pattern, &dialled)
+            host_matches(pattern, one)
+                || !name.is_empty() && has_port(pattern) && text_matches(pattern, &dialled)
         })
     };
-    let plain_host = |pattern: &StringMatch| host(pattern, call.host);
+    let plain_host = |pattern: &StringMatch| host_matches(pattern, call.host);
     let except_host = |pattern: &StringMatch| {
         let mut all = hosts.into_iter().flatten();
-        all.all(|one| host(pattern, one))
+        all.all(|one| host_matches(pattern, one))
     };
     let denies = action != HttpAction::Allow;
     ports
@@ -314,7 +318,7 @@ fn read_as<T>(
     }
 }
 
-fn lowered(pattern: &StringMatch, is_lower: bool) -> StringMatch {
+fn lowercased(pattern: &StringMatch, is_lower: bool) -> StringMatch {
     let lower = |text: &ambit_model::ArcStr| match is_lower {
         true => text.to_lowercase().into(),
         false => text.clone(),
@@ -327,7 +331,7 @@ fn lowered(pattern: &StringMatch, is_lower: bool) -> StringMatch {
     }
 }
 
-fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
+fn condition_matches(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
     use HttpAttribute as A;
     if let A::Header(name) = &c.attribute {
         if !call.is_http {
@@ -361,7 +365,8 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
                     .map(String::as_str)
                     .filter(|_| !lines.is_empty());
                 let all = lines.iter().chain(&elements).copied();
-                all.chain(joined).any(|reading| text(&pattern, reading))
+                all.chain(joined)
+                    .any(|reading| text_matches(&pattern, reading))
             }
         };
         let all = |value: &HttpValue| match pattern(value) {
@@ -369,9 +374,12 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
             pattern => {
                 let is_exact = matches!(pattern, StringMatch::Exact(_));
                 !own.is_empty()
-                    && text(&pattern, &own.join(","))
-                    && lines.iter().all(|line| text(&pattern, line))
-                    && (is_exact || elements.iter().all(|element| text(&pattern, element)))
+                    && text_matches(&pattern, &own.join(","))
+                    && lines.iter().all(|line| text_matches(&pattern, line))
+                    && (is_exact
+                        || elements
+                            .iter()
+                            .all(|element| text_matches(&pattern, element)))
             }
         };
         let denies = action != HttpAction::Allow;
@@ -385,11 +393,11 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
             }
             (A::DestinationPort, HttpValue::Port(port)) => *port == call.port,
             (A::SourceServiceAccount, HttpValue::Text(pattern)) => id.is_some_and(|id| {
-                text(pattern, &format!("{}/{}", id.namespace, id.service_account))
+                text_matches(pattern, &format!("{}/{}", id.namespace, id.service_account))
             }),
             (A::ConnectionSni, HttpValue::Text(pattern)) => call
                 .sni
-                .is_some_and(|sni| text(pattern, &sni.to_lowercase())),
+                .is_some_and(|sni| text_matches(pattern, &sni.to_lowercase())),
             _ => false,
         }
     })
@@ -399,7 +407,7 @@ fn one_of<T>(any: &[T], none: &[T], matches: impl Fn(&T) -> bool) -> bool {
     (any.is_empty() || any.iter().any(&matches)) && !none.iter().any(&matches)
 }
 
-fn text(pattern: &StringMatch, actual: &str) -> bool {
+fn text_matches(pattern: &StringMatch, actual: &str) -> bool {
     match pattern {
         StringMatch::Exact(text) => actual == text.as_str(),
         StringMatch::Prefix(text) => actual.find(text.as_str()) == Some(0),
@@ -426,14 +434,14 @@ fn has_port(pattern: &StringMatch) -> bool {
 }
 
 /// Whether a host matches a pattern. Only generated hosts and patterns are supported: patterns are in lower case.
-fn host(pattern: &StringMatch, host: &str) -> bool {
+fn host_matches(pattern: &StringMatch, host: &str) -> bool {
     let lower = host.to_lowercase();
     let name = host_name(host);
     let port = lower
         .split_once(':')
         .map_or(String::new(), |(_, port)| format!(":{port}"));
     match has_port(pattern) {
-        true => text(pattern, &lower) || text(pattern, &format!("{name}{port}")),
-        false => text(pattern, &name),
+        true => text_matches(pattern, &lower) || text_matches(pattern, &format!("{name}{port}")),
+        false => text_matches(pattern, &name),
     }
 }

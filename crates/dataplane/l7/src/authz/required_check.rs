@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ambit_model::Provider;
 
 use super::{
-    CompiledPolicy, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts,
-    first_match,
+    CompiledPolicy, Connection, Policies, Request, RuleId, Scope, ServicePort,
+    facts::PolicyAttributes, first_match,
 };
 
 /// External check that CUSTOM policies require for a request or connection.
@@ -18,7 +18,7 @@ pub enum RequiredCheck {
     /// No CUSTOM policy matches.
     NotRequired,
     /// Provider that must check, and the rule that requires it.
-    Provider(Arc<Provider>, RuleId),
+    CheckBy(Arc<Provider>, RuleId),
     /// Denial without a check, since the provider is missing or ambiguous; with the reason.
     Denied(String),
 }
@@ -26,7 +26,7 @@ pub enum RequiredCheck {
 impl Policies {
     /// Returns the check that CUSTOM policies require for a request in its original form, before a provider changes it.
     pub fn required_check(&self, scope: Scope<'_>, request: &Request<'_>) -> RequiredCheck {
-        self.check(scope, || Facts::of_request(request))
+        self.find_required_check(scope, || PolicyAttributes::from_request(request))
     }
 
     /// Returns the check that CUSTOM policies require for a connection that is not HTTP.
@@ -35,17 +35,24 @@ impl Policies {
         scope: Scope<'_>,
         connection: &Connection<'_>,
     ) -> RequiredCheck {
-        self.check(scope, || Facts::of_connection(connection))
+        self.find_required_check(scope, || PolicyAttributes::from_connection(connection))
     }
 
-    fn check<'a>(&self, scope: Scope<'_>, facts: impl FnOnce() -> Facts<'a>) -> RequiredCheck {
-        let policies = || self.buckets(scope).flat_map(|bucket| &bucket.custom);
+    fn find_required_check<'a>(
+        &self,
+        scope: Scope<'_>,
+        facts: impl FnOnce() -> PolicyAttributes<'a>,
+    ) -> RequiredCheck {
+        let policies = || {
+            self.policies_in_scope(scope)
+                .flat_map(|bucket| &bucket.custom)
+        };
         let mut first: Option<&Arc<Provider>> = None;
         for policy in policies() {
             let Some(provider) = policy.policy().provider.as_ref() else {
                 return RequiredCheck::Denied(format!("policy {} names no provider", policy.key()));
             };
-            if let Err(why) = &provider.place {
+            if let Err(why) = &provider.target {
                 return RequiredCheck::Denied(format!("provider {}: {why}", provider.name));
             }
             if let Some(first) = first.filter(|first| first.name != provider.name) {
@@ -64,25 +71,25 @@ impl Policies {
             Scope::Pod(ports) => (Scope::Pod(&[]), ports),
             other => (other, &[]),
         };
-        let first = |scope, facts: &Facts<'_>| {
-            let mut buckets = self.buckets(scope);
+        let first = |scope, facts: &PolicyAttributes<'_>| {
+            let mut buckets = self.policies_in_scope(scope);
             buckets.find_map(|bucket| first_match(&bucket.custom, facts))
         };
         let mut found = first(of, &facts);
         for port in ports {
-            facts.call_at(port.address);
+            facts.set_destination(port.address);
             found = found.or_else(|| first(Scope::Service(&port.service), &facts));
         }
         match found {
-            Some((policy, rule)) => of_rule(policy, rule),
+            Some((policy, rule)) => check_for_rule(policy, rule),
             None => RequiredCheck::NotRequired,
         }
     }
 }
 
-fn of_rule(policy: &CompiledPolicy, rule: RuleId) -> RequiredCheck {
+fn check_for_rule(policy: &CompiledPolicy, rule: RuleId) -> RequiredCheck {
     match &policy.policy().provider {
-        Some(provider) => RequiredCheck::Provider(provider.clone(), rule),
+        Some(provider) => RequiredCheck::CheckBy(provider.clone(), rule),
         None => RequiredCheck::Denied(format!("policy {} names no provider", policy.key())),
     }
 }

@@ -85,7 +85,7 @@ impl Call {
 }
 
 fn key(name: &str) -> PolicyKey {
-    PolicyKey::of_record(&format!("ns/{name}"))
+    PolicyKey::from_resource_name(&format!("ns/{name}"))
 }
 
 fn policy(name: &str, action: HttpAction, rules: Vec<HttpRule>) -> HttpPolicy {
@@ -123,21 +123,25 @@ fn paths(patterns: &[&str]) -> Vec<PathPattern> {
         .collect()
 }
 
-fn from(source: HttpSource) -> HttpRule {
+fn source_rule(source: HttpSource) -> HttpRule {
     HttpRule {
         sources: vec![source],
         ..HttpRule::default()
     }
 }
 
-fn to(operation: HttpOperation) -> HttpRule {
+fn operation_rule(operation: HttpOperation) -> HttpRule {
     HttpRule {
         operations: vec![operation],
         ..HttpRule::default()
     }
 }
 
-fn when(attribute: HttpAttribute, values: Vec<HttpValue>, not_values: Vec<HttpValue>) -> HttpRule {
+fn condition_rule(
+    attribute: HttpAttribute,
+    values: Vec<HttpValue>,
+    not_values: Vec<HttpValue>,
+) -> HttpRule {
     HttpRule {
         conditions: vec![HttpCondition {
             attribute,

@@ -5,16 +5,16 @@ use std::borrow::Cow;
 use super::error::PathError;
 
 /// Rejects broken escapes, escaped control characters and overlong UTF-8.
-pub(super) fn check(path: &str) -> Result<(), PathError> {
+pub(super) fn validate_escapes(path: &str) -> Result<(), PathError> {
     let mut rest = path.as_bytes();
     while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
         rest = rest.get(at..).unwrap_or_default();
-        let byte = escaped(rest).ok_or(PathError::BrokenEscape)?;
+        let byte = decode_escape(rest).ok_or(PathError::InvalidEscape)?;
         if byte < b' ' || byte == 0x7f {
-            return Err(PathError::Control);
+            return Err(PathError::ControlCharacter);
         }
         if is_overlong(byte, rest) {
-            return Err(PathError::Overlong);
+            return Err(PathError::OverlongEncoding);
         }
         rest = rest.get(3..).unwrap_or_default();
     }
@@ -23,7 +23,7 @@ pub(super) fn check(path: &str) -> Result<(), PathError> {
 
 /// Whether an escaped byte begins an overlong UTF-8 sequence: a character in more bytes than necessary.
 fn is_overlong(first: u8, escapes: &[u8]) -> bool {
-    let second = || escapes.get(3..).and_then(escaped);
+    let second = || escapes.get(3..).and_then(decode_escape);
     match first {
         0xc0 | 0xc1 => matches!(second(), Some(0x80..=0xbf)),
         0xe0 => matches!(second(), Some(0x80..=0x9f)),
@@ -33,7 +33,7 @@ fn is_overlong(first: u8, escapes: &[u8]) -> bool {
 }
 
 /// Decodes the percent-escape at the beginning of `text`.
-fn escaped(text: &[u8]) -> Option<u8> {
+fn decode_escape(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = *text else {
         return None;
     };
@@ -41,20 +41,20 @@ fn escaped(text: &[u8]) -> Option<u8> {
     u8::try_from(digit(high)? * 16 + digit(low)?).ok()
 }
 
-/// Rewrites a path that has passed [`check`] to canonical characters: unescapes unreserved characters, escapes those
+/// Rewrites a path that has passed [`validate_escapes`] to canonical characters: unescapes unreserved characters, escapes those
 /// that a URL cannot have, writes escapes in upper case and backslashes as slashes, and unescapes slashes and
 /// backslashes if `decode_slashes`.
-pub(super) fn canonical_characters(path: &str, decode_slashes: bool) -> Cow<'_, str> {
-    rewrite(path, |byte| match byte {
+pub(super) fn canonicalize_characters(path: &str, decode_slashes: bool) -> Cow<'_, str> {
+    rewrite_bytes(path, |byte| match byte {
         Byte::Raw(b'\\') => Some(CanonicalByte::Raw(b'/')),
         Byte::Escaped(b'/' | b'\\') if decode_slashes => Some(CanonicalByte::Raw(b'/')),
-        other => canonical(other),
+        other => canonicalize_byte(other),
     })
 }
 
 /// Rewrites the text of a policy or a route to the canonical characters of normalized paths.
-pub fn canonical_escapes(text: &str) -> Cow<'_, str> {
-    rewrite(text, canonical)
+pub fn canonicalize_escapes(text: &str) -> Cow<'_, str> {
+    rewrite_bytes(text, canonicalize_byte)
 }
 
 #[derive(Clone, Copy)]
@@ -93,7 +93,7 @@ impl CanonicalByte {
 }
 
 /// Returns the canonical form of a byte; `None` if the byte is canonical.
-fn canonical(byte: Byte) -> Option<CanonicalByte> {
+fn canonicalize_byte(byte: Byte) -> Option<CanonicalByte> {
     match byte {
         Byte::Raw(b @ (b'"' | b'<' | b'>' | b'^' | b'`' | b'{' | b'|' | b'}' | 0x80..)) => {
             Some(CanonicalByte::Escaped(b))
@@ -108,12 +108,12 @@ fn canonical(byte: Byte) -> Option<CanonicalByte> {
 
 /// Replaces bytes and escapes by the result of `replacement`; borrows the text if nothing changes. Non-ASCII bytes are
 /// replaced by escapes, so that the result is valid UTF-8 whenever all bytes of a character are replaced.
-fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<CanonicalByte>) -> Cow<'_, str> {
+fn rewrite_bytes(text: &str, replacement: impl Fn(Byte) -> Option<CanonicalByte>) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut out = String::new();
     let (mut copied, mut at) = (0, 0);
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
-        let (byte, length) = match (escaped(rest), rest.first()) {
+        let (byte, length) = match (decode_escape(rest), rest.first()) {
             (Some(byte), _) => (Byte::Escaped(byte), 3),
             (None, Some(byte)) => (Byte::Raw(*byte), 1),
             (None, None) => break,
@@ -135,11 +135,11 @@ fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<CanonicalByte>) -> C
 }
 
 /// Decodes all percent-escapes once, and replaces invalid UTF-8.
-pub fn decoded_escapes(path: &str) -> String {
+pub fn decode_escapes(path: &str) -> String {
     let mut out = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let Some(first) = rest.first() {
-        let (byte, length) = escaped(rest).map_or((*first, 1), |byte| (byte, 3));
+        let (byte, length) = decode_escape(rest).map_or((*first, 1), |byte| (byte, 3));
         out.push(byte);
         rest = rest.get(length..).unwrap_or_default();
     }

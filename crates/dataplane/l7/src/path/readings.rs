@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{escapes::decoded_escapes, segments};
+use super::{escapes::decode_escapes, segments};
 
 /// Maximum rounds of percent-decoding: a proxy, a framework and an application behind the waypoint may each decode
 /// once.
@@ -15,7 +15,7 @@ const PATH_TERMINATORS: [char; 4] = [';', '?', '#', '\0'];
 /// Such servers decode escapes (more than once), strip parameters (`;x`) or everything after one, treat backslashes as
 /// slashes, merge slashes, resolve dots, and ignore case, spaces around segments and dots behind them. `*` means the
 /// whole server, and thus its root as well.
-pub fn readings(path: &str) -> Vec<String> {
+pub fn path_readings(path: &str) -> Vec<String> {
     if path == "*" {
         return vec!["/".to_owned()];
     }
@@ -23,10 +23,10 @@ pub fn readings(path: &str) -> Vec<String> {
         return Vec::new();
     }
     let mut all: Vec<String> = Vec::new();
-    for decoded in decodings(path) {
+    for decoded in repeated_decodings(path) {
         let cut = PATH_TERMINATORS.map(|end| decoded.split_once(end).map(|(begin, _)| begin));
         let whole = [Some(decoded.as_str())].into_iter().chain(cut).flatten();
-        let lenient: Vec<_> = whole.map(segments::loosely).collect();
+        let lenient: Vec<_> = whole.map(segments::resolve_leniently).collect();
         for reading in [decoded].into_iter().chain(lenient) {
             if !all.contains(&reading) {
                 all.push(reading);
@@ -37,14 +37,14 @@ pub fn readings(path: &str) -> Vec<String> {
 }
 
 /// Returns a text that is equal for all spellings of a path, for rate-limit keys.
-pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
+pub fn path_equivalence_key(path: &str) -> Cow<'_, str> {
     if is_plain(path) || path == "*" {
         let whole = path.strip_suffix('/').filter(|rest| !rest.is_empty());
         return Cow::Borrowed(whole.unwrap_or(path));
     }
-    let decoded = decodings(path).pop().unwrap_or_default();
+    let decoded = repeated_decodings(path).pop().unwrap_or_default();
     let begin = decoded.split(PATH_TERMINATORS).next().unwrap_or_default();
-    let mut shared = segments::loosely(begin);
+    let mut shared = segments::resolve_leniently(begin);
     if shared.len() > 1 && shared.ends_with('/') {
         shared.pop();
     }
@@ -52,11 +52,11 @@ pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
 }
 
 /// Returns the path after each round of percent-decoding.
-fn decodings(path: &str) -> Vec<String> {
+fn repeated_decodings(path: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for _ in 0..MAX_DECODINGS {
         let before = all.last().map_or(path, String::as_str);
-        let decoded = decoded_escapes(before).to_lowercase();
+        let decoded = decode_escapes(before).to_lowercase();
         if all.last() == Some(&decoded) {
             break;
         }

@@ -6,28 +6,28 @@ use super::error::PathError;
 
 /// Rejects dot segments that only some implementations recognise: next to an escaped slash or backslash, or with a
 /// parameter. The path's escapes must be canonical.
-pub(super) fn check(path: &str) -> Result<(), PathError> {
+pub(super) fn validate_segments(path: &str) -> Result<(), PathError> {
     let hides = |segment: &str| {
         segment
             .split("%2F")
             .flat_map(|part| part.split("%5C"))
             .filter_map(|part| part.split(';').next()?.split("%3B").next())
-            .any(|name| is_dots(name) && name != segment)
+            .any(|name| is_dot_segment(name) && name != segment)
     };
     match path.split('/').any(hides) {
-        true => Err(PathError::HiddenDotSegment),
+        true => Err(PathError::EscapedDotSegment),
         false => Ok(()),
     }
 }
 
-fn is_dots(segment: &str) -> bool {
+fn is_dot_segment(segment: &str) -> bool {
     matches!(segment, "." | "..")
 }
 
 /// Resolves dot segments, and merges slashes if configured.
-pub(super) fn resolve(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError> {
+pub(super) fn resolve_dot_segments(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError> {
     let has_double = merge && path.contains("//");
-    if !has_double && !path.split('/').any(is_dots) {
+    if !has_double && !path.split('/').any(is_dot_segment) {
         return Ok(Cow::Borrowed(path));
     }
     let mut segments = Vec::new();
@@ -41,12 +41,12 @@ pub(super) fn resolve(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError
             _ => segments.push(segment),
         }
     }
-    Ok(Cow::Owned(joined(&segments, merge)))
+    Ok(Cow::Owned(join_segments(&segments, merge)))
 }
 
 /// Rewrites a decoded path as the most lenient application reads it: without parameters, spaces around segments and
 /// dots behind them, with slashes merged, and never above the root.
-pub(super) fn loosely(decoded: &str) -> String {
+pub(super) fn resolve_leniently(decoded: &str) -> String {
     let mut segments = Vec::new();
     let mut rest = decoded.split(['/', '\\']).peekable();
     while let Some(segment) = rest.next() {
@@ -64,10 +64,10 @@ pub(super) fn loosely(decoded: &str) -> String {
             segments.push("");
         }
     }
-    joined(&segments, true)
+    join_segments(&segments, true)
 }
 
-fn joined(segments: &[&str], merge: bool) -> String {
+fn join_segments(segments: &[&str], merge: bool) -> String {
     let mut path = String::new();
     for (at, segment) in segments.iter().enumerate() {
         let is_last = at + 1 == segments.len();

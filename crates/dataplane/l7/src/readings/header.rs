@@ -3,7 +3,7 @@
 use ambit_model::StringMatch;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::{reading::Reading, text::matches_bytes};
+use super::{reading::ReadingMode, text::matches_bytes};
 
 /// Headers whose values may contain commas that do not separate list elements.
 const NON_LIST_HEADERS: [HeaderName; 9] = [
@@ -20,7 +20,7 @@ const NON_LIST_HEADERS: [HeaderName; 9] = [
 
 /// Returns the lines of a header in any spelling of its name. Applications that receive headers as variables (CGI,
 /// WSGI, PHP) do not distinguish underscores from hyphens.
-pub(crate) fn lines<'a>(
+pub(crate) fn header_lines<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
 ) -> impl Iterator<Item = &'a [u8]> {
@@ -38,24 +38,30 @@ pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
 }
 
 /// Maximum number of spellings of one header name in a request for which all orders of its lines are compared.
-const MAX_SPELLINGS: usize = 3;
+const MAX_HEADER_NAME_SPELLINGS: usize = 3;
 
 /// Whether any text matches that an application may take for the header's value. True for a request with more than
-/// [`MAX_SPELLINGS`] spellings of the name.
-pub(crate) fn any_text(
+/// [`MAX_HEADER_NAME_SPELLINGS`] spellings of the name.
+pub(crate) fn any_header_text_matches(
     headers: &HeaderMap,
     name: &HeaderName,
     matches: impl Fn(&[u8]) -> bool,
 ) -> bool {
-    let lines = || lines(headers, name);
+    let lines = || header_lines(headers, name);
     lines().any(&matches)
-        || lines().flat_map(|line| elements(name, line)).any(&matches)
-        || lines().nth(1).is_some() && any_joined(headers, name, matches)
+        || lines()
+            .flat_map(|line| list_elements(name, line))
+            .any(&matches)
+        || lines().nth(1).is_some() && any_joined_text_matches(headers, name, matches)
 }
 
 /// Whether the joined lines of a header match, in any order of the spellings of its name: a filter that removes a
 /// header changes the order in which the others are sent.
-fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) -> bool) -> bool {
+fn any_joined_text_matches(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    matches: impl Fn(&[u8]) -> bool,
+) -> bool {
     let spellings = headers.keys().filter(|other| is_same_name(other, name));
     let mut lines: Vec<Vec<&[u8]>> = spellings
         .map(|spelling| {
@@ -63,11 +69,11 @@ fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) ->
             lines.map(HeaderValue::as_bytes).collect()
         })
         .collect();
-    if lines.len() > MAX_SPELLINGS {
+    if lines.len() > MAX_HEADER_NAME_SPELLINGS {
         return true;
     }
     let any_separator_matches = |lines: &[Vec<&[u8]>]| {
-        let mut separators = separators(name).iter();
+        let mut separators = list_separators(name).iter();
         separators.any(|separator| matches(&lines.concat().join(*separator)))
     };
     // The rotations of up to three lines, forwards and backwards, are all their orders.
@@ -78,33 +84,37 @@ fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) ->
     })
 }
 
-pub(super) fn matches(
+pub(super) fn header_matches(
     headers: &HeaderMap,
     name: &HeaderName,
     pattern: &StringMatch,
-    reading: Reading,
+    reading: ReadingMode,
 ) -> bool {
     if *pattern == StringMatch::Presence {
         return match reading {
-            Reading::Any => lines(headers, name).next().is_some(),
-            Reading::All | Reading::Exception => headers.contains_key(name),
+            ReadingMode::AnyReading => header_lines(headers, name).next().is_some(),
+            ReadingMode::AllReadings | ReadingMode::Exception => headers.contains_key(name),
         };
     }
     match reading {
-        Reading::Any => any_text(headers, name, |text| matches_bytes(pattern, text)),
-        Reading::All | Reading::Exception => matches_wholly(headers, name, pattern),
+        ReadingMode::AnyReading => {
+            any_header_text_matches(headers, name, |text| matches_bytes(pattern, text))
+        }
+        ReadingMode::AllReadings | ReadingMode::Exception => {
+            joined_value_matches(headers, name, pattern)
+        }
     }
 }
 
 /// Whether the joined lines of a header match, each line, and also each list element if a wildcard in the pattern might
 /// match other elements.
-fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch) -> bool {
+fn joined_value_matches(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch) -> bool {
     let own: Vec<_> = headers
         .get_all(name)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
-    let separator = separators(name).first().copied().unwrap_or_default();
+    let separator = list_separators(name).first().copied().unwrap_or_default();
     if own.is_empty() || !matches_bytes(pattern, &own.join(separator)) {
         return false;
     }
@@ -113,15 +123,15 @@ fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch)
     }
     let has_wildcard = matches!(pattern, StringMatch::Prefix(_) | StringMatch::Suffix(_));
     let is_list = has_wildcard && !NON_LIST_HEADERS.contains(name);
-    lines(headers, name).all(|line| {
-        let mut elements = elements(name, line);
+    header_lines(headers, name).all(|line| {
+        let mut elements = list_elements(name, line);
         matches_bytes(pattern, line)
             && (!is_list || elements.all(|element| matches_bytes(pattern, element)))
     })
 }
 
 /// Returns the list elements of a header line, each also without its parameters and quotes.
-fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+fn list_elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let separator = if *name == header::COOKIE { b';' } else { b',' };
     let elements = line
         .split(move |byte| *byte == separator)
@@ -143,7 +153,7 @@ fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [
 }
 
 /// Returns the separators with which servers may join the lines of a header.
-fn separators(name: &HeaderName) -> &'static [&'static [u8]] {
+fn list_separators(name: &HeaderName) -> &'static [&'static [u8]] {
     if *name == header::COOKIE {
         &[b"; "]
     } else {

@@ -2,19 +2,19 @@
 
 use ambit_model::StringMatch;
 
-use super::reading::Reading;
+use super::reading::ReadingMode;
 
 /// Authority of a request, split into its parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Host<'a> {
     /// Authority as received.
-    whole: &'a str,
+    authority: &'a str,
     /// Host without user, port and trailing dots.
     name: &'a str,
     /// Port with the colon; empty without a port.
     port: &'a str,
     /// Port of the address that the client called.
-    dialled: Option<u16>,
+    dialed_port: Option<u16>,
 }
 
 impl<'a> Host<'a> {
@@ -28,42 +28,43 @@ impl<'a> Host<'a> {
             .map_or(authority.len(), |colon| brackets + colon);
         let (name, port) = authority.split_at(colon);
         Self {
-            whole,
+            authority: whole,
             name: name.trim_end_matches('.'),
             port,
-            dialled,
+            dialed_port: dialled,
         }
     }
 
     /// Splits another host that a header names for the same called port.
-    pub(super) fn named<'b>(&self, whole: &'b str) -> Host<'b> {
-        Host::new(whole, self.dialled)
+    pub(super) fn with_authority<'b>(&self, whole: &'b str) -> Host<'b> {
+        Host::new(whole, self.dialed_port)
     }
 
     /// Sets the port of the address that the client called.
-    pub(super) fn dial(&mut self, port: u16) {
-        self.dialled = Some(port);
+    pub(super) fn set_dialed_port(&mut self, port: u16) {
+        self.dialed_port = Some(port);
     }
 
     /// Whether a pattern matches the host. Since a server may ignore the port in `Host`, a denial for the called port
     /// applies to any port there.
-    pub(super) fn matches(&self, pattern: &StringMatch, reading: Reading) -> bool {
+    pub(super) fn matches(&self, pattern: &StringMatch, reading: ReadingMode) -> bool {
         let Self {
-            whole,
+            authority: whole,
             name,
             port,
-            dialled,
+            dialed_port: dialled,
         } = *self;
         if !has_port(pattern) {
-            return pattern.matches_caseless([name]);
+            return pattern.matches_ignoring_case([name]);
         }
         let written = port.get(1..).and_then(|port| port.parse::<u16>().ok());
         let is_at = |port: u16| {
-            !name.is_empty() && pattern.matches_caseless([name, ":", &port.to_string()])
+            !name.is_empty() && pattern.matches_ignoring_case([name, ":", &port.to_string()])
         };
-        pattern.matches_caseless([whole])
-            || pattern.matches_caseless([name, port])
-            || reading == Reading::Any && [written, dialled].into_iter().flatten().any(is_at)
+        pattern.matches_ignoring_case([whole])
+            || pattern.matches_ignoring_case([name, port])
+            || reading == ReadingMode::AnyReading
+                && [written, dialled].into_iter().flatten().any(is_at)
     }
 }
 
@@ -112,8 +113,8 @@ mod tests {
             ("", 8080, false, false),
         ] {
             let host = Host::new(whole, Some(dialled));
-            let matches =
-                [Reading::Any, Reading::All].map(|reading| host.matches(&pattern, reading));
+            let matches = [ReadingMode::AnyReading, ReadingMode::AllReadings]
+                .map(|reading| host.matches(&pattern, reading));
             assert_eq!(matches, [denied, allowed], "{whole} at {dialled}");
         }
     }

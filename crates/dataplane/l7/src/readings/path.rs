@@ -5,10 +5,10 @@ use std::{borrow::Cow, cell::OnceCell};
 use ambit_model::{ArcStr, HttpPathMatch, PathPattern, PathTemplate, StringMatch};
 use regex::Regex;
 
-use super::{reading::Reading, text::map_text};
+use super::{reading::ReadingMode, text::map_text};
 use crate::{
-    path::{canonical_escapes, decoded_escapes, readings},
-    route::regex,
+    path::{canonicalize_escapes, decode_escapes, path_readings},
+    route::full_match_regex,
 };
 
 /// Forwarded path of a request, with its readings by lenient servers.
@@ -21,43 +21,43 @@ pub(crate) struct PathReadings<'a> {
 /// Path pattern of a policy, route or rate limit, in the forms that the readings of a path have.
 #[derive(Debug)]
 pub(crate) struct PathMatcher {
-    forwarded: Shape,
+    forwarded: PathPredicate,
     /// Pattern in lower case with decoded escapes, compared with readings.
-    lenient: Shape,
-    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`Reading::Any`] ignores them where the forwarded
+    lenient: PathPredicate,
+    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`ReadingMode::AnyReading`] ignores them where the forwarded
     /// path matches.
-    own_readings: Vec<Shape>,
+    own_readings: Vec<PathPredicate>,
 }
 
 #[derive(Debug)]
-enum Shape {
-    Text(StringMatch),
+enum PathPredicate {
+    TextPattern(StringMatch),
     Template(PathTemplate),
     /// Equal to the path, or below it by whole segments; the path has no trailing slash.
-    Below(ArcStr),
+    PathPrefix(ArcStr),
     Regex(Regex),
     /// Replacement of an invalid pattern, which matches every path.
-    Everything,
+    MatchAll,
 }
 
 impl<'a> PathReadings<'a> {
     pub(super) fn new(path: &'a str) -> Self {
         Self {
             // Changes a path only if normalization is off.
-            forwarded: canonical_escapes(path),
+            forwarded: canonicalize_escapes(path),
             lenient: OnceCell::new(),
         }
     }
 
     fn lenient(&self) -> impl Iterator<Item = &str> {
-        let lenient = self.lenient.get_or_init(|| readings(&self.forwarded));
+        let lenient = self.lenient.get_or_init(|| path_readings(&self.forwarded));
         let own = lenient.is_empty().then_some(&*self.forwarded);
         lenient.iter().map(String::as_str).chain(own)
     }
 }
 
 /// Returns the path of a target in origin or absolute form.
-pub(super) fn of_target(target: &str) -> Option<&str> {
+pub(super) fn target_path(target: &str) -> Option<&str> {
     let path = match target.split_once("://") {
         Some((_, rest)) => rest.get(rest.find('/')?..)?,
         None => target,
@@ -71,21 +71,23 @@ impl PathMatcher {
     ///
     /// # Errors
     /// When a template is invalid.
-    pub(crate) fn of_policy(pattern: &PathPattern) -> Result<Self, ArcStr> {
+    pub(crate) fn from_policy(pattern: &PathPattern) -> Result<Self, ArcStr> {
         Ok(match pattern {
             PathPattern::Text(text) => Self {
-                forwarded: Shape::Text(map_text(text, canonical)),
-                lenient: Shape::Text(map_text(text, lower)),
+                forwarded: PathPredicate::TextPattern(map_text(text, canonicalize)),
+                lenient: PathPredicate::TextPattern(map_text(text, lowercase)),
                 own_readings: own_readings(text),
             },
             PathPattern::Template(text) => {
                 let template: PathTemplate = text
                     .parse()
                     .map_err(|error| arcstr::format!("path template {text:?}: {error}"))?;
-                let lenient = template.clone().map_text(|text| lower(text).into());
+                let lenient = template.clone().map_text(|text| lowercase(text).into());
                 Self {
-                    forwarded: Shape::Template(template.map_text(|text| canonical(text).into())),
-                    lenient: Shape::Template(lenient),
+                    forwarded: PathPredicate::Template(
+                        template.map_text(|text| canonicalize(text).into()),
+                    ),
+                    lenient: PathPredicate::Template(lenient),
                     own_readings: Vec::new(),
                 }
             }
@@ -93,25 +95,27 @@ impl PathMatcher {
     }
 
     /// Compiles the path of a rate limit's match. An invalid expression matches every path that it might be meant for.
-    pub(crate) fn of_match(of: &HttpPathMatch) -> Self {
+    pub(crate) fn from_route_match(of: &HttpPathMatch) -> Self {
         let (forwarded, lenient) = match of {
             HttpPathMatch::Exact(path) => (
-                Shape::Text(StringMatch::Exact(canonical(path).into())),
-                Shape::Text(StringMatch::Exact(lower(path).into())),
+                PathPredicate::TextPattern(StringMatch::Exact(canonicalize(path).into())),
+                PathPredicate::TextPattern(StringMatch::Exact(lowercase(path).into())),
             ),
             HttpPathMatch::Prefix(path) => {
                 let path = path.strip_suffix('/').unwrap_or(path);
                 (
-                    Shape::Below(canonical(path).into()),
-                    Shape::Below(lower(path).into()),
+                    PathPredicate::PathPrefix(canonicalize(path).into()),
+                    PathPredicate::PathPrefix(lowercase(path).into()),
                 )
             }
             HttpPathMatch::TextPrefix(path) => (
-                Shape::Text(StringMatch::Prefix(canonical(path).into())),
-                Shape::Text(StringMatch::Prefix(lower(path).into())),
+                PathPredicate::TextPattern(StringMatch::Prefix(canonicalize(path).into())),
+                PathPredicate::TextPattern(StringMatch::Prefix(lowercase(path).into())),
             ),
             HttpPathMatch::Regex(pattern) => {
-                let shape = |pattern: &str| regex(pattern).map_or(Shape::Everything, Shape::Regex);
+                let shape = |pattern: &str| {
+                    full_match_regex(pattern).map_or(PathPredicate::MatchAll, PathPredicate::Regex)
+                };
                 (shape(pattern), shape(&format!("(?i:{pattern})")))
             }
         };
@@ -122,69 +126,78 @@ impl PathMatcher {
         }
     }
 
-    pub(super) fn matches(&self, path: &PathReadings<'_>, reading: Reading) -> bool {
+    pub(super) fn matches(&self, path: &PathReadings<'_>, reading: ReadingMode) -> bool {
         let is_forwarded = self.forwarded.matches(&path.forwarded);
         match reading {
-            Reading::Any => is_forwarded || path.lenient().any(|one| self.lenient.reads(one)),
-            Reading::All | Reading::Exception if !is_forwarded => false,
-            Reading::All | Reading::Exception
-                if matches!(self.forwarded, Shape::Text(StringMatch::Exact(_))) =>
+            ReadingMode::AnyReading => {
+                is_forwarded
+                    || path
+                        .lenient()
+                        .any(|one| self.lenient.matches_any_reading(one))
+            }
+            ReadingMode::AllReadings | ReadingMode::Exception if !is_forwarded => false,
+            ReadingMode::AllReadings | ReadingMode::Exception
+                if matches!(
+                    self.forwarded,
+                    PathPredicate::TextPattern(StringMatch::Exact(_))
+                ) =>
             {
                 true
             }
-            Reading::All | Reading::Exception => path.lenient().all(|one| {
+            ReadingMode::AllReadings | ReadingMode::Exception => path.lenient().all(|one| {
                 let mut own = self.own_readings.iter();
-                self.lenient.reads(one) || own.any(|shape| shape.reads(one))
+                self.lenient.matches_any_reading(one)
+                    || own.any(|shape| shape.matches_any_reading(one))
             }),
         }
     }
 }
 
-impl Shape {
+impl PathPredicate {
     /// Whether the pattern matches a reading of a path, with or without a trailing slash.
-    fn reads(&self, path: &str) -> bool {
+    fn matches_any_reading(&self, path: &str) -> bool {
         let without = path.strip_suffix('/').filter(|rest| !rest.is_empty());
         self.matches(path) || without.is_some_and(|path| self.matches(path))
     }
 
     fn matches(&self, path: &str) -> bool {
         match self {
-            Self::Text(text) => text.matches(path),
+            Self::TextPattern(text) => text.matches(path),
             Self::Template(template) => template.matches(path),
-            Self::Below(prefix) => path
+            Self::PathPrefix(prefix) => path
                 .strip_prefix(prefix.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
             Self::Regex(pattern) => pattern.is_match(path),
-            Self::Everything => true,
+            Self::MatchAll => true,
         }
     }
 }
 
 /// Returns the readings of a pattern that begins or ends a path. An exact pattern has none, since its readings are
 /// those of the forwarded path.
-fn own_readings(pattern: &StringMatch) -> Vec<Shape> {
+fn own_readings(pattern: &StringMatch) -> Vec<PathPredicate> {
     match pattern {
         StringMatch::Exact(_) | StringMatch::Presence => Vec::new(),
         StringMatch::Prefix(text) => {
-            let all = readings(&canonical_escapes(text)).into_iter();
-            all.map(|text| Shape::Text(StringMatch::Prefix(text.into())))
+            let all = path_readings(&canonicalize_escapes(text)).into_iter();
+            all.map(|text| PathPredicate::TextPattern(StringMatch::Prefix(text.into())))
                 .collect()
         }
         StringMatch::Suffix(text) => {
-            let text = lower(text);
+            let text = lowercase(text);
             let names = text
                 .split('/')
                 .map(|name| name.split(';').next().unwrap_or_default());
             let bare = names.collect::<Vec<_>>().join("/");
-            vec![Shape::Text(StringMatch::Suffix(bare.into()))]
+            vec![PathPredicate::TextPattern(StringMatch::Suffix(bare.into()))]
         }
     }
 }
 
-fn canonical(text: &str) -> String {
-    canonical_escapes(text).into_owned()
+fn canonicalize(text: &str) -> String {
+    canonicalize_escapes(text).into_owned()
 }
 
-fn lower(text: &str) -> String {
-    decoded_escapes(text).to_lowercase()
+fn lowercase(text: &str) -> String {
+    decode_escapes(text).to_lowercase()
 }

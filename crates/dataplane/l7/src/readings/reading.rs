@@ -2,11 +2,11 @@
 
 /// Readings of an attribute that must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reading {
+pub(crate) enum ReadingMode {
     /// Any reading: for denials and rate limits.
-    Any,
+    AnyReading,
     /// All readings except those from override headers: for permissions.
-    All,
+    AllReadings,
     /// All readings including those from override headers: for exceptions from a denial.
     Exception,
 }

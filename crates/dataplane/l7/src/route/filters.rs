@@ -14,15 +14,15 @@ use ambit_model::{
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::Authority};
 
 use crate::path::{self, PathError};
-pub use applied::Applied;
+pub use applied::EffectiveFilters;
 pub use cors::{Cors, CorsRequest};
-pub use fault::Injected;
+pub use fault::InjectedFault;
 
 /// Compiled filters of a rule, or of one of its backends.
 #[derive(Debug, Default)]
 pub struct Filters {
-    request: Option<Edits>,
-    response: Option<Edits>,
+    request: Option<HeaderEdits>,
+    response: Option<HeaderEdits>,
     redirect: Option<Redirect>,
     rewrite: Option<HttpRewrite>,
     mirrors: Vec<HttpMirror>,
@@ -33,13 +33,13 @@ pub struct Filters {
 /// Redirect filter: status, and the parts of the location.
 #[derive(Debug)]
 pub struct Redirect {
-    to: HttpRedirect,
+    config: HttpRedirect,
     /// Status of the redirect response.
     pub status: StatusCode,
 }
 
 #[derive(Debug, Default)]
-struct Edits {
+struct HeaderEdits {
     set: Vec<(HeaderName, HeaderValue)>,
     add: Vec<(HeaderName, HeaderValue)>,
     remove: Vec<HeaderName>,
@@ -77,14 +77,14 @@ impl Filters {
         for filter in filters {
             let is_new = match filter {
                 HttpFilter::RequestHeaders(changes) => {
-                    all.request.replace(Edits::new(changes)?).is_none()
+                    all.request.replace(HeaderEdits::new(changes)?).is_none()
                 }
                 HttpFilter::ResponseHeaders(changes) => {
-                    all.response.replace(Edits::new(changes)?).is_none()
+                    all.response.replace(HeaderEdits::new(changes)?).is_none()
                 }
                 HttpFilter::Redirect(to) => all.redirect.replace(Redirect::new(to)?).is_none(),
                 HttpFilter::Rewrite(to) => {
-                    check(to.path.as_ref())?;
+                    validate_path_change(to.path.as_ref())?;
                     all.rewrite.replace(to.clone()).is_none()
                 }
                 HttpFilter::Mirror(to) => {
@@ -107,7 +107,7 @@ impl Filters {
     }
 }
 
-impl Edits {
+impl HeaderEdits {
     fn new(changes: &HeaderChanges) -> Result<Self, ArcStr> {
         let name = |text: &ArcStr| match HeaderName::from_bytes(text.as_bytes()) {
             Ok(name) if !is_reserved_header(name.as_str()) => Ok(name),
@@ -143,7 +143,7 @@ impl Edits {
 
 impl Redirect {
     fn new(to: &HttpRedirect) -> Result<Self, ArcStr> {
-        check(to.path.as_ref())?;
+        validate_path_change(to.path.as_ref())?;
         let status = StatusCode::from_u16(to.status).ok();
         let status = status.filter(|status| matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308));
         let scheme = to.scheme.as_deref();
@@ -151,7 +151,7 @@ impl Redirect {
             return Err(arcstr::literal!("the scheme is neither http nor https"));
         }
         Ok(Self {
-            to: to.clone(),
+            config: to.clone(),
             status: status.ok_or_else(|| arcstr::literal!("the status is none of redirects"))?,
         })
     }
@@ -159,7 +159,7 @@ impl Redirect {
     /// Returns the host that the redirect filter sets, if any.
     #[cfg(test)]
     fn host(&self) -> Option<&ArcStr> {
-        self.to.hostname.as_ref()
+        self.config.hostname.as_ref()
     }
 
     /// Returns the location of a redirect for a request to a host and service port. The location is an absolute URL, so
@@ -167,7 +167,7 @@ impl Redirect {
     ///
     /// # Errors
     /// When the request has no host, or the rewritten path is invalid.
-    pub fn location(
+    pub fn location_header(
         &self,
         host: &str,
         port: u16,
@@ -176,17 +176,17 @@ impl Redirect {
     ) -> Result<String, RedirectError> {
         let authority = host.parse::<Authority>().ok();
         let own = || authority.as_ref().map(Authority::host);
-        let host = self.to.hostname.as_deref().or_else(own);
+        let host = self.config.hostname.as_deref().or_else(own);
         let host = host.ok_or(RedirectError::NoHost)?;
-        let scheme = self.to.scheme.as_deref().unwrap_or("http");
+        let scheme = self.config.scheme.as_deref().unwrap_or("http");
         let well_known = if scheme == "https" { 443 } else { 80 };
-        let of_request = if self.to.scheme.is_some() {
+        let of_request = if self.config.scheme.is_some() {
             well_known
         } else {
             port
         };
-        let port = self.to.port.unwrap_or(of_request);
-        let target = changed(self.to.path.as_ref(), matched, mode)?;
+        let port = self.config.port.unwrap_or(of_request);
+        let target = rewrite_path(self.config.path.as_ref(), matched, mode)?;
         Ok(if port == well_known {
             format!("{scheme}://{host}{target}")
         } else {
@@ -200,7 +200,7 @@ impl Redirect {
 ///
 /// # Errors
 /// When the result is not a valid path.
-pub fn changed(
+pub fn rewrite_path(
     change: Option<&PathChange>,
     matched: MatchedPath<'_>,
     mode: PathNormalization,
@@ -231,7 +231,7 @@ pub fn changed(
 }
 
 /// Checks that a replacement path has no query and begins with a slash.
-fn check(change: Option<&PathChange>) -> Result<(), ArcStr> {
+fn validate_path_change(change: Option<&PathChange>) -> Result<(), ArcStr> {
     let (text, may_be_empty) = match change {
         None => return Ok(()),
         Some(PathChange::Full(text) | PathChange::Matched(text)) => (text, false),

@@ -6,16 +6,18 @@
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
-use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch, MAX_EXPRESSION};
+use ambit_model::{
+    ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch, MAX_COMPILED_REGEX_BYTES,
+};
 use http::{HeaderName, header::HOST};
 use regex::{Regex, RegexBuilder};
 
 use super::request::RouteRequest;
-use crate::path::canonical_escapes;
+use crate::path::canonicalize_escapes;
 
 /// Compiled matches of a route table, in order of precedence.
 #[derive(Debug, Default)]
-pub(super) struct Lookup {
+pub(super) struct RouteIndex {
     /// Matches, the most specific first.
     entries: Vec<Entry>,
     exact: HashMap<ArcStr, Range<usize>>,
@@ -33,13 +35,13 @@ pub(super) struct Entry {
     method: Option<ArcStr>,
     headers: Vec<(HeaderName, Value)>,
     query: Vec<(ArcStr, Value)>,
-    without: Vec<(HeaderName, Value)>,
+    excluded_headers: Vec<(HeaderName, Value)>,
     /// Index of the match's rule in the table.
     pub(super) rule: usize,
     /// Index of the match in its rule.
     pub(super) index: usize,
     /// Whether the match is invalid, so that requests that it might be meant for are rejected.
-    pub(super) broken: bool,
+    pub(super) is_invalid: bool,
 }
 
 #[derive(Debug)]
@@ -72,10 +74,10 @@ pub enum Mismatch {
     QueryParam(ArcStr),
 }
 
-impl Lookup {
-    /// Returns the matches in the order in which [`Self::find`] evaluates them, up to the one that the request meets,
+impl RouteIndex {
+    /// Returns the matches in the order in which [`Self::first_match`] evaluates them, up to the one that the request meets,
     /// each with the reason why the request does not meet it.
-    pub(super) fn considered<'a>(
+    pub(super) fn candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
     ) -> impl Iterator<Item = (&'a Entry, Option<Mismatch>)> {
@@ -93,7 +95,7 @@ impl Lookup {
     }
 
     /// Builds a table in which the first match wins, as for VirtualServices.
-    pub(super) fn in_order(entries: Vec<Entry>) -> Self {
+    pub(super) fn in_declared_order(entries: Vec<Entry>) -> Self {
         Self {
             entries,
             ..Self::default()
@@ -124,7 +126,7 @@ impl Lookup {
     }
 
     /// Returns the most specific match that a request meets.
-    pub(super) fn find(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
+    pub(super) fn first_match(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
         let path = request.path;
         let within = |range: &Range<usize>| {
             let entries = self.entries.get(range.clone()).unwrap_or_default();
@@ -148,20 +150,20 @@ impl Entry {
         let mut broken = false;
         let path = match &of.path {
             None => Path::Any,
-            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical(path)),
+            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical_path(path)),
             Some(HttpPathMatch::Prefix(path)) => {
-                let path = canonical(path);
+                let path = canonical_path(path);
                 Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
             }
-            Some(HttpPathMatch::TextPrefix(path)) => Path::TextPrefix(canonical(path)),
+            Some(HttpPathMatch::TextPrefix(path)) => Path::TextPrefix(canonical_path(path)),
             Some(HttpPathMatch::Regex(pattern)) => {
-                compiled(pattern, &mut broken).map_or(Path::Any, Path::Regex)
+                compile_regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
             }
         };
         let mut value = |of: &HttpValueMatch| match of {
             HttpValueMatch::Exact(text) => Value::Exact(text.clone()),
             HttpValueMatch::Regex(pattern) => {
-                compiled(pattern, &mut broken).map_or(Value::Any, Value::Regex)
+                compile_regex(pattern, &mut broken).map_or(Value::Any, Value::Regex)
             }
         };
         let query = of.query_params.iter();
@@ -184,15 +186,15 @@ impl Entry {
             method: of.method.clone(),
             headers,
             query,
-            without,
+            excluded_headers: without,
             rule,
             index,
-            broken: broken || unknown,
+            is_invalid: broken || unknown,
         }
     }
 
     /// Returns the number of bytes of the path that the match consumes as prefix.
-    pub(super) fn prefix(&self) -> usize {
+    pub(super) fn prefix_len(&self) -> usize {
         match &self.path {
             Path::Prefix(prefix) | Path::TextPrefix(prefix) => prefix.len(),
             Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
@@ -262,13 +264,16 @@ impl Entry {
             values.any(|value| value.to_str().map_or(true, |value| of.matches(value)))
         };
         let mut missing = self.headers.iter().filter(|one| !has_header(one));
-        let mut excluded = self.without.iter().filter(|one| may_have_header(one));
+        let mut excluded = self
+            .excluded_headers
+            .iter()
+            .filter(|one| may_have_header(one));
         if let Some((name, _)) = missing.next().or_else(|| excluded.next()) {
             return Some(Mismatch::Header(name.as_str().into()));
         }
         let has_param = |(name, of): &&(ArcStr, Value)| {
             // The first of several parameters counts.
-            let value = parameters(request.query, name).next();
+            let value = query_parameters(request.query, name).next();
             value.is_some_and(|value| of.matches(&value))
         };
         let mut params = self.query.iter();
@@ -288,23 +293,23 @@ impl Value {
 }
 
 /// Normalizes the path of a match in the same way as the paths of requests.
-fn canonical(path: &str) -> ArcStr {
-    canonical_escapes(path).as_ref().into()
+fn canonical_path(path: &str) -> ArcStr {
+    canonicalize_escapes(path).as_ref().into()
 }
 
-fn compiled(pattern: &str, broken: &mut bool) -> Option<Regex> {
-    let built = regex(pattern);
+fn compile_regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
+    let built = full_match_regex(pattern);
     *broken |= built.is_none();
     built
 }
 
 /// Compiles a regular expression that matches whole texts in linear time; `None` if it is invalid or needs too much
 /// memory.
-pub(crate) fn regex(pattern: &str) -> Option<Regex> {
+pub(crate) fn full_match_regex(pattern: &str) -> Option<Regex> {
     let build = |pattern: &str| {
         RegexBuilder::new(pattern)
-            .size_limit(MAX_EXPRESSION)
-            .dfa_size_limit(MAX_EXPRESSION)
+            .size_limit(MAX_COMPILED_REGEX_BYTES)
+            .dfa_size_limit(MAX_COMPILED_REGEX_BYTES)
             .build()
     };
     // Compiled without the anchors first: `a)|(b` is invalid, and would be valid with them.
@@ -313,23 +318,23 @@ pub(crate) fn regex(pattern: &str) -> Option<Regex> {
 }
 
 /// Returns the percent-decoded values of a query parameter, in their order.
-pub(crate) fn parameters<'a>(
+pub(crate) fn query_parameters<'a>(
     query: Option<&'a str>,
     name: &'a str,
 ) -> impl Iterator<Item = String> + 'a {
     let pairs = query.into_iter().flat_map(|query| query.split('&'));
     pairs.filter_map(move |pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key) == name).then(|| decode(value))
+        (decode_query_text(key) == name).then(|| decode_query_text(value))
     })
 }
 
-fn decode(text: &str) -> String {
+fn decode_query_text(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
         let escaped = match (first, after) {
-            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)),
+            (b'%', [high, low, ..]) => parse_hex_digit(*high).zip(parse_hex_digit(*low)),
             _ => None,
         };
         match escaped {
@@ -346,7 +351,7 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn hex(digit: u8) -> Option<u8> {
+fn parse_hex_digit(digit: u8) -> Option<u8> {
     char::from(digit)
         .to_digit(16)
         .and_then(|value| u8::try_from(value).ok())

@@ -23,7 +23,7 @@ pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) 
 
 /// Returns the backoff before the `nth` retry, counted from 0. It grows exponentially with jitter, and is never shorter
 /// than the rule's backoff.
-pub fn wait(retry: &HttpRetry, nth: u32, rng: &mut dyn RngCore) -> Duration {
+pub fn backoff_delay(retry: &HttpRetry, nth: u32, rng: &mut dyn RngCore) -> Duration {
     let least = retry.backoff.unwrap_or_default();
     let first = retry.backoff.unwrap_or(DEFAULT_BACKOFF);
     let times = 1_u32
@@ -72,7 +72,7 @@ mod tests {
         fn waits_are_one_to_ten_times_the_configured_backoff(backoff in proptest::option::of(1..100_000_u64), nth in any::<u32>()) {
             let backoff = backoff.map(Duration::from_millis);
             let retry = HttpRetry { backoff, ..HttpRetry::default() };
-            let wait = wait(&retry, nth, &mut rand::rng());
+            let wait = backoff_delay(&retry, nth, &mut rand::rng());
             prop_assert!(wait >= backoff.unwrap_or_default());
             prop_assert!(wait <= backoff.unwrap_or(DEFAULT_BACKOFF) * MAX_BACKOFF_MULTIPLE);
             if nth == 0 {

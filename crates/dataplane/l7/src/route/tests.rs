@@ -65,29 +65,29 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
         host: "web.example",
         headers: &headers,
     };
-    let choice = table.choose(&request);
-    assert_eq!(considered_last(table, &request), rule_of(&choice));
+    let choice = table.select_rule(&request);
+    assert_eq!(last_candidate(table, &request), rule_of(&choice));
     match choice {
-        Choice::Itself => "itself".to_owned(),
-        Choice::NoMatch => "none".to_owned(),
-        Choice::Rule(rule, _) if rule.unsupported.is_some() => "unsupported".to_owned(),
-        Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
+        RouteDecision::NoRoutes => "itself".to_owned(),
+        RouteDecision::NoMatchingRule => "none".to_owned(),
+        RouteDecision::Rule(rule, _) if rule.unsupported.is_some() => "unsupported".to_owned(),
+        RouteDecision::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
     }
 }
 
-/// Returns the rule of the last match that [`RouteTable::considered`] lists, if the request meets it. The request must
+/// Returns the rule of the last match that [`RouteTable::explain_candidates`] lists, if the request meets it. The request must
 /// not meet the earlier ones.
-fn considered_last(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
-    let mut considered: Vec<_> = table.considered(request).collect();
+fn last_candidate(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
+    let mut considered: Vec<_> = table.explain_candidates(request).collect();
     let last = considered.pop_if(|(_, mismatch)| mismatch.is_none());
     assert!(considered.iter().all(|(_, mismatch)| mismatch.is_some()));
     last.map(|(rule, _)| Arc::as_ptr(rule))
 }
 
-fn rule_of(choice: &Choice<'_>) -> Option<*const Rule> {
+fn rule_of(choice: &RouteDecision<'_>) -> Option<*const Rule> {
     match choice {
-        Choice::Rule(rule, _) => Some(Arc::as_ptr(rule)),
-        Choice::Itself | Choice::NoMatch => None,
+        RouteDecision::Rule(rule, _) => Some(Arc::as_ptr(rule)),
+        RouteDecision::NoRoutes | RouteDecision::NoMatchingRule => None,
     }
 }
 
@@ -132,7 +132,7 @@ fn first_part_that_differs_is_the_mismatch() {
         (header, Some(Mismatch::Header("x-a".into()))),
         (query, Some(Mismatch::QueryParam("q".into()))),
     ] {
-        let mut considered = table.considered(&request);
+        let mut considered = table.explain_candidates(&request);
         assert_eq!(
             considered.next().map(|(_, mismatch)| mismatch),
             Some(expected)
@@ -303,13 +303,13 @@ fn backends_share_requests_by_weight() {
         host: "",
         headers: &headers,
     };
-    let Choice::Rule(rule, _) = table.choose(&request) else {
+    let RouteDecision::Rule(rule, _) = table.select_rule(&request) else {
         panic!("no rule");
     };
     let mut three = 0;
     for _ in 0..4000 {
         match rule
-            .backend(&mut rng)
+            .pick_backend(&mut rng)
             .unwrap()
             .1
             .to
@@ -326,12 +326,12 @@ fn backends_share_requests_by_weight() {
     }
     assert!((2700..3300).contains(&three), "{three}");
     let mut nothing = super::Rule::new(&route("a", &[], vec![]), 0, &HttpRouteRule::default());
-    assert!(nothing.backend(&mut rng).is_none());
+    assert!(nothing.pick_backend(&mut rng).is_none());
     nothing.backends = vec![Backend {
         to: backend("zero", 0),
         filters: Filters::default(),
     }];
-    assert!(nothing.backend(&mut rng).is_none());
+    assert!(nothing.pick_backend(&mut rng).is_none());
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn producer_rules_for_one_namespace_are_not_consumer_rules() {
     };
     for of_service in [false, true] {
         let table = RouteTable::new(&[of_bank(of_service)], 80, Some("bank"));
-        let listed = table.matches().map(|of| of.rule.is_of_clients);
+        let listed = table.matches().map(|of| of.rule.is_consumer_route);
         assert_eq!(listed.collect::<Vec<_>>(), [!of_service]);
     }
 }

@@ -5,40 +5,40 @@ use std::borrow::Cow;
 use http::{HeaderMap, HeaderName};
 use time::OffsetDateTime;
 
-use crate::{Observation, Wants};
+use crate::{NeededHeaders, RequestObservation};
 
 /// Parsed command operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Operator {
-    what: What,
+    kind: OperatorKind,
     /// Maximum length of the value in bytes.
-    most: Option<usize>,
+    max_length: Option<usize>,
 }
 
 /// Value of a command operator for one request.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Datum<'a> {
-    Nothing,
+pub(super) enum OperatorValue<'a> {
+    Absent,
     Number(u64),
     /// Text of the proxy itself, which is not escaped.
-    Ours(Cow<'a, str>),
+    Trusted(Cow<'a, str>),
     /// Text from a peer, which must be escaped.
-    Peers(Cow<'a, [u8]>),
+    Untrusted(Cow<'a, [u8]>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum What {
+enum OperatorKind {
     Simple(&'static str),
     /// Start time of the request, in a time format.
-    StartTime(TimeForm),
+    StartTime(TimeFormat),
     /// First of these request headers that is present.
-    Request(Vec<Name>),
-    Response(Vec<Name>),
+    Request(Vec<HeaderRef>),
+    Response(Vec<HeaderRef>),
     Environment(String),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum TimeForm {
+enum TimeFormat {
     Iso,
     Seconds,
     Milliseconds,
@@ -46,13 +46,13 @@ enum TimeForm {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Name {
+enum HeaderRef {
     Header(HeaderName),
     Pseudo(&'static str),
 }
 
 /// Command operators that take no arguments.
-const SIMPLE: &[&str] = &[
+const SIMPLE_OPERATORS: &[&str] = &[
     "PROTOCOL",
     "RESPONSE_CODE",
     "RESPONSE_CODE_DETAILS",
@@ -85,11 +85,11 @@ const SIMPLE: &[&str] = &[
     "TRACE_ID",
 ];
 
-const UNKNOWN: &str = "is no operator that is known here";
+const UNKNOWN_OPERATOR: &str = "is no operator that is known here";
 
 impl Operator {
     /// Parses the text of an operator between its two `%`.
-    pub(super) fn read(text: &str) -> Result<Self, &'static str> {
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let (name, rest) = match text.split_once('(') {
             Some((name, rest)) => {
                 let (argument, rest) = rest.rsplit_once(')').ok_or("lacks a )")?;
@@ -109,31 +109,36 @@ impl Operator {
             }
         };
         let what = match (name, argument) {
-            ("START_TIME", form) => What::StartTime(time_form(form.unwrap_or_default())?),
-            ("REQ", Some(names)) => What::Request(read_names(names)?),
-            ("RESP", Some(names)) => What::Response(read_names(names)?),
-            ("ENVIRONMENT", Some(name)) => What::Environment(name.to_owned()),
+            ("START_TIME", form) => {
+                OperatorKind::StartTime(parse_time_format(form.unwrap_or_default())?)
+            }
+            ("REQ", Some(names)) => OperatorKind::Request(read_names(names)?),
+            ("RESP", Some(names)) => OperatorKind::Response(read_names(names)?),
+            ("ENVIRONMENT", Some(name)) => OperatorKind::Environment(name.to_owned()),
             ("REQ" | "RESP" | "ENVIRONMENT", None) => return Err("lacks a name in ()"),
             (name, None) => {
-                let found = SIMPLE.iter().find(|one| **one == name);
-                What::Simple(found.ok_or(UNKNOWN)?)
+                let found = SIMPLE_OPERATORS.iter().find(|one| **one == name);
+                OperatorKind::Simple(found.ok_or(UNKNOWN_OPERATOR)?)
             }
             // With arguments: only the form of the status is supported.
-            ("GRPC_STATUS", Some("NUMBER")) => What::Simple("GRPC_STATUS_NUMBER"),
-            (_, Some(_)) => return Err(UNKNOWN),
+            ("GRPC_STATUS", Some("NUMBER")) => OperatorKind::Simple("GRPC_STATUS_NUMBER"),
+            (_, Some(_)) => return Err(UNKNOWN_OPERATOR),
         };
-        Ok(Self { what, most })
+        Ok(Self {
+            kind: what,
+            max_length: most,
+        })
     }
 
     /// Adds the headers that the operator reads to `wants`.
-    pub(super) fn wants(&self, wants: &mut Wants) {
-        let (names, is_request) = match &self.what {
-            What::Request(names) => (names, true),
-            What::Response(names) => (names, false),
+    pub(super) fn collect_headers(&self, wants: &mut NeededHeaders) {
+        let (names, is_request) = match &self.kind {
+            OperatorKind::Request(names) => (names, true),
+            OperatorKind::Response(names) => (names, false),
             _ => return,
         };
         for name in names {
-            if let Name::Header(name) = name {
+            if let HeaderRef::Header(name) = name {
                 let name = crate::observation::HeaderOrder(name.clone());
                 match is_request {
                     true => wants.request.insert(name),
@@ -144,33 +149,37 @@ impl Operator {
     }
 
     /// Evaluates the operator for a request.
-    pub(super) fn datum<'a>(&self, of: &Observation<'a>) -> Datum<'a> {
-        let datum = match &self.what {
-            What::Simple(name) => simple(name, of),
-            What::StartTime(form) => Datum::Ours(time(form, of).into()),
-            What::Request(names) => {
-                let found = names.iter().find_map(|name| request(name, of));
-                found.map_or(Datum::Nothing, |value| Datum::Peers(value.into()))
+    pub(super) fn evaluate<'a>(&self, of: &RequestObservation<'a>) -> OperatorValue<'a> {
+        let datum = match &self.kind {
+            OperatorKind::Simple(name) => simple_value(name, of),
+            OperatorKind::StartTime(form) => OperatorValue::Trusted(format_time(form, of).into()),
+            OperatorKind::Request(names) => {
+                let found = names.iter().find_map(|name| request_value(name, of));
+                found.map_or(OperatorValue::Absent, |value| {
+                    OperatorValue::Untrusted(value.into())
+                })
             }
-            What::Response(names) => {
-                let mut found = names.iter().filter_map(|name| response(name, of));
-                found.next().unwrap_or(Datum::Nothing)
+            OperatorKind::Response(names) => {
+                let mut found = names.iter().filter_map(|name| response_value(name, of));
+                found.next().unwrap_or(OperatorValue::Absent)
             }
             // Of the program's own environment, which no request can change, only the variables named here are
             // reported.
-            What::Environment(name) if name == "HOSTNAME" => Datum::Ours(of.hostname.into()),
-            What::Environment(_) => Datum::Nothing,
+            OperatorKind::Environment(name) if name == "HOSTNAME" => {
+                OperatorValue::Trusted(of.hostname.into())
+            }
+            OperatorKind::Environment(_) => OperatorValue::Absent,
         };
-        match (datum, self.most) {
-            (Datum::Peers(Cow::Borrowed(bytes)), Some(most)) => {
-                Datum::Peers(bytes.get(..most).unwrap_or(bytes).into())
+        match (datum, self.max_length) {
+            (OperatorValue::Untrusted(Cow::Borrowed(bytes)), Some(most)) => {
+                OperatorValue::Untrusted(bytes.get(..most).unwrap_or(bytes).into())
             }
             (datum, _) => datum,
         }
     }
 }
 
-fn read_names(text: &str) -> Result<Vec<Name>, &'static str> {
+fn read_names(text: &str) -> Result<Vec<HeaderRef>, &'static str> {
     let names: Vec<_> = text.split('?').collect();
     if names.len() > 2 {
         return Err("names more than two headers");
@@ -181,76 +190,82 @@ fn read_names(text: &str) -> Result<Vec<Name>, &'static str> {
             let pseudo = [":method", ":path", ":authority", ":scheme", ":status"];
             let lower = name.to_ascii_lowercase();
             if let Some(found) = pseudo.into_iter().find(|one| *one == lower) {
-                return Ok(Name::Pseudo(found));
+                return Ok(HeaderRef::Pseudo(found));
             }
             let name = HeaderName::from_bytes(name.as_bytes());
-            name.map(Name::Header).map_err(|_| "names no header")
+            name.map(HeaderRef::Header).map_err(|_| "names no header")
         })
         .collect()
 }
 
-fn request<'a>(name: &Name, of: &Observation<'a>) -> Option<&'a [u8]> {
+fn request_value<'a>(name: &HeaderRef, of: &RequestObservation<'a>) -> Option<&'a [u8]> {
     match name {
-        Name::Pseudo(":method") => of.method.map(str::as_bytes),
-        Name::Pseudo(":path") => of.path.map(str::as_bytes),
-        Name::Pseudo(":authority") => of.authority.map(str::as_bytes),
-        Name::Pseudo(":scheme") => Some(b"http"),
-        Name::Pseudo(_) => None,
-        Name::Header(name) => first(of.request_headers, name),
+        HeaderRef::Pseudo(":method") => of.method.map(str::as_bytes),
+        HeaderRef::Pseudo(":path") => of.path.map(str::as_bytes),
+        HeaderRef::Pseudo(":authority") => of.authority.map(str::as_bytes),
+        HeaderRef::Pseudo(":scheme") => Some(b"http"),
+        HeaderRef::Pseudo(_) => None,
+        HeaderRef::Header(name) => first_value(of.request_headers, name),
     }
 }
 
-fn response<'a>(name: &Name, of: &Observation<'a>) -> Option<Datum<'a>> {
+fn response_value<'a>(name: &HeaderRef, of: &RequestObservation<'a>) -> Option<OperatorValue<'a>> {
     match name {
-        Name::Pseudo(":status") => {
+        HeaderRef::Pseudo(":status") => {
             // As text, whereas the response code is a number.
             let code = of.response_code;
-            (code != 0).then(|| Datum::Ours(code.to_string().into()))
+            (code != 0).then(|| OperatorValue::Trusted(code.to_string().into()))
         }
-        Name::Pseudo(_) => None,
-        Name::Header(name) => {
+        HeaderRef::Pseudo(_) => None,
+        HeaderRef::Header(name) => {
             let own = || {
                 // Envoy's router adds the header; here the value is known without it.
                 let is_it = name.as_str() == "x-envoy-upstream-service-time";
                 let time = of.upstream_time.filter(|_| is_it)?;
-                Some(Datum::Ours(time.as_millis().to_string().into()))
+                Some(OperatorValue::Trusted(time.as_millis().to_string().into()))
             };
-            let sent = first(of.response_headers, name);
-            sent.map(|value| Datum::Peers(value.into())).or_else(own)
+            let sent = first_value(of.response_headers, name);
+            sent.map(|value| OperatorValue::Untrusted(value.into()))
+                .or_else(own)
         }
     }
 }
 
-fn first<'a>(all: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+fn first_value<'a>(all: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     all.get(name).map(http::HeaderValue::as_bytes)
 }
 
-fn code<'a>(of: &Observation<'_>) -> Datum<'a> {
-    Datum::Number(of.response_code.into())
+fn response_code<'a>(of: &RequestObservation<'_>) -> OperatorValue<'a> {
+    OperatorValue::Number(of.response_code.into())
 }
 
-fn milliseconds<'a>(of: std::time::Duration) -> Datum<'a> {
-    Datum::Number(u64::try_from(of.as_millis()).unwrap_or(u64::MAX))
+fn milliseconds<'a>(of: std::time::Duration) -> OperatorValue<'a> {
+    OperatorValue::Number(u64::try_from(of.as_millis()).unwrap_or(u64::MAX))
 }
 
-fn simple<'a>(name: &str, of: &Observation<'a>) -> Datum<'a> {
-    let ours =
-        |value: Option<String>| value.map_or(Datum::Nothing, |text| Datum::Ours(text.into()));
+fn simple_value<'a>(name: &str, of: &RequestObservation<'a>) -> OperatorValue<'a> {
+    let ours = |value: Option<String>| {
+        value.map_or(OperatorValue::Absent, |text| {
+            OperatorValue::Trusted(text.into())
+        })
+    };
     let text = |value: Option<&'a str>| {
-        value.map_or(Datum::Nothing, |text| Datum::Peers(text.as_bytes().into()))
+        value.map_or(OperatorValue::Absent, |text| {
+            OperatorValue::Untrusted(text.as_bytes().into())
+        })
     };
     let (local, remote) = (of.downstream_local, of.downstream_remote);
     match name {
         "PROTOCOL" => text(of.protocol),
-        "RESPONSE_CODE" => code(of),
+        "RESPONSE_CODE" => response_code(of),
         "RESPONSE_CODE_DETAILS" => text(of.code_details),
-        "RESPONSE_FLAGS" => Datum::Ours(of.flags.into()),
+        "RESPONSE_FLAGS" => OperatorValue::Trusted(of.flags.into()),
         "CONNECTION_TERMINATION_DETAILS" => text(of.termination_details),
         "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(of.upstream_failure),
-        "BYTES_RECEIVED" => Datum::Number(of.request_bytes),
-        "BYTES_SENT" => Datum::Number(of.response_bytes),
+        "BYTES_RECEIVED" => OperatorValue::Number(of.request_bytes),
+        "BYTES_SENT" => OperatorValue::Number(of.response_bytes),
         "DURATION" => milliseconds(of.duration),
-        "RESPONSE_DURATION" => of.upstream_time.map_or(Datum::Nothing, milliseconds),
+        "RESPONSE_DURATION" => of.upstream_time.map_or(OperatorValue::Absent, milliseconds),
         "UPSTREAM_HOST" | "UPSTREAM_REMOTE_ADDRESS" => {
             ours(of.upstream_host.map(|address| address.to_string()))
         }
@@ -258,29 +273,33 @@ fn simple<'a>(name: &str, of: &Observation<'a>) -> Datum<'a> {
         "UPSTREAM_LOCAL_ADDRESS" => ours(of.upstream_local.map(|address| address.to_string())),
         "DOWNSTREAM_LOCAL_ADDRESS" => ours(Some(local.to_string())),
         "DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT" => ours(Some(local.ip().to_string())),
-        "DOWNSTREAM_LOCAL_PORT" => Datum::Number(local.port().into()),
+        "DOWNSTREAM_LOCAL_PORT" => OperatorValue::Number(local.port().into()),
         "DOWNSTREAM_REMOTE_ADDRESS" | "DOWNSTREAM_DIRECT_REMOTE_ADDRESS" => {
             ours(Some(remote.to_string()))
         }
         "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT"
         | "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT" => ours(Some(remote.ip().to_string())),
-        "DOWNSTREAM_REMOTE_PORT" => Datum::Number(remote.port().into()),
+        "DOWNSTREAM_REMOTE_PORT" => OperatorValue::Number(remote.port().into()),
         "DOWNSTREAM_PEER_URI_SAN" => text(of.peer),
         "REQUESTED_SERVER_NAME" => text(of.server_name),
         "ROUTE_NAME" => text(of.route),
-        "GRPC_STATUS" => grpc_status(of).map_or(Datum::Nothing, |name| Datum::Ours(name.into())),
+        "GRPC_STATUS" => grpc_status(of).map_or(OperatorValue::Absent, |name| {
+            OperatorValue::Trusted(name.into())
+        }),
         "GRPC_STATUS_NUMBER" => {
             let status = of.grpc_status.filter(|_| of.is_grpc);
-            status.map_or(Datum::Nothing, |status| Datum::Number(status.into()))
+            status.map_or(OperatorValue::Absent, |status| {
+                OperatorValue::Number(status.into())
+            })
         }
-        "HOSTNAME" => Datum::Ours(of.hostname.into()),
+        "HOSTNAME" => OperatorValue::Trusted(of.hostname.into()),
         "TRACE_ID" => text(of.trace_id),
-        _ => Datum::Nothing,
+        _ => OperatorValue::Absent,
     }
 }
 
 /// Returns Envoy's name of the request's gRPC status.
-fn grpc_status(of: &Observation<'_>) -> Option<String> {
+fn grpc_status(of: &RequestObservation<'_>) -> Option<String> {
     const NAMES: [&str; 17] = [
         "OK",
         "Canceled",
@@ -305,11 +324,11 @@ fn grpc_status(of: &Observation<'_>) -> Option<String> {
     Some(name.map_or_else(|| status.to_string(), |name| (*name).to_owned()))
 }
 
-fn time_form(text: &str) -> Result<TimeForm, &'static str> {
+fn parse_time_format(text: &str) -> Result<TimeFormat, &'static str> {
     match text {
-        "" => Ok(TimeForm::Iso),
-        "%s" => Ok(TimeForm::Seconds),
-        "%s%3f" => Ok(TimeForm::Milliseconds),
+        "" => Ok(TimeFormat::Iso),
+        "%s" => Ok(TimeFormat::Seconds),
+        "%s%3f" => Ok(TimeFormat::Milliseconds),
         form => {
             let mut letters = form.chars();
             while let Some(letter) = letters.next() {
@@ -322,12 +341,12 @@ fn time_form(text: &str) -> Result<TimeForm, &'static str> {
                     _ => return Err("has a form of time of which not all is known here"),
                 }
             }
-            Ok(TimeForm::Date(form.to_owned()))
+            Ok(TimeFormat::Date(form.to_owned()))
         }
     }
 }
 
-fn time(form: &TimeForm, of: &Observation<'_>) -> String {
+fn format_time(form: &TimeFormat, of: &RequestObservation<'_>) -> String {
     let at = OffsetDateTime::from(of.started);
     let date = |form: &str| {
         let mut text = String::new();
@@ -365,9 +384,9 @@ fn time(form: &TimeForm, of: &Observation<'_>) -> String {
         text
     };
     match form {
-        TimeForm::Iso => date("%Y-%m-%dT%H:%M:%S.%3fZ"),
-        TimeForm::Seconds => at.unix_timestamp().to_string(),
-        TimeForm::Milliseconds => (at.unix_timestamp_nanos() / 1_000_000).to_string(),
-        TimeForm::Date(form) => date(form),
+        TimeFormat::Iso => date("%Y-%m-%dT%H:%M:%S.%3fZ"),
+        TimeFormat::Seconds => at.unix_timestamp().to_string(),
+        TimeFormat::Milliseconds => (at.unix_timestamp_nanos() / 1_000_000).to_string(),
+        TimeFormat::Date(form) => date(form),
     }
 }

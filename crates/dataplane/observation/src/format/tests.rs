@@ -16,8 +16,8 @@ fn request() -> HeaderMap {
 fn line(format: &str) -> String {
     let (request, response) = (request(), HeaderMap::new());
     let mut line = String::new();
-    let format = Format::text(format).unwrap();
-    format.write(&answered(&request, &response), &mut line);
+    let format = LogFormat::parse_text(format).unwrap();
+    format.write_line(&answered(&request, &response), &mut line);
     line
 }
 
@@ -71,8 +71,8 @@ fn json_has_the_types_of_single_operators() {
     });
     let (request, response) = (request(), HeaderMap::new());
     let mut line = String::new();
-    let format = Format::json(&format).unwrap();
-    format.write(&answered(&request, &response), &mut line);
+    let format = LogFormat::from_json(&format).unwrap();
+    format.write_line(&answered(&request, &response), &mut line);
     let value: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(
         value,
@@ -110,7 +110,7 @@ fn lines_equal_those_of_envoy() {
     let failure = "delayed_connect_error:_Connection_refused";
     let details =
         format!("upstream_reset_before_response_started{{remote_connection_failure|{failure}}}");
-    let observation = Observation {
+    let observation = RequestObservation {
         started: std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_795_416_555),
         duration: std::time::Duration::ZERO,
         path: Some("/gone"),
@@ -131,9 +131,9 @@ fn lines_equal_those_of_envoy() {
         ..answered(&request, &response)
     };
     let mut line = String::new();
-    Format::text(ENVOYS_FORMAT)
+    LogFormat::parse_text(ENVOYS_FORMAT)
         .unwrap()
-        .write(&observation, &mut line);
+        .write_line(&observation, &mut line);
     assert_eq!(line, ENVOYS_LINE);
     let object = json!({
         "code": "%RESPONSE_CODE%",
@@ -149,16 +149,16 @@ fn lines_equal_those_of_envoy() {
         "port": "%DOWNSTREAM_LOCAL_PORT%",
     });
     let mut line = String::new();
-    Format::json(&object)
+    LogFormat::from_json(&object)
         .unwrap()
-        .write(&observation, &mut line);
+        .write_line(&observation, &mut line);
     let envoys: Value = serde_json::from_str(ENVOYS_JSON).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), envoys);
 }
 
 #[test]
 fn unknown_operators_are_refused_by_name() {
-    let error = |text: &str| Format::text(text).unwrap_err().to_string();
+    let error = |text: &str| LogFormat::parse_text(text).unwrap_err().to_string();
     assert_eq!(
         error("a %REQ(X"),
         "a % at byte 2 begins an operator that does not end; a % itself is written %%"
@@ -170,12 +170,15 @@ fn unknown_operators_are_refused_by_name() {
     assert!(error("%REQ(A):x%").contains("may have a length"));
     assert!(error("%START_TIME(%q)%").contains("form of time"));
     assert_eq!(
-        Format::text(&"a".repeat(MAX_FORMAT_BYTES + 1)),
+        LogFormat::parse_text(&"a".repeat(MAX_FORMAT_BYTES + 1)),
         Err(FormatError::TooLong)
     );
-    assert_eq!(Format::json(&json!([])), Err(FormatError::NoObject));
+    assert_eq!(
+        LogFormat::from_json(&json!([])),
+        Err(FormatError::NotAnObject)
+    );
     let deep = (0..20).fold(json!("x"), |inner, _| json!({"a": inner}));
-    assert_eq!(Format::json(&deep), Err(FormatError::TooDeep));
+    assert_eq!(LogFormat::from_json(&deep), Err(FormatError::TooDeep));
 }
 
 proptest::proptest! {
@@ -192,11 +195,11 @@ proptest::proptest! {
         let headers = HeaderMap::new();
         let observation = answered(&headers, &headers);
         let object = json!({ "a": text });
-        let both = (Format::text(&text), Format::json(&object));
+        let both = (LogFormat::parse_text(&text), LogFormat::from_json(&object));
         if let (Ok(text), Ok(object)) = both {
             let (mut line, mut made) = (String::new(), String::new());
-            text.write(&observation, &mut line);
-            object.write(&observation, &mut made);
+            text.write_line(&observation, &mut line);
+            object.write_line(&observation, &mut made);
             proptest::prop_assert!(serde_json::from_str::<Value>(&made).is_ok(), "{}", made);
         }
     }

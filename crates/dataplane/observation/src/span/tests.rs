@@ -5,7 +5,7 @@ use http::HeaderMap;
 use super::*;
 use crate::observation::examples::answered;
 
-fn span(change: impl FnOnce(&mut Observation<'_>), tags: &[Tag]) -> Span {
+fn span(change: impl FnOnce(&mut RequestObservation<'_>), tags: &[SpanTag]) -> Span {
     let (mut request, response) = (HeaderMap::new(), HeaderMap::new());
     request.insert("user-agent", "curl/7".parse().unwrap());
     let mut observation = answered(&request, &response);
@@ -78,7 +78,7 @@ fn span_attributes_name_failures_and_grpc_methods() {
 
 #[test]
 fn tags_are_fixed_of_headers_or_in_formats() {
-    let tag = |name: &str, source| Tag {
+    let tag = |name: &str, source| SpanTag {
         name: name.into(),
         source,
     };
@@ -92,7 +92,7 @@ fn tags_are_fixed_of_headers_or_in_formats() {
         ),
         tag(
             "to",
-            TagSource::Format(Format::text("%REQ(:METHOD)% %ROUTE_NAME%").unwrap()),
+            TagSource::Format(LogFormat::parse_text("%REQ(:METHOD)% %ROUTE_NAME%").unwrap()),
         ),
         tag("component", TagSource::Fixed("waypoint".into())),
     ];

@@ -13,7 +13,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 fn parent(pairs: &[(&'static str, &str)]) -> Option<(String, String, Option<bool>)> {
-    let incoming = Incoming::of(&headers(pairs));
+    let incoming = IncomingTraceContext::from_headers(&headers(pairs));
     let (trace, span) = incoming.parent?;
     Some((trace.to_string(), span.to_string(), incoming.sampled))
 }
@@ -54,7 +54,10 @@ fn contexts_are_read_in_three_forms() {
         parent(&[("traceparent", &w3c("01")), ("b3", "0")]),
         found(Some(true))
     );
-    assert_eq!(Incoming::of(&headers(&[("b3", "0")])).sampled, Some(false));
+    assert_eq!(
+        IncomingTraceContext::from_headers(&headers(&[("b3", "0")])).sampled,
+        Some(false)
+    );
 }
 
 #[test]
@@ -78,13 +81,13 @@ fn malformed_contexts_are_ignored() {
         &format!("{TRACE}-{SPAN}-1-2-3"),
         &format!("{TRACE}-{SPAN}-2"),
     ] {
-        let incoming = Incoming::of(&headers(&[("b3", text)]));
+        let incoming = IncomingTraceContext::from_headers(&headers(&[("b3", text)]));
         assert_eq!((incoming.parent, incoming.sampled), (None, None), "{text}");
     }
     let twice = format!("00-{TRACE}-{SPAN}-01");
     let mut all = headers(&[("traceparent", &twice)]);
     all.append(TRACEPARENT, twice.parse().unwrap());
-    assert_eq!(Incoming::of(&all).parent, None);
+    assert_eq!(IncomingTraceContext::from_headers(&all).parent, None);
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn contexts_are_forwarded_in_their_formats() {
     let (trace, span) = (TraceId::new(5), SpanId::new(7));
     let written = |pairs: &[(&'static str, &str)]| {
         let mut all = headers(pairs);
-        Incoming::of(&all).pass_on(&mut all, trace, span, true);
+        IncomingTraceContext::from_headers(&all).propagate(&mut all, trace, span, true);
         let mut lines: Vec<_> = all
             .iter()
             .map(|(name, value)| format!("{name}={}", value.to_str().unwrap()))
@@ -133,25 +136,25 @@ fn contexts_are_forwarded_in_their_formats() {
 #[test]
 fn fraction_of_requests_is_sampled() {
     let never = || panic!("nothing is to be drawn");
-    assert!(!decide(0, None, never));
-    assert!(decide(ALWAYS, None, never));
-    assert!(decide(100, None, || 99) && !decide(100, None, || 100));
+    assert!(!should_sample(0, None, never));
+    assert!(should_sample(SAMPLE_ALWAYS, None, never));
+    assert!(should_sample(100, None, || 99) && !should_sample(100, None, || 100));
     // Request ids in Envoy's format decide: 0x000f4240 is a million.
     let id = b"000f4240-6d84-429d-98bd-c5aee93b5c88";
-    assert!(decide(1, Some(id), never));
-    assert!(!decide(
+    assert!(should_sample(1, Some(id), never));
+    assert!(!should_sample(
         1,
         Some(b"000f4241-6d84-429d-98bd-c5aee93b5c88"),
         never
     ));
-    assert!(decide(100, Some(b"mine"), || 0));
+    assert!(should_sample(100, Some(b"mine"), || 0));
 }
 
 #[test]
 fn generated_request_id_is_a_random_uuid() {
-    assert_eq!(request_id(0), "00000000-0000-4000-8000-000000000000");
+    assert_eq!(format_request_id(0), "00000000-0000-4000-8000-000000000000");
     assert_eq!(
-        request_id(u128::MAX),
+        format_request_id(u128::MAX),
         "ffffffff-ffff-4fff-bfff-ffffffffffff"
     );
 }
@@ -169,8 +172,8 @@ proptest::proptest! {
             all.append(names[name].clone(), value.parse().unwrap());
         }
         let (trace, span) = (TraceId::new(5), SpanId::new(7));
-        Incoming::of(&all).pass_on(&mut all, trace, span, true);
-        let read = Incoming::of(&all);
+        IncomingTraceContext::from_headers(&all).propagate(&mut all, trace, span, true);
+        let read = IncomingTraceContext::from_headers(&all);
         proptest::prop_assert_eq!((read.parent, read.sampled), (Some((trace, span)), Some(true)));
     }
 }

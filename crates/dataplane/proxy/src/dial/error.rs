@@ -80,10 +80,10 @@ impl ConnectError {
     }
 
     /// Whether the error may pass within seconds: no pod of a waypoint was reachable or ready.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Waypoint { source, .. } => match &**source {
-                Self::Tunnel(error) => error.is_passing(),
+                Self::Tunnel(error) => error.is_transient(),
                 Self::Departed { .. } => true,
                 _ => false,
             },

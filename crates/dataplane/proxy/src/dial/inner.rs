@@ -9,7 +9,7 @@ use ambit_codec::Baggage;
 use ambit_hbone::{DialError, Tunnel, client, tls};
 use ambit_model::Identity;
 use ambit_route::InnerTunnel;
-use ambit_tls::Peer;
+use ambit_tls::PeerRole;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::{Dialer, error::InnerError};
@@ -19,11 +19,11 @@ const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-netwo
 /// Established inner tunnel. Dropping it closes its connection in order, so that the peer receives the end of the
 /// stream.
 #[derive(Debug)]
-pub struct Inner {
+pub struct NestedTunnel {
     tunnel: Tunnel,
 }
 
-impl Inner {
+impl NestedTunnel {
     /// Returns the inner tunnel.
     pub fn tunnel(&mut self) -> &mut Tunnel {
         &mut self.tunnel
@@ -37,13 +37,13 @@ impl Dialer {
     /// # Errors
     ///
     /// When the inner TLS handshake fails, or the server refuses the tunnel.
-    pub async fn inner_tunnel(
+    pub async fn open_nested_tunnel(
         &self,
         outer: Tunnel,
         inner: &InnerTunnel,
         addr: SocketAddr,
         mut headers: HeaderMap,
-    ) -> Result<(Inner, Option<Identity>), InnerError> {
+    ) -> Result<(NestedTunnel, Option<Identity>), InnerError> {
         let authority = Uri::try_from(inner.authority.as_str())?;
         let (certificate, config) = self.credentials(&inner.expected).await?;
         if let Ok(network) = HeaderValue::from_str(&self.network) {
@@ -55,7 +55,9 @@ impl Dialer {
             .map_err(|source| DialError::Tls { addr, source })?;
         let chain = tls::peer_certificates(&stream);
         let far = ambit_tls::peer_identity(chain);
-        if let Some(withdrawn) = certificate.withdrawn(Peer::Server(&inner.expected), chain) {
+        if let Some(withdrawn) =
+            certificate.wait_for_withdrawal(PeerRole::Server(&inner.expected), chain)
+        {
             tls::end_when_withdrawn(&mut stream, withdrawn);
         }
         let (connection, driver) = client::handshake(stream, settings)
@@ -68,6 +70,6 @@ impl Dialer {
             .get("baggage")
             .and_then(|baggage| Baggage::parse(baggage.as_bytes()).ok());
         tracing::debug!(?described, "the far end of the inner tunnel");
-        Ok((Inner { tunnel }, far))
+        Ok((NestedTunnel { tunnel }, far))
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{ConnectError, Dialer};
 
 /// Maximum replicas that are tried for one connection, all within the connect timeout.
-const ATTEMPTS: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 
 impl Dialer {
     /// Opens a tunnel for `route`, or for the route that `another` finds when the workloads with the passed uids have
@@ -35,9 +35,9 @@ impl Dialer {
         R: Future<Output = Option<HboneRoute>>,
     {
         let begun = Instant::now();
-        let share = self.http2.connect_timeout / ATTEMPTS;
+        let share = self.http2.connect_timeout / MAX_ATTEMPTS;
         let mut failed = Vec::new();
-        for attempt in 1..ATTEMPTS {
+        for attempt in 1..MAX_ATTEMPTS {
             failed.push(route.workload.uid().clone());
             let next = {
                 let mut tunnel = pin!(self.tunnel(pool, &route, source_ip, headers.clone()));
@@ -57,7 +57,7 @@ impl Dialer {
                     waypoint = route.waypoint.as_deref(),
                     service = route.service.as_ref().map(|service| service.hostname.as_str()),
                     replica = %route.addr, next = %next.addr,
-                    error = error.map(|error| crate::report::chain(&error)),
+                    error = error.map(|error| crate::report::format_error_chain(&error)),
                     "a replica does not take a connection: another one is tried"
                 );
                 next

@@ -1,7 +1,7 @@
 //! Connections that wait while no pod of their waypoint is ready.
 //!
 //! Meanwhile the application's data is not read: its first bytes stay in the kernel's buffers. At most
-//! [`MAX_WAITING`] connections of one instance wait; all others, and those whose time is over, fail.
+//! [`MAX_WAITING_CONNECTIONS`] connections of one instance wait; all others, and those whose time is over, fail.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::{
 /// Maximum time for which a connection waits for a pod of its waypoint.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum waiting connections of one instance.
-const MAX_WAITING: usize = 1024;
+const MAX_WAITING_CONNECTIONS: usize = 1024;
 /// Initial delay before the waypoint is retried, doubled each time up to [`MAX_RETRY_DELAY`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Maximum delay between retries, and thus between the waypoint's return and the connection's success.
@@ -22,45 +22,45 @@ const MAX_RETRY_DELAY: Duration = Duration::from_millis(400);
 
 /// Counter of one instance's connections that wait for a waypoint. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Waits(Arc<Semaphore>);
+pub struct WaypointWaits(Arc<Semaphore>);
 
-impl Default for Waits {
+impl Default for WaypointWaits {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_WAITING)))
+        Self(Arc::new(Semaphore::new(MAX_WAITING_CONNECTIONS)))
     }
 }
 
-impl Waits {
-    /// Creates the wait of one connection, which starts with the first call of `again`.
-    pub fn connection(&self) -> Wait {
-        Wait {
+impl WaypointWaits {
+    /// Creates the wait of one connection, which starts with the first call of `wait_for_retry`.
+    pub fn connection(&self) -> WaypointWait {
+        WaypointWait {
             waits: self.clone(),
-            begun: None,
-            next: MIN_RETRY_DELAY,
+            deadline_and_permit: None,
+            next_delay: MIN_RETRY_DELAY,
         }
     }
 }
 
 /// Wait of one connection for a pod of its waypoint.
 #[derive(Debug)]
-pub struct Wait {
-    waits: Waits,
+pub struct WaypointWait {
+    waits: WaypointWaits,
     /// Deadline and permit of a wait that has started.
-    begun: Option<(Instant, OwnedSemaphorePermit)>,
-    next: Duration,
+    deadline_and_permit: Option<(Instant, OwnedSemaphorePermit)>,
+    next_delay: Duration,
 }
 
-impl Wait {
+impl WaypointWait {
     /// Waits until the next retry of the waypoint. Returns `false` at once if the connection may not wait any longer.
-    pub async fn again(&mut self) -> bool {
-        let until = match &self.begun {
+    pub async fn wait_for_retry(&mut self) -> bool {
+        let until = match &self.deadline_and_permit {
             Some((until, _permit)) => *until,
             None => {
                 let Ok(permit) = self.waits.0.clone().try_acquire_owned() else {
                     return false;
                 };
                 let until = Instant::now() + WAIT_TIMEOUT;
-                self.begun = Some((until, permit));
+                self.deadline_and_permit = Some((until, permit));
                 until
             }
         };
@@ -69,8 +69,8 @@ impl Wait {
             return false;
         }
         let spread = rand::rng().random_range(0.8..1.2);
-        sleep(self.next.mul_f64(spread).min(left)).await;
-        self.next = (self.next * 2).min(MAX_RETRY_DELAY);
+        sleep(self.next_delay.mul_f64(spread).min(left)).await;
+        self.next_delay = (self.next_delay * 2).min(MAX_RETRY_DELAY);
         true
     }
 }
@@ -81,10 +81,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn connection_waits_five_seconds_with_a_few_retries() {
-        let waits = Waits::default();
+        let waits = WaypointWaits::default();
         let mut wait = waits.connection();
         let (began, mut attempts) = (Instant::now(), 0);
-        while wait.again().await {
+        while wait.wait_for_retry().await {
             attempts += 1;
         }
         assert_eq!(began.elapsed().as_secs(), WAIT_TIMEOUT.as_secs());
@@ -93,14 +93,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_more_than_a_number_of_connections_wait() {
-        let waits = Waits::default();
-        let mut all: Vec<_> = (0..MAX_WAITING).map(|_| waits.connection()).collect();
+        let waits = WaypointWaits::default();
+        let mut all: Vec<_> = (0..MAX_WAITING_CONNECTIONS)
+            .map(|_| waits.connection())
+            .collect();
         for wait in &mut all {
-            assert!(wait.again().await);
+            assert!(wait.wait_for_retry().await);
         }
         let mut further = waits.connection();
-        assert!(!further.again().await);
+        assert!(!further.wait_for_retry().await);
         all.pop();
-        assert!(further.again().await);
+        assert!(further.wait_for_retry().await);
     }
 }

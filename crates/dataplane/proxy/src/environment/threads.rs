@@ -2,7 +2,8 @@
 
 use ambit_rt::{Env, EnvError};
 
-const EXPECTED: &str = "a number of threads, a percentage of the cores such as 50%, or 0 for all";
+const EXPECTED_WORKER_COUNT: &str =
+    "a number of threads, a percentage of the cores such as 50%, or 0 for all";
 
 /// Returns `ZTUNNEL_WORKER_THREADS` (or the mesh's `concurrency`); without them, a number by the CPU limit and
 /// request.
@@ -10,16 +11,16 @@ const EXPECTED: &str = "a number of threads, a percentage of the cores such as 5
 /// # Errors
 ///
 /// When a variable cannot be parsed.
-pub fn workers(env: &Env, concurrency: Option<u16>) -> Result<usize, EnvError> {
+pub fn worker_count(env: &Env, concurrency: Option<u16>) -> Result<usize, EnvError> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     if let Some(text) = env
         .get("ZTUNNEL_WORKER_THREADS")
         .filter(|text| !text.is_empty())
     {
-        return parse(text, cores).ok_or_else(|| EnvError {
+        return parse_worker_count(text, cores).ok_or_else(|| EnvError {
             variable: "ZTUNNEL_WORKER_THREADS".to_owned(),
             value: text.to_owned(),
-            expected: EXPECTED,
+            expected: EXPECTED_WORKER_COUNT,
         });
     }
     if let Some(concurrency) = concurrency {
@@ -41,7 +42,7 @@ pub fn workers(env: &Env, concurrency: Option<u16>) -> Result<usize, EnvError> {
     })
 }
 
-fn parse(text: &str, cores: usize) -> Option<usize> {
+fn parse_worker_count(text: &str, cores: usize) -> Option<usize> {
     if let Some(percent) = text.strip_suffix('%') {
         let percent: usize = percent.trim().parse().ok().filter(|p| *p <= 100)?;
         return Some((cores * percent).div_ceil(100).max(1));
@@ -57,17 +58,17 @@ mod tests {
     use super::*;
 
     fn of(pairs: &[(&str, &str)], concurrency: Option<u16>) -> Result<usize, EnvError> {
-        workers(&Env::from_pairs(pairs.iter().copied()), concurrency)
+        worker_count(&Env::from_pairs(pairs.iter().copied()), concurrency)
     }
 
     #[test]
     fn numbers_and_percentages_are_read() {
-        assert_eq!(parse("3", 8), Some(3));
-        assert_eq!(parse("0", 8), Some(8));
-        assert_eq!(parse("50%", 8), Some(4));
-        assert_eq!(parse("1%", 8), Some(1));
+        assert_eq!(parse_worker_count("3", 8), Some(3));
+        assert_eq!(parse_worker_count("0", 8), Some(8));
+        assert_eq!(parse_worker_count("50%", 8), Some(4));
+        assert_eq!(parse_worker_count("1%", 8), Some(1));
         for bad in ["", "x", "-1", "200%", "99999"] {
-            assert_eq!(parse(bad, 8), None, "{bad}");
+            assert_eq!(parse_worker_count(bad, 8), None, "{bad}");
         }
     }
 

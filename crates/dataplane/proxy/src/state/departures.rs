@@ -27,7 +27,7 @@ pub(super) struct DepartedWorkloads(HashMap<ArcStr, bool>);
 
 impl DepartedWorkloads {
     /// Records the workloads whose connections one change affects.
-    pub(super) fn note(&mut self, table: &MeshTable, change: &WorkloadChange) {
+    pub(super) fn record_change(&mut self, table: &MeshTable, change: &WorkloadChange) {
         if let Some(before) = &change.before {
             let is_unchanged = change.after.as_ref().is_some_and(|after| {
                 after.ips() == before.ips() && after.status() == before.status()
@@ -55,14 +55,14 @@ impl DepartedWorkloads {
 
 impl Departures {
     /// Registers a pool, whose connections to removed workloads are closed until it is dropped.
-    pub(super) fn follow(&self, pool: &Pool) {
+    pub(super) fn register_pool(&self, pool: &Pool) {
         let mut pools = self.pools.lock();
         pools.retain(|pool| pool.upgrade().is_some());
         pools.push(pool.downgrade());
     }
 
     /// Notifies the pools of the affected workloads of a batch, after the batch was applied.
-    pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &DepartedWorkloads) {
+    pub(super) fn notify_pools(&self, table: &RwLock<MeshTable>, departed: &DepartedWorkloads) {
         if departed.0.is_empty() {
             return;
         }
@@ -80,7 +80,7 @@ impl Departures {
             pools.iter().filter_map(WeakPool::upgrade).collect()
         };
         for pool in pools {
-            pool.review(review);
+            pool.update_liveness(review);
         }
         self.gone.send_modify(|count| *count += 1);
     }

@@ -12,30 +12,37 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{AddressDemand, LOCAL_WORKLOAD_DEADLINE, SharedState};
+use super::{AddressDemand, LOCAL_WORKLOAD_TIMEOUT, SharedState};
 
 /// Maximum on-demand requests for one connection: the service, its waypoint, the waypoint's gateway, and some
 /// reserve.
-const ROUNDS: usize = 6;
+const MAX_DEMAND_ROUNDS: usize = 6;
 
 /// The control plane did not respond before the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotAnswered;
+pub(super) struct DemandTimeout;
 
 impl SharedState {
-    pub(super) async fn demand(&self, name: String, deadline: Instant) -> Result<(), NotAnswered> {
+    pub(super) async fn subscribe_and_wait(
+        &self,
+        name: String,
+        deadline: Instant,
+    ) -> Result<(), DemandTimeout> {
         let Some(demands) = &self.0.demands else {
             return Ok(());
         };
         let (done, answered) = oneshot::channel();
         let ask = async {
             demands
-                .send(AddressDemand { name, done })
+                .send(AddressDemand {
+                    name,
+                    resolved: done,
+                })
                 .await
-                .map_err(|_| NotAnswered)?;
-            answered.await.map_err(|_| NotAnswered)
+                .map_err(|_| DemandTimeout)?;
+            answered.await.map_err(|_| DemandTimeout)
         };
-        timeout_at(deadline, ask).await.map_err(|_| NotAnswered)?
+        timeout_at(deadline, ask).await.map_err(|_| DemandTimeout)?
     }
 
     pub(super) async fn find_on_demand(
@@ -44,12 +51,13 @@ impl SharedState {
         dst: SocketAddr,
         look: impl Fn(&MeshTable) -> Result<Route, RouteError> + Sync,
     ) -> Result<Route, RouteError> {
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
         let address = NetworkAddress::new(source.network.clone(), canonical_socket(dst).ip());
-        if !self.table().knows_address(&address) {
-            self.ask(address.to_string(), deadline).await?;
+        if !self.table().has_address(&address) {
+            self.subscribe_once(address.to_string(), deadline).await?;
         }
-        self.completed(deadline, || look(&self.table())).await
+        self.route_with_demands(deadline, || look(&self.table()))
+            .await
     }
 
     /// Routes with `look`, after requesting the records that it lacks (for instance of waypoints) from the control
@@ -58,17 +66,17 @@ impl SharedState {
     /// # Errors
     ///
     /// When there is no route, or no response before the deadline.
-    pub async fn completed(
+    pub async fn route_with_demands(
         &self,
         deadline: Instant,
         look: impl Fn() -> Result<Route, RouteError> + Sync,
     ) -> Result<Route, RouteError> {
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_DEMAND_ROUNDS {
             let route = look();
-            let Some(missing) = route.as_ref().err().and_then(RouteError::missing) else {
+            let Some(missing) = route.as_ref().err().and_then(RouteError::missing_record) else {
                 return route;
             };
-            self.ask(missing.to_owned(), deadline).await?;
+            self.subscribe_once(missing.to_owned(), deadline).await?;
             let again = look();
             if again == route {
                 return again;
@@ -83,14 +91,18 @@ impl SharedState {
     /// # Errors
     ///
     /// When no response arrives in time.
-    pub async fn learn(&self, name: String, deadline: Instant) -> Result<(), RouteError> {
-        self.ask(name, deadline).await
+    pub async fn subscribe_to_record(
+        &self,
+        name: String,
+        deadline: Instant,
+    ) -> Result<(), RouteError> {
+        self.subscribe_once(name, deadline).await
     }
 
-    async fn ask(&self, key: String, deadline: Instant) -> Result<(), RouteError> {
-        self.demand(key.clone(), deadline)
+    async fn subscribe_once(&self, key: String, deadline: Instant) -> Result<(), RouteError> {
+        self.subscribe_and_wait(key.clone(), deadline)
             .await
-            .map_err(|NotAnswered| RouteError::NotAnswered { key })
+            .map_err(|DemandTimeout| RouteError::ControlPlaneTimeout { key })
     }
 
     /// Routes an inbound tunnel before authorization. In on-demand mode, the record of an address that is not the
@@ -104,13 +116,13 @@ impl SharedState {
             return route;
         };
         let address = NetworkAddress::new(request.local.network.clone(), *asked);
-        if self.0.demands.is_none() || self.table().knows_address(&address) {
+        if self.0.demands.is_none() || self.table().has_address(&address) {
             return route;
         }
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
-        match self.demand(address.to_string(), deadline).await {
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
+        match self.subscribe_and_wait(address.to_string(), deadline).await {
             Ok(()) => self.table().inbound(request),
-            Err(NotAnswered) => route,
+            Err(DemandTimeout) => route,
         }
     }
 }

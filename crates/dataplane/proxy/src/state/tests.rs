@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ambit_authz::Why;
+use ambit_authz::DecisionReason;
 use ambit_model::{Action, Authorization, GatewayAddress, Scope, Service};
 use tokio::time::timeout;
 
@@ -37,8 +37,8 @@ fn workload(name: &str, node: &str, ip: &str) -> Workload {
     }
 }
 
-fn there(workload: Workload) -> Update {
-    Update::Workload(Box::new(workload))
+fn there(workload: Workload) -> MeshUpdate {
+    MeshUpdate::Workload(Box::new(workload))
 }
 
 fn policy(name: &str, scope: Scope, namespace: &str) -> Authorization {
@@ -52,7 +52,7 @@ fn policy(name: &str, scope: Scope, namespace: &str) -> Authorization {
     }
 }
 
-fn apply(state: &SharedState, updates: impl IntoIterator<Item = Update>) {
+fn apply(state: &SharedState, updates: impl IntoIterator<Item = MeshUpdate>) {
     let mut batch: Vec<_> = updates.into_iter().collect();
     state.apply(&mut batch);
     assert!(batch.is_empty());
@@ -78,7 +78,7 @@ async fn nothing_is_passed_through_before_the_mesh_is_known() {
     let dst = "10.0.0.2:80".parse().unwrap();
     let route = state.route(&source, dst).await;
     assert!(
-        matches!(route, Err(RouteError::NotAnswered { .. })),
+        matches!(route, Err(RouteError::ControlPlaneTimeout { .. })),
         "{route:?}"
     );
 
@@ -152,7 +152,7 @@ async fn unknown_pod_times_out_at_the_deadline() {
     );
     let started = Instant::now();
     for name in ["a", "b"] {
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
         assert!(
             state
                 .wait_for_workload(&pod(name), deadline)
@@ -160,7 +160,7 @@ async fn unknown_pod_times_out_at_the_deadline() {
                 .is_none()
         );
     }
-    assert!(started.elapsed() >= 2 * LOCAL_WORKLOAD_DEADLINE);
+    assert!(started.elapsed() >= 2 * LOCAL_WORKLOAD_TIMEOUT);
 }
 
 #[test]
@@ -181,14 +181,14 @@ fn pod_watch_reports_only_relevant_changes() {
         there(mine.clone()),
         there(workload("b", "n1", "10.0.0.3")),
         there(workload("far", "n2", "10.0.0.4")),
-        Update::Service(Box::new(Service {
+        MeshUpdate::Service(Box::new(Service {
             hostname: "h".into(),
             ..Service::default()
         })),
-        Update::Policy(policy("p", Scope::Namespace, "other")),
-        Update::Policy(policy("not-chosen", Scope::WorkloadSelector, "ns")),
-        Update::PolicyGone("ns/unknown".into()),
-        Update::AddressGone("Kubernetes//Pod/ns/b".into()),
+        MeshUpdate::Policy(policy("p", Scope::Namespace, "other")),
+        MeshUpdate::Policy(policy("not-chosen", Scope::WorkloadSelector, "ns")),
+        MeshUpdate::PolicyRemoved("ns/unknown".into()),
+        MeshUpdate::AddressRemoved("Kubernetes//Pod/ns/b".into()),
     ];
     for update in indifferent {
         let what = format!("{update:?}");
@@ -196,15 +196,15 @@ fn pod_watch_reports_only_relevant_changes() {
         assert!(!changed(&mut watch), "{what}");
     }
     let concerning = [
-        Update::Policy(policy("g", Scope::Global, "root")),
-        Update::Policy(policy("p", Scope::Namespace, "ns")),
-        Update::Policy(policy("chosen", Scope::WorkloadSelector, "ns")),
-        Update::PolicyGone("ns/chosen".into()),
+        MeshUpdate::Policy(policy("g", Scope::Global, "root")),
+        MeshUpdate::Policy(policy("p", Scope::Namespace, "ns")),
+        MeshUpdate::Policy(policy("chosen", Scope::WorkloadSelector, "ns")),
+        MeshUpdate::PolicyRemoved("ns/chosen".into()),
         there(Workload {
             authorization_policies: vec![],
             ..mine
         }),
-        Update::AddressGone("Kubernetes//Pod/ns/a".into()),
+        MeshUpdate::AddressRemoved("Kubernetes//Pod/ns/a".into()),
     ];
     for update in concerning {
         let what = format!("{update:?}");
@@ -219,7 +219,10 @@ fn dropped_watches_are_removed() {
     for number in 0..100 {
         drop(state.watch_pod(&pod(&format!("p{number}"))));
     }
-    apply(&state, [Update::Policy(policy("g", Scope::Global, "root"))]);
+    apply(
+        &state,
+        [MeshUpdate::Policy(policy("g", Scope::Global, "root"))],
+    );
     assert!(state.0.pods.lock().is_empty());
 }
 
@@ -237,12 +240,12 @@ fn a_workload_that_names_an_unknown_policy_is_refused_until_it_comes() {
     };
     let decision = state.authorize(&naming, &connection);
     assert_eq!(
-        (decision.allowed, decision.why),
-        (false, Why::MissingPolicy("ns/coming".into()))
+        (decision.allowed, decision.reason),
+        (false, DecisionReason::MissingPolicy("ns/coming".into()))
     );
     let mut coming = policy("coming", Scope::WorkloadSelector, "ns");
     coming.rules.clear();
-    apply(&state, [Update::Policy(coming)]);
+    apply(&state, [MeshUpdate::Policy(coming)]);
     assert!(state.authorize(&naming, &connection).allowed);
 }
 
@@ -294,8 +297,14 @@ async fn certificates_follow_the_local_identities() {
     );
     // A second pod of the identity changes nothing; only when both are gone is it.
     apply(&state, [there(workload("b", "n1", "10.0.0.2"))]);
-    apply(&state, [Update::AddressGone("Kubernetes//Pod/ns/a".into())]);
-    apply(&state, [Update::AddressGone("Kubernetes//Pod/ns/b".into())]);
+    apply(
+        &state,
+        [MeshUpdate::AddressRemoved("Kubernetes//Pod/ns/a".into())],
+    );
+    apply(
+        &state,
+        [MeshUpdate::AddressRemoved("Kubernetes//Pod/ns/b".into())],
+    );
     assert_eq!(events.recv().await, Some(IdentityEvent::Gone(id)));
     assert!(events.try_recv().is_err());
 }
@@ -306,12 +315,16 @@ async fn certificates_follow_the_local_identities() {
 fn serve(
     state: &SharedState,
     mut demands: mpsc::Receiver<AddressDemand>,
-    answer: impl Fn(&str) -> Vec<Update> + Send + 'static,
+    answer: impl Fn(&str) -> Vec<MeshUpdate> + Send + 'static,
 ) -> (ambit_rt::AbortOnDrop<()>, Arc<Mutex<Vec<String>>>) {
     let requested = Arc::new(Mutex::new(Vec::new()));
     let (state, log) = (state.clone(), requested.clone());
     let serving = async move {
-        while let Some(AddressDemand { name, done }) = demands.recv().await {
+        while let Some(AddressDemand {
+            name,
+            resolved: done,
+        }) = demands.recv().await
+        {
             apply(&state, answer(&name));
             log.lock().push(name);
             done.send(()).ok();
@@ -342,7 +355,7 @@ fn guarded_service() -> Service {
 async fn unknown_destination_is_resolved_and_then_its_waypoint() {
     let (state, demands) = SharedState::on_demand(config());
     let (_serving, requested) = serve(&state, demands, |name| match name {
-        "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
+        "/10.96.0.1" => vec![MeshUpdate::Service(Box::new(guarded_service()))],
         "/10.0.0.9" => vec![there(workload("waypoint", "n2", "10.0.0.9"))],
         _ => vec![],
     });
@@ -371,7 +384,7 @@ async fn unknown_destination_is_resolved_and_then_its_waypoint() {
 async fn absent_address_passes_through_and_unknown_waypoint_fails() {
     let (state, demands) = SharedState::on_demand(config());
     let (_serving, _) = serve(&state, demands, |name| match name {
-        "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
+        "/10.96.0.1" => vec![MeshUpdate::Service(Box::new(guarded_service()))],
         _ => vec![],
     });
     let source = state.synthesize(&pod("a"), &[]);
@@ -390,7 +403,7 @@ async fn without_a_response_connections_fail_instead_of_plaintext() {
     let source = state.synthesize(&pod("a"), &[]);
     let route = state.route(&source, "10.0.0.2:80".parse().unwrap()).await;
     assert!(
-        matches!(route, Err(RouteError::NotAnswered { .. })),
+        matches!(route, Err(RouteError::ControlPlaneTimeout { .. })),
         "{route:?}"
     );
     drop(demands);
@@ -399,7 +412,7 @@ async fn without_a_response_connections_fail_instead_of_plaintext() {
         .await
         .unwrap();
     assert!(
-        matches!(route, Err(RouteError::NotAnswered { .. })),
+        matches!(route, Err(RouteError::ControlPlaneTimeout { .. })),
         "{route:?}"
     );
 }
@@ -411,7 +424,7 @@ async fn own_record_of_the_pod_is_requested() {
     let (_serving, requested) = serve(&state, demands, |_| {
         vec![there(workload("a", "n1", "10.0.0.1"))]
     });
-    let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+    let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
     assert!(state.wait_for_workload(&pod("a"), deadline).await.is_some());
     assert_eq!(*requested.lock(), ["Kubernetes//Pod/ns/a"]);
 }

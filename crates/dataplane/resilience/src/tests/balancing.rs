@@ -1,6 +1,6 @@
 //! Tests of load balancing.
 
-use ambit_model::{LocalityPattern, LocalityPolicy, LocalityShares, Warmup};
+use ambit_model::{LocalityDistribution, LocalityPattern, LocalityPolicy, Warmup};
 use proptest::prelude::*;
 
 use super::*;
@@ -23,8 +23,8 @@ fn backends_get_requests_by_weight() {
         let weights = [1, 2, 5];
         let candidates = (0..).zip(weights);
         let candidates = candidates.map(|(number, weight)| candidate(number, weight, ""));
-        let mut scene = Scene::new(balancing(kind.clone()), candidates.collect());
-        let shares = scene.shares(8000);
+        let mut scene = TestDestination::new(balancing(kind.clone()), candidates.collect());
+        let shares = scene.count_picks(8000);
         for (number, weight) in (0..).zip(weights) {
             let expected = i64::from(weight) * 1000;
             let off = (i64::from(shares[&number]) - expected).abs();
@@ -35,17 +35,19 @@ fn backends_get_requests_by_weight() {
 
 #[test]
 fn round_robin_visits_endpoints_in_turn() {
-    let mut scene = Scene::new(balancing(Balancing::RoundRobin), many(3));
-    let turns: Vec<u32> = (0..6).map(|_| *scene.any().endpoint().unwrap()).collect();
+    let mut scene = TestDestination::new(balancing(Balancing::RoundRobin), candidates(3));
+    let turns: Vec<u32> = (0..6)
+        .map(|_| *scene.pick_any().endpoint().unwrap())
+        .collect();
     assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
 }
 
 #[test]
 fn least_request_picks_the_less_loaded_of_two() {
-    let mut scene = Scene::new(DestinationPolicy::default(), many(2));
+    let mut scene = TestDestination::new(DestinationPolicy::default(), candidates(2));
     let mut held = Vec::new();
     for _ in 0..200 {
-        held.push(scene.any());
+        held.push(scene.pick_any());
     }
     let of_first = held.iter().filter(|one| one.endpoint() == Some(&0)).count();
     // Random choice alone would differ by ten times this.
@@ -62,7 +64,7 @@ fn failed_endpoints_are_not_picked_again() {
         hashing(HashTable::Maglev(13), 0),
     ];
     for policy in kinds {
-        let mut scene = Scene::new(policy, many(3));
+        let mut scene = TestDestination::new(policy, candidates(3));
         let mut failed = Vec::new();
         for _ in 0..3 {
             let wish = PickRequest {
@@ -70,7 +72,7 @@ fn failed_endpoints_are_not_picked_again() {
                 failed: &failed,
                 preferred: None,
             };
-            let chosen = scene.choose(wish).unwrap();
+            let chosen = scene.pick(wish).unwrap();
             assert!(!failed.contains(chosen.uid()));
             failed.push(chosen.uid().clone());
         }
@@ -79,7 +81,7 @@ fn failed_endpoints_are_not_picked_again() {
             failed: &failed,
             preferred: None,
         };
-        assert_eq!(scene.choose(wish).unwrap_err(), NoEndpoint::Nothing);
+        assert_eq!(scene.pick(wish).unwrap_err(), NoEndpoint::NoCandidates);
     }
 }
 
@@ -89,20 +91,20 @@ fn preferred_endpoint_is_picked_while_usable() {
         balancing(Balancing::RoundRobin),
         hashing(HashTable::default(), 0),
     ] {
-        let mut scene = Scene::new(policy, many(3));
+        let mut scene = TestDestination::new(policy, candidates(3));
         let wish = |failed, preferred| PickRequest {
             hash: Some(1),
             failed,
             preferred: Some(preferred),
         };
-        let all = [0, 1, 2].map(|_| scene.choose(PickRequest::default()).unwrap().uid().clone());
+        let all = [0, 1, 2].map(|_| scene.pick(PickRequest::default()).unwrap().uid().clone());
         let last = &all[2];
         for _ in 0..4 {
-            assert_eq!(scene.choose(wish(&[], last)).unwrap().uid(), last);
+            assert_eq!(scene.pick(wish(&[], last)).unwrap().uid(), last);
         }
         let failed = [last.clone()];
-        assert_ne!(scene.choose(wish(&failed, last)).unwrap().uid(), last);
-        assert!(scene.choose(wish(&[], &"unknown".into())).is_ok());
+        assert_ne!(scene.pick(wish(&failed, last)).unwrap().uid(), last);
+        assert!(scene.pick(wish(&[], &"unknown".into())).is_ok());
     }
 }
 
@@ -116,13 +118,13 @@ fn new_endpoint_warms_up_gradually() {
         }),
         ..balancing(Balancing::RoundRobin)
     };
-    let mut scene = Scene::new(policy, many(1));
-    scene.update(many(2));
+    let mut scene = TestDestination::new(policy, candidates(1));
+    scene.update(candidates(2));
     for (age, least, most) in [(0, 50, 140), (50, 280, 390), (100, 500, 500)] {
-        let shares = scene.shares(1000);
+        let shares = scene.count_picks(1000);
         let new = shares.get(&1).copied().unwrap_or_default();
         assert!((least..=most).contains(&new), "{new} after {age} s");
-        scene.pass(Duration::from_secs(50));
+        scene.advance(Duration::from_secs(50));
     }
 }
 
@@ -139,27 +141,31 @@ fn nearest_endpoints_get_all_until_too_many_are_ejected() {
     };
     let places = ["r1/z1/s1", "r1/z1/s1", "r2/z1/s1", "r3/z1/s1"];
     let candidates = (0..).zip(places).map(|(n, at)| candidate(n, 1, at));
-    let mut scene = Scene::new(policy, candidates.collect());
-    assert!(scene.shares(1000).keys().all(|number| *number < 2));
-    let eject = |scene: &mut Scene, number: u32| {
+    let mut scene = TestDestination::new(policy, candidates.collect());
+    assert!(scene.count_picks(1000).keys().all(|number| *number < 2));
+    let eject = |scene: &mut TestDestination, number: u32| {
         let chosen = loop {
-            let chosen = scene.any();
+            let chosen = scene.pick_any();
             if chosen.endpoint() == Some(&number) {
                 break chosen;
             }
         };
         let now = scene.now;
-        assert!(chosen.report(crate::Outcome::Answered(500), now).is_some());
+        assert!(
+            chosen
+                .report_outcome(crate::EndpointOutcome::Response(500), now)
+                .is_some()
+        );
     };
     eject(&mut scene, 0);
     // 70 percent of the required capacity is left.
-    let shares = scene.shares(1000);
+    let shares = scene.count_picks(1000);
     assert!((650..750).contains(&shares[&1]), "{shares:?}");
     assert!((250..350).contains(&shares[&3]), "{shares:?}");
     eject(&mut scene, 1);
-    assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [3]);
+    assert_eq!(scene.count_picks(100).into_keys().collect::<Vec<_>>(), [3]);
     eject(&mut scene, 3);
-    assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [2]);
+    assert_eq!(scene.count_picks(100).into_keys().collect::<Vec<_>>(), [2]);
 }
 
 #[test]
@@ -171,7 +177,7 @@ fn localities_get_their_shares() {
         };
         (pattern, share)
     };
-    let shares = LocalityShares {
+    let shares = LocalityDistribution {
         from: to("r1", 0).0,
         to: vec![to("r1", 80), to("r2", 20)],
     };
@@ -184,8 +190,8 @@ fn localities_get_their_shares() {
         .zip(places)
         .map(|(n, at)| candidate(n, 1, at))
         .collect();
-    let mut scene = Scene::new(policy, all.clone());
-    let shares = scene.shares(10_000);
+    let mut scene = TestDestination::new(policy, all.clone());
+    let shares = scene.count_picks(10_000);
     assert!((7700..8300).contains(&shares[&0]), "{shares:?}");
     assert!((800..1200).contains(&shares[&1]), "{shares:?}");
     assert!(!shares.contains_key(&3));
@@ -193,7 +199,7 @@ fn localities_get_their_shares() {
     scene.update(all[1..].to_vec());
     assert!(
         scene
-            .shares(100)
+            .count_picks(100)
             .keys()
             .all(|number| [1, 2].contains(number))
     );
@@ -201,17 +207,17 @@ fn localities_get_their_shares() {
 
 #[test]
 fn requests_without_hash_go_to_any_endpoint() {
-    let mut scene = Scene::new(hashing(HashTable::default(), 0), many(4));
-    assert_eq!(scene.shares(1000).len(), 4);
+    let mut scene = TestDestination::new(hashing(HashTable::default(), 0), candidates(4));
+    assert_eq!(scene.count_picks(1000).len(), 4);
 }
 
 #[test]
 fn ten_thousand_endpoints_need_little_memory_each() {
-    let mut scene = Scene::new(hashing(HashTable::Ring(1 << 30), 0), many(10_000));
+    let mut scene = TestDestination::new(hashing(HashTable::Ring(1 << 30), 0), candidates(10_000));
     // Whatever the configured number of points.
-    assert!(scene.hashed(hash(b"x")) < 10_000);
-    let mut scene = Scene::new(hashing(HashTable::Maglev(65_537), 0), many(10_000));
-    assert!(scene.hashed(hash(b"x")) < 10_000);
+    assert!(scene.pick_by_hash(hash(b"x")) < 10_000);
+    let mut scene = TestDestination::new(hashing(HashTable::Maglev(65_537), 0), candidates(10_000));
+    assert!(scene.pick_by_hash(hash(b"x")) < 10_000);
 }
 
 proptest! {
@@ -220,15 +226,15 @@ proptest! {
     #[test]
     fn removal_moves_only_the_hashes_of_the_removed_endpoint(count in 2_u32..30, gone in any::<prop::sample::Index>(), is_ring in any::<bool>()) {
         let table = if is_ring { HashTable::Ring(1024) } else { HashTable::Maglev(2039) };
-        let mut scene = Scene::new(hashing(table, 0), many(count));
-        let before: Vec<u32> = (0..2000_u64).map(|key| scene.hashed(hash(&key.to_le_bytes()))).collect();
+        let mut scene = TestDestination::new(hashing(table, 0), candidates(count));
+        let before: Vec<u32> = (0..2000_u64).map(|key| scene.pick_by_hash(hash(&key.to_le_bytes()))).collect();
         let gone = u32::try_from(gone.index(count as usize)).unwrap();
-        let mut left = many(count);
+        let mut left = candidates(count);
         left.remove(gone as usize);
         scene.update(left);
         let mut moved = 0;
         for (key, was) in (0..2000_u64).zip(&before) {
-            let is = scene.hashed(hash(&key.to_le_bytes()));
+            let is = scene.pick_by_hash(hash(&key.to_le_bytes()));
             prop_assert_ne!(is, gone);
             moved += u32::from(is != *was && *was != gone);
         }
@@ -239,10 +245,10 @@ proptest! {
     #[test]
     fn keys_are_spread(count in 2_u32..20, is_ring in any::<bool>()) {
         let table = if is_ring { HashTable::Ring(4096) } else { HashTable::Maglev(65_537) };
-        let mut scene = Scene::new(hashing(table, 0), many(count));
+        let mut scene = TestDestination::new(hashing(table, 0), candidates(count));
         let mut shares = vec![0_u32; count as usize];
         for key in 0..4000_u64 {
-            shares[scene.hashed(hash(&key.to_le_bytes())) as usize] += 1;
+            shares[scene.pick_by_hash(hash(&key.to_le_bytes())) as usize] += 1;
         }
         let most = shares.iter().max().unwrap();
         prop_assert!(*most * count < 4000 * 2, "{:?}", shares);
@@ -250,14 +256,14 @@ proptest! {
 
     #[test]
     fn bounded_load_is_never_exceeded(count in 1_u32..12, factor in 100_u32..300, keys in prop::collection::vec((0_u64..4, any::<bool>()), 1..200)) {
-        let mut scene = Scene::new(hashing(HashTable::default(), factor), many(count));
-        let mut held: Vec<Chosen<u32>> = Vec::new();
+        let mut scene = TestDestination::new(hashing(HashTable::default(), factor), candidates(count));
+        let mut held: Vec<PickedEndpoint<u32>> = Vec::new();
         for (key, ends) in keys {
             if ends && !held.is_empty() {
                 held.swap_remove(0);
             }
             let wish = PickRequest { hash: Some(hash(&key.to_le_bytes())), ..PickRequest::default() };
-            let chosen = scene.choose(wish).unwrap();
+            let chosen = scene.pick(wish).unwrap();
             let own = *chosen.endpoint().unwrap();
             held.push(chosen);
             let load = held.iter().filter(|one| one.endpoint() == Some(&own)).count();

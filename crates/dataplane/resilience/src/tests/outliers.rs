@@ -4,7 +4,7 @@ use ambit_model::{DestinationLimits, OutlierPolicy, RetryBudget};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Fault, Limits, Outcome, Overflow};
+use crate::{EndpointOutcome, Limits, OutlierCause, Overflow};
 
 fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
     DestinationPolicy {
@@ -14,56 +14,56 @@ fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
     }
 }
 
-impl Scene {
+impl TestDestination {
     /// Reports outcomes of requests to one endpoint, and returns the last ejection's duration in seconds.
-    fn outcomes(&mut self, number: u32, outcomes: &[Outcome]) -> Option<u64> {
+    fn outcomes(&mut self, number: u32, outcomes: &[EndpointOutcome]) -> Option<u64> {
         let mut ejected = None;
         for outcome in outcomes {
             let chosen = (0..1000).find_map(|_| {
-                let chosen = self.any();
+                let chosen = self.pick_any();
                 (chosen.endpoint() == Some(&number)).then_some(chosen)
             });
             let now = self.now;
-            let ejection = chosen.unwrap().report(*outcome, now);
+            let ejection = chosen.unwrap().report_outcome(*outcome, now);
             ejected = ejection.map(|one| one.duration.as_secs());
         }
         ejected
     }
 
     fn is_in(&mut self, number: u32) -> bool {
-        self.shares(200).contains_key(&number)
+        self.count_picks(200).contains_key(&number)
     }
 }
 
-const BROKEN: Outcome = Outcome::Answered(503);
-const FINE: Outcome = Outcome::Answered(200);
+const SERVER_ERROR: EndpointOutcome = EndpointOutcome::Response(503);
+const SUCCESS: EndpointOutcome = EndpointOutcome::Response(200);
 
 #[test]
 fn consecutive_errors_eject_for_growing_durations() {
-    let mut scene = Scene::new(policy(OutlierPolicy::default()), many(3));
-    assert_eq!(scene.outcomes(0, &[BROKEN; 4]), None);
-    assert_eq!(scene.outcomes(0, &[FINE]), None);
-    assert_eq!(scene.outcomes(0, &[BROKEN; 4]), None);
-    assert_eq!(scene.outcomes(0, &[BROKEN]), Some(30));
+    let mut scene = TestDestination::new(policy(OutlierPolicy::default()), candidates(3));
+    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 4]), None);
+    assert_eq!(scene.outcomes(0, &[SUCCESS]), None);
+    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 4]), None);
+    assert_eq!(scene.outcomes(0, &[SERVER_ERROR]), Some(30));
     assert!(!scene.is_in(0));
-    scene.pass(Duration::from_secs(29));
+    scene.advance(Duration::from_secs(29));
     assert!(!scene.is_in(0));
-    scene.pass(Duration::from_secs(2));
+    scene.advance(Duration::from_secs(2));
     assert!(scene.is_in(0));
-    assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(60));
-    scene.pass(Duration::from_secs(61));
+    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 5]), Some(60));
+    scene.advance(Duration::from_secs(61));
     // A healthy period resets the number of ejections step by step.
     assert!(scene.is_in(0));
-    scene.pass(Duration::from_secs(10));
-    assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(60));
+    scene.advance(Duration::from_secs(10));
+    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 5]), Some(60));
     // The duration has a maximum.
     for _ in 0..20 {
-        scene.pass(Duration::from_secs(301));
+        scene.advance(Duration::from_secs(301));
         assert!(scene.is_in(0));
         scene.now -= Duration::from_secs(1);
-        scene.outcomes(0, &[BROKEN; 5]);
+        scene.outcomes(0, &[SERVER_ERROR; 5]);
     }
-    assert_eq!(scene.destination.ejected(), 1);
+    assert_eq!(scene.destination.ejected_count(), 1);
 }
 
 #[test]
@@ -74,65 +74,79 @@ fn each_fault_counts_by_its_kind() {
         local_failures: Some(3),
         ..OutlierPolicy::default()
     };
-    let reported = |outliers: OutlierPolicy, outcomes: &[Outcome]| {
-        let mut scene = Scene::new(policy(outliers), many(2));
+    let reported = |outliers: OutlierPolicy, outcomes: &[EndpointOutcome]| {
+        let mut scene = TestDestination::new(policy(outliers), candidates(2));
         let mut last = None;
         for outcome in outcomes {
             let chosen = loop {
-                let chosen = scene.any();
+                let chosen = scene.pick_any();
                 if chosen.endpoint() == Some(&0) {
                     break chosen;
                 }
             };
-            last = chosen.report(*outcome, scene.now).map(|one| one.fault);
+            last = chosen
+                .report_outcome(*outcome, scene.now)
+                .map(|one| one.fault);
         }
         last
     };
-    let failed = Outcome::Failed;
-    assert_eq!(reported(split, &[BROKEN; 2]), Some(Fault::GatewayErrors));
-    assert_eq!(reported(split, &[Outcome::Answered(500); 9]), None);
-    assert_eq!(reported(split, &[failed; 3]), Some(Fault::LocalFailures));
-    assert_eq!(reported(split, &[failed, failed, BROKEN, failed]), None);
+    let failed = EndpointOutcome::Failed;
     assert_eq!(
-        reported(split, &[failed, BROKEN, BROKEN]),
-        Some(Fault::GatewayErrors)
+        reported(split, &[SERVER_ERROR; 2]),
+        Some(OutlierCause::GatewayErrors)
+    );
+    assert_eq!(reported(split, &[EndpointOutcome::Response(500); 9]), None);
+    assert_eq!(
+        reported(split, &[failed; 3]),
+        Some(OutlierCause::LocalFailures)
+    );
+    assert_eq!(
+        reported(split, &[failed, failed, SERVER_ERROR, failed]),
+        None
+    );
+    assert_eq!(
+        reported(split, &[failed, SERVER_ERROR, SERVER_ERROR]),
+        Some(OutlierCause::GatewayErrors)
     );
     let together = OutlierPolicy {
         server_errors: 2,
         ..OutlierPolicy::default()
     };
     assert_eq!(
-        reported(together, &[failed, BROKEN]),
-        Some(Fault::ServerErrors)
+        reported(together, &[failed, SERVER_ERROR]),
+        Some(OutlierCause::ServerErrors)
     );
     assert_eq!(
-        reported(together, &[failed, Outcome::Connected, failed]),
+        reported(together, &[failed, EndpointOutcome::Connected, failed]),
         None
     );
-    assert_eq!(reported(together, &[Outcome::Answered(404); 9]), None);
+    assert_eq!(
+        reported(together, &[EndpointOutcome::Response(404); 9]),
+        None
+    );
 }
 
 #[test]
 fn ejections_survive_policy_and_endpoint_changes() {
-    let mut scene = Scene::new(policy(OutlierPolicy::default()), many(3));
-    assert_eq!(scene.outcomes(0, &[BROKEN; 5]), Some(30));
+    let mut scene = TestDestination::new(policy(OutlierPolicy::default()), candidates(3));
+    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 5]), Some(30));
     let other = OutlierPolicy {
         server_errors: 7,
         ..OutlierPolicy::default()
     };
-    scene.destination = scene.destination.under(policy(other));
+    scene.destination = scene.destination.with_policy(policy(other));
     assert!(!scene.is_in(0));
-    scene.update(many(4));
+    scene.update(candidates(4));
     assert!(!scene.is_in(0));
-    assert_eq!(scene.destination.ejected(), 1);
+    assert_eq!(scene.destination.ejected_count(), 1);
     // An endpoint that rejoins is new.
-    scene.update(many(4)[1..].to_vec());
-    assert_eq!(scene.destination.ejected(), 0);
-    scene.update(many(4));
+    scene.update(candidates(4)[1..].to_vec());
+    assert_eq!(scene.destination.ejected_count(), 0);
+    scene.update(candidates(4));
     assert!(scene.is_in(0));
     // Without outlier detection no endpoint is ejected.
-    assert_eq!(scene.outcomes(1, &[BROKEN; 7]), Some(30));
-    scene.destination = scene.destination.under(DestinationPolicy::default());
+    assert_eq!(scene.outcomes(1, &[SERVER_ERROR; 7]), Some(30));
+    scene.destination = scene.destination.with_policy(DestinationPolicy::default());
     assert!(scene.is_in(1));
 }
 
@@ -144,26 +158,29 @@ fn ejections_are_ignored_when_too_few_endpoints_are_left() {
         min_health_percent: 50,
         ..OutlierPolicy::default()
     };
-    let mut scene = Scene::new(policy(outliers), many(4));
-    scene.outcomes(0, &[BROKEN]);
-    scene.outcomes(1, &[BROKEN]);
-    assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [2, 3]);
-    scene.outcomes(2, &[BROKEN]);
-    assert_eq!(scene.shares(100).len(), 4);
+    let mut scene = TestDestination::new(policy(outliers), candidates(4));
+    scene.outcomes(0, &[SERVER_ERROR]);
+    scene.outcomes(1, &[SERVER_ERROR]);
+    assert_eq!(
+        scene.count_picks(100).into_keys().collect::<Vec<_>>(),
+        [2, 3]
+    );
+    scene.outcomes(2, &[SERVER_ERROR]);
+    assert_eq!(scene.count_picks(100).len(), 4);
     // Without a minimum of healthy endpoints all may be ejected.
     let unbound = OutlierPolicy {
         min_health_percent: 0,
         ..outliers
     };
-    let mut scene = Scene::new(policy(unbound), many(2));
-    scene.outcomes(0, &[BROKEN]);
-    scene.outcomes(1, &[BROKEN]);
+    let mut scene = TestDestination::new(policy(unbound), candidates(2));
+    scene.outcomes(0, &[SERVER_ERROR]);
+    scene.outcomes(1, &[SERVER_ERROR]);
     assert_eq!(
-        scene.choose(PickRequest::default()).unwrap_err(),
-        NoEndpoint::Ejected
+        scene.pick(PickRequest::default()).unwrap_err(),
+        NoEndpoint::AllEjected
     );
-    scene.pass(Duration::from_secs(31));
-    assert_eq!(scene.shares(100).len(), 2);
+    scene.advance(Duration::from_secs(31));
+    assert_eq!(scene.count_picks(100).len(), 2);
 }
 
 #[test]
@@ -175,27 +192,31 @@ fn limits_count_active_requests() {
         retries: 1,
         ..DestinationLimits::default()
     };
-    let first = limits.request(&of).unwrap();
-    let _second = limits.request(&of).unwrap();
-    assert_eq!(limits.request(&of).unwrap_err(), Overflow::Requests);
+    let first = limits.acquire_request(&of).unwrap();
+    let _second = limits.acquire_request(&of).unwrap();
+    assert_eq!(limits.acquire_request(&of).unwrap_err(), Overflow::Requests);
     drop(first);
-    let _first = limits.request(&of).unwrap();
-    assert_eq!(limits.pending(&of).unwrap_err(), Overflow::Pending);
-    let retry = limits.retry(&of).unwrap();
-    assert_eq!(limits.retry(&of).unwrap_err(), Overflow::Retries);
+    let _first = limits.acquire_request(&of).unwrap();
+    assert_eq!(limits.acquire_pending(&of).unwrap_err(), Overflow::Pending);
+    let retry = limits.acquire_retry(&of).unwrap();
+    assert_eq!(limits.acquire_retry(&of).unwrap_err(), Overflow::Retries);
     drop(retry);
     let budget = |share, minimum| DestinationLimits {
         retry_budget: Some(RetryBudget { share, minimum }),
         ..of
     };
     // Half of two active requests.
-    let _one = limits.retry(&budget(50_000, 0)).unwrap();
+    let _one = limits.acquire_retry(&budget(50_000, 0)).unwrap();
     assert_eq!(
-        limits.retry(&budget(50_000, 0)).unwrap_err(),
+        limits.acquire_retry(&budget(50_000, 0)).unwrap_err(),
         Overflow::Retries
     );
-    assert!(limits.retry(&budget(50_000, 2)).is_ok());
-    assert!(limits.pending(&DestinationLimits::default()).is_ok());
+    assert!(limits.acquire_retry(&budget(50_000, 2)).is_ok());
+    assert!(
+        limits
+            .acquire_pending(&DestinationLimits::default())
+            .is_ok()
+    );
 }
 
 proptest! {
@@ -210,20 +231,20 @@ proptest! {
             max_ejection_percent: percent,
             ..OutlierPolicy::default()
         };
-        let mut scene = Scene::new(policy(outliers), many(count));
+        let mut scene = TestDestination::new(policy(outliers), candidates(count));
         for (seconds, is_broken) in steps {
-            scene.pass(Duration::from_secs(seconds));
-            let outcome = if is_broken { BROKEN } else { FINE };
-            if let Ok(chosen) = scene.choose(PickRequest::default()) {
+            scene.advance(Duration::from_secs(seconds));
+            let outcome = if is_broken { SERVER_ERROR } else { SUCCESS };
+            if let Ok(chosen) = scene.pick(PickRequest::default()) {
                 let now = scene.now;
-                chosen.report(outcome, now);
+                chosen.report_outcome(outcome, now);
             }
-            let ejected = scene.destination.ejected();
+            let ejected = scene.destination.ejected_count();
             let allowed = (count * percent / 100) as usize;
             let one = usize::from(count > 1 && percent > 0);
             prop_assert!(ejected <= allowed.max(one), "{ejected} of {count}");
             // A picked endpoint is never ejected.
-            if let Ok(chosen) = scene.choose(PickRequest::default()) {
+            if let Ok(chosen) = scene.pick(PickRequest::default()) {
                 prop_assert!(!chosen.host.is_ejected());
             }
         }

@@ -185,7 +185,7 @@ fn another_replica_is_chosen_when_one_has_failed_and_none_twice() {
         let mut rng = SmallRng::seed_from_u64(seed);
         for (failed, other) in [("w1", "10.0.0.9:15008"), ("w2", "10.0.0.8:15008")] {
             let failed = [uid(failed)];
-            let again = table.outbound_again(&client(), addr("10.0.0.2:80"), &failed, &mut rng);
+            let again = table.outbound_excluding(&client(), addr("10.0.0.2:80"), &failed, &mut rng);
             let Ok(Route::Hbone(again)) = again else {
                 panic!()
             };
@@ -198,7 +198,7 @@ fn another_replica_is_chosen_when_one_has_failed_and_none_twice() {
         }
     }
     let all = [uid("w1"), uid("w2")];
-    let none = table.outbound_again(&client(), addr("10.0.0.2:80"), &all, &mut rng());
+    let none = table.outbound_excluding(&client(), addr("10.0.0.2:80"), &all, &mut rng());
     assert!(matches!(none, Err(RouteError::NoWaypointPod { .. })));
 }
 
@@ -211,7 +211,7 @@ fn only_connections_of_the_waypoint_do_not_bypass_it() {
     let mut waypoint = waypoint_pod("w", "10.0.0.9");
     let mut table = table(vec![captured, waypoint.clone()], vec![waypoint_service()]);
     let passes_by = |table: &MeshTable, local: &Workload, peer: Option<&Identity>, ip: &str| {
-        table.passes_by_waypoint(local, peer, ip.parse().unwrap())
+        table.bypasses_waypoint(local, peer, ip.parse().unwrap())
     };
     let of_waypoint = Some(&identity("waypoint")).cloned();
     let someone = identity("someone");
@@ -269,20 +269,32 @@ fn a_bypass_is_compared_with_the_rules_of_the_waypoint() {
     };
     let (its, of_others) = (named("caller"), named("someone"));
     let captured = "10.0.0.7";
-    assert_eq!(bypass(None, false, captured, 80), Some(Bypass::Unknown));
-    assert_eq!(bypass(None, true, captured, 80), Some(Bypass::Unruled));
-    assert_eq!(bypass(Some(&its), true, captured, 80), Some(Bypass::Ruled));
+    assert_eq!(
+        bypass(None, false, captured, 80),
+        Some(Bypass::RulesUnknown)
+    );
+    assert_eq!(
+        bypass(None, true, captured, 80),
+        Some(Bypass::NoRuleApplies)
+    );
+    assert_eq!(
+        bypass(Some(&its), true, captured, 80),
+        Some(Bypass::RuleMayApply)
+    );
     assert_eq!(
         bypass(Some(&its), true, captured, 90),
-        Some(Bypass::Unruled)
+        Some(Bypass::NoRuleApplies)
     );
     assert_eq!(
         bypass(Some(&of_others), true, captured, 80),
-        Some(Bypass::Unruled)
+        Some(Bypass::NoRuleApplies)
     );
     // A gateway, and an unknown caller, may call on behalf of others.
     for ip in ["10.0.0.8", "10.0.0.55"] {
-        assert_eq!(bypass(Some(&of_others), true, ip, 80), Some(Bypass::Ruled));
+        assert_eq!(
+            bypass(Some(&of_others), true, ip, 80),
+            Some(Bypass::RuleMayApply)
+        );
     }
     let without = Workload {
         endpoint_waypoint: None,

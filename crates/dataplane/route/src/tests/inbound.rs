@@ -57,17 +57,17 @@ fn another_address_is_a_mismatch() {
 #[test]
 fn proxys_own_ports_are_unreachable() {
     let empty = table(vec![], vec![]);
-    for port in OWN_PORTS {
+    for port in PROXY_PORTS {
         let error = ask_as(&empty, &local(), at(&format!("10.0.0.2:{port}"))).unwrap_err();
         assert_eq!(
             (error.status(), error),
-            (503, InboundError::OwnPort { port })
+            (503, InboundError::ProxyPort { port })
         );
     }
     let mapped = in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 15001)]);
     let table = table(vec![], vec![service("web", &["/10.96.0.9"], &[(80, 0)])]);
     let error = ask_as(&table, &mapped, named("web.ns.svc.cluster.local", 80)).unwrap_err();
-    assert_eq!(error, InboundError::OwnPort { port: 15001 });
+    assert_eq!(error, InboundError::ProxyPort { port: 15001 });
 }
 
 #[test]

@@ -324,7 +324,7 @@ fn a_waypoint_that_cannot_be_found_fails_the_connection() {
         error.to_string().starts_with("unknown waypoint: ns/gone"),
         "{error}"
     );
-    assert_eq!(error.missing(), Some("ns/gone.ns.svc.cluster.local"));
+    assert_eq!(error.missing_record(), Some("ns/gone.ns.svc.cluster.local"));
 
     let empty = table(
         vec![in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])],
@@ -776,7 +776,7 @@ fn another_endpoint_is_chosen_when_one_has_failed() {
             for seed in 0..20 {
                 let mut rng = SmallRng::seed_from_u64(seed);
                 let again =
-                    table.outbound_again(&client(), addr("10.96.0.9:80"), &failed, &mut rng);
+                    table.outbound_excluding(&client(), addr("10.96.0.9:80"), &failed, &mut rng);
                 let Ok(Route::Hbone(again)) = again else {
                     panic!("{again:?}")
                 };

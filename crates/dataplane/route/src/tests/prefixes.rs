@@ -77,7 +77,7 @@ fn a_workload_has_its_address_from_the_moment_it_is_known() {
 #[test]
 fn prefix_does_not_apply_to_workloads_with_its_addresses() {
     let table = with_prefixes("ns", LbMode::Standard, false);
-    let knows = |ip: &str| table.knows_address(&NetworkAddress::new("", ip.parse().unwrap()));
+    let knows = |ip: &str| table.has_address(&NetworkAddress::new("", ip.parse().unwrap()));
     assert!(knows("10.0.0.2") && knows("10.96.0.9"));
     assert!(!knows("10.77.0.1") && !knows("fd00::77"));
 }

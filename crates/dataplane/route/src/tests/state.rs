@@ -85,9 +85,13 @@ fn pods_of_one_deployment_share_what_they_have_in_common() {
 #[test]
 fn an_unchanged_workload_is_no_change() {
     let mut table = table(vec![pod("a", &["10.0.0.2"])], vec![]);
-    assert!(!table.insert_workload(&pod("a", &["10.0.0.2"])).is_change());
+    assert!(
+        !table
+            .insert_workload(&pod("a", &["10.0.0.2"]))
+            .has_changed()
+    );
     let change = table.insert_workload(&pod("a", &["10.0.0.3"]));
-    assert!(change.is_change());
+    assert!(change.has_changed());
     assert_eq!(change.before.unwrap().ips()[0].to_string(), "10.0.0.2");
     assert!(
         table
@@ -327,13 +331,13 @@ fn removals_match_exactly_one_workload_or_service() {
         "ns/unknown",
         "ns/a/b",
     ] {
-        assert!(!table.remove_address(name).is_change(), "{name}");
+        assert!(!table.remove_address(name).has_changed(), "{name}");
     }
     assert_eq!((table.size().workloads, table.size().services), (1, 1));
     table.remove_address(&web.namespaced_hostname().to_string());
     table.remove_address("Kubernetes//Pod/ns/a");
     assert_eq!((table.size().workloads, table.size().services), (0, 0));
-    assert!(!table.knows_address(&NetworkAddress::new("", "10.96.0.9".parse().unwrap())));
+    assert!(!table.has_address(&NetworkAddress::new("", "10.96.0.9".parse().unwrap())));
 }
 
 // === a naive reference ===
@@ -463,7 +467,7 @@ proptest! {
         for name in services.keys() {
             table.remove_service(name);
         }
-        prop_assert!(table.services.is_clean());
+        prop_assert!(table.services.has_consistent_indices());
     }
 }
 

@@ -60,7 +60,7 @@ fn full() -> AccessLog {
 #[test]
 fn full_line_has_the_fields_of_the_contract_in_order() {
     let line = logged(LogFormat::Text, "info", || {
-        full().complete(7, 9, Duration::from_micros(13_900), None);
+        full().log_completed(7, 9, Duration::from_micros(13_900), None);
     });
     assert_eq!(
         line,
@@ -81,7 +81,7 @@ fn unknown_fields_are_omitted_and_failures_are_errors() {
         "10.0.0.2:15008".parse().unwrap(),
     );
     let line = logged(LogFormat::Text, "info", || {
-        log.complete(0, 0, Duration::ZERO, Some("explicitly denied by: ns/p"));
+        log.log_completed(0, 0, Duration::ZERO, Some("explicitly denied by: ns/p"));
     });
     assert_eq!(
         line,
@@ -93,8 +93,8 @@ fn unknown_fields_are_omitted_and_failures_are_errors() {
 
 #[test]
 fn openings_are_debug() {
-    assert_eq!(logged(LogFormat::Text, "info", || full().opened()), "");
-    let line = logged(LogFormat::Text, "access=debug", || full().opened());
+    assert_eq!(logged(LogFormat::Text, "info", || full().log_opened()), "");
+    let line = logged(LogFormat::Text, "access=debug", || full().log_opened());
     assert!(line.starts_with("debug\taccess\tconnection opened\tsrc.addr=10.0.1.5:41234 "));
 }
 
@@ -118,7 +118,7 @@ fn early_refusals_are_warnings() {
 #[test]
 fn json_has_the_same_fields() {
     let line = logged(LogFormat::Json, "info", || {
-        full().complete(7, 9, Duration::from_millis(1), None);
+        full().log_completed(7, 9, Duration::from_millis(1), None);
     });
     assert!(
         line.contains(r#""scope":"access","src.addr":"10.0.1.5:41234","src.workload":"client","#),

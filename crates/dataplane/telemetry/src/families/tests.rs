@@ -13,21 +13,21 @@ fn every_family_has_the_name_of_the_contract() {
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let dns = DnsLabels {
-        request_query_type: ArcString("A".into()),
-        request_protocol: ArcString("udp".into()),
-        source_canonical_service: ArcString("client".into()),
-        source_canonical_revision: ArcString("v1".into()),
+        request_query_type: ArcStrLabel("A".into()),
+        request_protocol: ArcStrLabel("udp".into()),
+        source_canonical_service: ArcStrLabel("client".into()),
+        source_canonical_revision: ArcStrLabel("v1".into()),
     };
-    let _socket = metrics.socket(Reporter::Source);
-    metrics.on_demand_dns(&Arc::new(Party::default()), &"example.com".into());
-    metrics.crl_rejection(Reporter::Destination);
-    metrics.crl_untracked(Reporter::Source);
-    metrics.xds_terminated(XdsTermination::ConnectionError);
-    metrics.xds_message("type.googleapis.com/istio.workload.Address", 10);
-    metrics.unknown_fields("type.googleapis.com/istio.workload.Address", 3);
-    metrics.dns_request(&dns);
-    metrics.dns_forwarded(&dns, Some(0.002));
-    metrics.dns_forwarded(&dns, None);
+    let _socket = metrics.open_socket(Reporter::Source);
+    metrics.count_on_demand_dns(&Arc::new(Party::default()), &"example.com".into());
+    metrics.count_crl_rejection(Reporter::Destination);
+    metrics.count_crl_untracked(Reporter::Source);
+    metrics.count_xds_termination(XdsTermination::ConnectionError);
+    metrics.count_xds_message("type.googleapis.com/istio.workload.Address", 10);
+    metrics.count_unknown_fields("type.googleapis.com/istio.workload.Address", 3);
+    metrics.count_dns_request(&dns);
+    metrics.count_dns_forwarded(&dns, Some(0.002));
+    metrics.count_dns_forwarded(&dns, None);
     metrics.proxies_started.inc();
     let text = scrape(&registry);
     for sample in [
@@ -60,8 +60,8 @@ fn every_family_has_the_name_of_the_contract() {
 fn a_socket_counts_until_it_is_dropped() {
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
-    let one = metrics.socket(Reporter::Destination);
-    let two = metrics.socket(Reporter::Destination);
+    let one = metrics.open_socket(Reporter::Destination);
+    let two = metrics.open_socket(Reporter::Destination);
     drop(one);
     assert!(scrape(&registry).contains("istio_tcp_sockets_open{reporter=\"destination\"} 1\n"));
     drop(two);

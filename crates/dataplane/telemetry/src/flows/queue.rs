@@ -9,11 +9,11 @@ use std::{
 use ambit_flow::{Flow, StreamItem};
 
 /// Maximum queued events; the limit applies separately to traffic and to refused connections.
-const MAX_WAITING: usize = 1024;
+const MAX_QUEUED_EVENTS: usize = 1024;
 /// Number of queued refusals above which a refusal is counted with a similar one instead of queued.
-const AGGREGATE_FROM: usize = 64;
+const AGGREGATION_THRESHOLD: usize = 64;
 /// Number of recent refusals among which a similar one is searched.
-const MAX_COMPARED: usize = 64;
+const MAX_COMPARED_EVENTS: usize = 64;
 /// Maximum traffic events per second and reader; excess events are dropped evenly over the second.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
 /// Time after which a reader with a full queue that reads nothing is disconnected.
@@ -54,11 +54,13 @@ impl Queue {
     pub(super) fn add(&mut self, flow: Arc<Flow>, now: Instant) -> QueueOutcome {
         let is_refusal = flow.event.is_refusal();
         let fits = match is_refusal {
-            true if self.refusals >= AGGREGATE_FROM && self.count_similar(&flow) => {
+            true if self.refusals >= AGGREGATION_THRESHOLD && self.merge_into_similar(&flow) => {
                 return QueueOutcome::Accepted;
             }
-            true => self.refusals < MAX_WAITING,
-            false => self.waiting.len() - self.refusals < MAX_WAITING && self.is_in_budget(now),
+            true => self.refusals < MAX_QUEUED_EVENTS,
+            false => {
+                self.waiting.len() - self.refusals < MAX_QUEUED_EVENTS && self.is_in_budget(now)
+            }
         };
         if fits {
             self.refusals += usize::from(is_refusal);
@@ -76,14 +78,14 @@ impl Queue {
         QueueOutcome::Accepted
     }
 
-    /// Counts a refusal with the latest similar one among the last [`MAX_COMPARED`]. Returns false
+    /// Counts a refusal with the latest similar one among the last [`MAX_COMPARED_EVENTS`]. Returns false
     /// if there is none.
-    fn count_similar(&mut self, flow: &Flow) -> bool {
+    fn merge_into_similar(&mut self, flow: &Flow) -> bool {
         let refusals = self.waiting.iter_mut().rev();
         let refusals = refusals.filter(|(other, _)| other.event.is_refusal());
         let alike = refusals
-            .take(MAX_COMPARED)
-            .find(|(other, _)| other.is_alike(flow));
+            .take(MAX_COMPARED_EVENTS)
+            .find(|(other, _)| other.is_similar(flow));
         if let Some((_, count)) = alike {
             *count += flow.count;
             return true;
@@ -101,7 +103,7 @@ impl Queue {
     }
 
     /// Removes and returns at most `most` events, with the numbers of lost events.
-    pub(super) fn take(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
+    pub(super) fn take_batch(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
         self.taken = now;
         let taken = self.waiting.drain(..most.min(self.waiting.len()));
         let mut items: Vec<_> = taken
@@ -153,11 +155,11 @@ mod tests {
     fn events_that_do_not_fit_are_counted() {
         let now = Instant::now();
         let mut queue = Queue::new(now);
-        for _ in 0..MAX_WAITING + 10 {
+        for _ in 0..MAX_QUEUED_EVENTS + 10 {
             queue.add(Arc::new(flow(Event::Opened)), now);
         }
-        assert_eq!(counts(&queue.take(usize::MAX, now)), (1024, 10, 0));
-        assert_eq!(queue.take(usize::MAX, now), []);
+        assert_eq!(counts(&queue.take_batch(usize::MAX, now)), (1024, 10, 0));
+        assert_eq!(queue.take_batch(usize::MAX, now), []);
     }
 
     #[test]
@@ -172,7 +174,7 @@ mod tests {
                         now += Duration::from_micros(100);
                         queue.add(Arc::new(flow(Event::Request)), now);
                     }
-                    let (flows, sampled, _) = counts(&queue.take(usize::MAX, now));
+                    let (flows, sampled, _) = counts(&queue.take_batch(usize::MAX, now));
                     lost += sampled;
                     flows
                 })
@@ -195,7 +197,7 @@ mod tests {
         for client in 0..500 {
             queue.add(refused_from(client), now);
         }
-        let items = queue.take(usize::MAX, now);
+        let items = queue.take_batch(usize::MAX, now);
         let refused = items
             .iter()
             .filter(|item| matches!(item, StreamItem::Flow(flow) if flow.event == Event::Refused));
@@ -210,8 +212,8 @@ mod tests {
             queue.add(refused_from(1), now);
             queue.add(refused_from(2), now);
         }
-        let items = queue.take(usize::MAX, now);
-        assert!(items.len() <= AGGREGATE_FROM + 2, "{}", items.len());
+        let items = queue.take_batch(usize::MAX, now);
+        assert!(items.len() <= AGGREGATION_THRESHOLD + 2, "{}", items.len());
         assert_eq!(counts(&items), (200_000, 0, 0));
     }
 
@@ -222,7 +224,7 @@ mod tests {
         for client in 0..2000 {
             queue.add(refused_from(client), now);
         }
-        assert_eq!(counts(&queue.take(usize::MAX, now)), (1024, 0, 976));
+        assert_eq!(counts(&queue.take_batch(usize::MAX, now)), (1024, 0, 976));
     }
 
     #[test]
@@ -230,7 +232,7 @@ mod tests {
         let start = Instant::now();
         let mut queue = Queue::new(start);
         let late = start + MAX_STALL + Duration::from_secs(1);
-        for _ in 0..MAX_WAITING {
+        for _ in 0..MAX_QUEUED_EVENTS {
             assert_eq!(
                 queue.add(Arc::new(flow(Event::Opened)), start),
                 QueueOutcome::Accepted
@@ -242,7 +244,7 @@ mod tests {
         );
         let stalled = queue.add(Arc::new(flow(Event::Opened)), late);
         assert_eq!(stalled, QueueOutcome::Stalled);
-        queue.take(1, late);
+        queue.take_batch(1, late);
         queue.add(Arc::new(flow(Event::Opened)), late);
         assert_eq!(
             queue.add(Arc::new(flow(Event::Opened)), late),

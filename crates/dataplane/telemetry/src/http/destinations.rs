@@ -41,7 +41,7 @@ impl DestinationMetrics {
     }
 
     /// Counts an endpoint of a service that outlier detection ejected.
-    pub fn ejected(&self, service: &str, cause: &'static str) {
+    pub fn count_ejection(&self, service: &str, cause: &'static str) {
         let labels = EjectionLabels {
             destination_service: service.to_owned(),
             cause,
@@ -50,7 +50,7 @@ impl DestinationMetrics {
     }
 
     /// Counts a request that exceeded a circuit breaker's limit.
-    pub fn overflowed(&self, service: &str, limit: &'static str) {
+    pub fn count_overflow(&self, service: &str, limit: &'static str) {
         let labels = OverflowLabels {
             destination_service: service.to_owned(),
             limit,
@@ -59,7 +59,12 @@ impl DestinationMetrics {
     }
 
     /// Removes the series of a service that has no rule any more; `causes` and `limits` are all label values.
-    pub fn removed(&self, service: &str, causes: &[&'static str], limits: &[&'static str]) {
+    pub fn remove_destination(
+        &self,
+        service: &str,
+        causes: &[&'static str],
+        limits: &[&'static str],
+    ) {
         let destination_service = service.to_owned();
         for cause in causes {
             self.ejections.remove(&EjectionLabels {
@@ -92,15 +97,15 @@ mod tests {
             encode(&mut text, &registry).unwrap();
             text
         };
-        metrics.ejected("a.ns", "5xx");
-        metrics.overflowed("a.ns", "requests");
-        metrics.overflowed("b.ns", "requests");
+        metrics.count_ejection("a.ns", "5xx");
+        metrics.count_overflow("a.ns", "requests");
+        metrics.count_overflow("b.ns", "requests");
         let all = text();
         assert!(all.contains(
             "ambit_endpoint_ejections_total{destination_service=\"a.ns\",cause=\"5xx\"} 1"
         ));
         assert!(all.contains("limit=\"requests\"} 1"), "{all}");
-        metrics.removed("a.ns", &["5xx"], &["requests"]);
+        metrics.remove_destination("a.ns", &["5xx"], &["requests"]);
         let left = text();
         assert!(!left.contains("a.ns") && left.contains("b.ns"), "{left}");
     }

@@ -54,7 +54,7 @@ pub enum ResponseFlag {
 use ResponseFlag as F;
 
 /// Response flags with their texts, in the order in which Envoy writes them.
-const CODES: [(ResponseFlag, &str); 22] = [
+const FLAG_CODES: [(ResponseFlag, &str); 22] = [
     (F::NoHealthyUpstream, "UH"),
     (F::UpstreamConnectionFailure, "UF"),
     (F::UpstreamOverflow, "UO"),
@@ -115,7 +115,7 @@ impl ResponseFlags {
             F::OverloadManager => 25,
             F::DownstreamRemoteReset => 28,
         };
-        let among = CODES.iter().filter(|(flag, _)| self.contains(*flag));
+        let among = FLAG_CODES.iter().filter(|(flag, _)| self.contains(*flag));
         among.fold(0, |bits, (flag, _)| bits | 1 << bit(*flag))
     }
 
@@ -154,7 +154,7 @@ impl BitOr for ResponseFlags {
 impl fmt::Display for ResponseFlags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
-        for (_, code) in CODES.iter().filter(|(flag, _)| self.contains(*flag)) {
+        for (_, code) in FLAG_CODES.iter().filter(|(flag, _)| self.contains(*flag)) {
             write!(f, "{separator}{code}")?;
             separator = ",";
         }
@@ -177,7 +177,7 @@ mod tests {
         flags.insert(F::UpstreamConnectionFailure);
         assert_eq!(flags.to_string(), "UF,URX");
         assert!(flags.contains(F::RetryLimitExceeded) && !flags.contains(F::NoRoute));
-        for (flag, code) in CODES {
+        for (flag, code) in FLAG_CODES {
             assert_eq!(ResponseFlags::from(flag).to_string(), code);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use prometheus_client::encoding::{MetricEncoder, NoLabelSet};
 
 /// Upper bounds of the buckets, in milliseconds or bytes.
-const BOUNDS: [f64; 19] = [
+const BUCKET_BOUNDS: [f64; 19] = [
     0.5,
     1.0,
     5.0,
@@ -32,14 +32,14 @@ const BOUNDS: [f64; 19] = [
 pub(super) struct Histogram {
     sum: AtomicU64,
     /// Counts by bucket; the last bucket has the values above all bounds.
-    buckets: [AtomicU64; BOUNDS.len() + 1],
+    buckets: [AtomicU64; BUCKET_BOUNDS.len() + 1],
 }
 
 impl Histogram {
     pub(super) fn observe(&self, value: u64) {
         self.sum.fetch_add(value, Relaxed);
         #[expect(clippy::cast_precision_loss, reason = "bounds are small numbers")]
-        let index = BOUNDS.partition_point(|bound| *bound < value as f64);
+        let index = BUCKET_BOUNDS.partition_point(|bound| *bound < value as f64);
         if let Some(bucket) = self.buckets.get(index) {
             bucket.fetch_add(1, Relaxed);
         }
@@ -54,7 +54,7 @@ impl Histogram {
     }
 
     pub(super) fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
-        let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
+        let bounds = BUCKET_BOUNDS.into_iter().chain([f64::INFINITY]);
         let buckets: Vec<_> = bounds
             .zip(&self.buckets)
             .map(|(bound, count)| (bound, count.load(Relaxed)))

@@ -6,10 +6,10 @@ use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 
 use ambit_model::TelemetryFamily;
 
-use super::{Changed, ResponseFlags};
+use super::{RelabeledValues, ResponseFlags};
 use crate::{
     TrafficLabels,
-    labels::{Labels, Put, encode_parties},
+    labels::{LabelSink, LabelWriter, encode_parties},
 };
 
 /// Value of the label `request_protocol`.
@@ -32,7 +32,7 @@ impl RequestProtocol {
     }
 
     /// Removes a number that is not a gRPC status, since the upstream chooses it freely and labels must be bounded.
-    fn bounded(self) -> Self {
+    fn limit_cardinality(self) -> Self {
         match self {
             Self::Grpc(status) => Self::Grpc(status.filter(|status| *status <= 16)),
             Self::Http => Self::Http,
@@ -65,7 +65,7 @@ pub struct HttpLabels {
     code: ResponseCode,
     flags: ResponseFlags,
     /// Configured label overrides.
-    changed: Option<Changed>,
+    changed: Option<RelabeledValues>,
 }
 
 impl HttpLabels {
@@ -78,7 +78,7 @@ impl HttpLabels {
     ) -> Self {
         Self {
             traffic,
-            protocol: protocol.bounded(),
+            protocol: protocol.limit_cardinality(),
             code,
             flags,
             changed: None,
@@ -87,7 +87,7 @@ impl HttpLabels {
 
     /// Applies configured label overrides.
     #[must_use]
-    pub fn changed(self, changed: Option<Changed>) -> Self {
+    pub fn with_overrides(self, changed: Option<RelabeledValues>) -> Self {
         Self { changed, ..self }
     }
 
@@ -98,12 +98,12 @@ impl HttpLabels {
         }
     }
 
-    pub(super) fn is_changed(&self) -> bool {
+    pub(super) fn has_overrides(&self) -> bool {
         self.changed.is_some()
     }
 
     /// Returns the labels with which the series is written in a family; `None` if it has no sample there.
-    pub(super) fn of_family(&self, family: TelemetryFamily) -> Option<Vec<(String, String)>> {
+    pub(super) fn family_labels(&self, family: TelemetryFamily) -> Option<Vec<(String, String)>> {
         let mut labels = Vec::with_capacity(32);
         // Writing to a list cannot fail.
         self.put(&mut labels).ok()?;
@@ -120,20 +120,20 @@ impl HttpLabels {
 
 impl EncodeLabelSet for HttpLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        self.put(&mut Labels(encoder))
+        self.put(&mut LabelWriter(encoder))
     }
 }
 
 impl HttpLabels {
-    fn put(&self, labels: &mut impl Put) -> fmt::Result {
+    fn put(&self, labels: &mut impl LabelSink) -> fmt::Result {
         encode_parties(labels, &self.traffic)?;
-        labels.put("request_protocol", self.protocol.as_str())?;
-        labels.put("response_code", &self.code.to_string())?;
+        labels.put_label("request_protocol", self.protocol.as_str())?;
+        labels.put_label("response_code", &self.code.to_string())?;
         if let RequestProtocol::Grpc(status) = self.protocol {
             let status = status.map(|status| status.to_string());
-            labels.put("grpc_response_status", &status.unwrap_or_default())?;
+            labels.put_label("grpc_response_status", &status.unwrap_or_default())?;
         }
-        labels.put("response_flags", &self.flags.to_string())?;
-        labels.put("connection_security_policy", self.traffic.security.as_str())
+        labels.put_label("response_flags", &self.flags.to_string())?;
+        labels.put_label("connection_security_policy", self.traffic.security.as_str())
     }
 }

@@ -22,7 +22,7 @@ use prometheus_client::{
 use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
 use crate::{
     labels::Principals,
-    retired::{MergedFamily, Retired, Written, add},
+    retired::{LabelPairs, MergedFamily, RetiredSeries, add_counter},
 };
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ struct ProviderLabels {
 
 /// OpenTelemetry signal that is exported to collectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Signal {
+pub enum ExportSignal {
     /// Spans of requests.
     Traces,
     /// Lines of access logs.
@@ -119,7 +119,7 @@ struct OutcomeLabels {
 /// Request metrics of a waypoint, created once and shared.
 #[derive(Debug, Default)]
 pub struct HttpMetrics {
-    series: Arc<AllSeries>,
+    series: Arc<SeriesTable>,
     principals: Principals,
     refused: Family<ReasonLabels, Counter>,
     dry_run_denied: Family<PolicyLabels, Counter>,
@@ -134,22 +134,22 @@ pub struct HttpMetrics {
 }
 
 #[derive(Debug)]
-struct AllSeries {
+struct SeriesTable {
     /// Table of series by labels. Locked for reading when a request ends, for writing for new labels, and to drop
     /// unused series.
     table: RwLock<Table>,
     /// Dropped series whose counts are to be merged into others, since they may have the same labels.
-    retired: Retired<HttpLabels, Series>,
+    retired: RetiredSeries<HttpLabels, Series>,
     dropped: Counter,
 }
 
 type Table = HashMap<Arc<HttpLabels>, Arc<Series>>;
 
-impl Default for AllSeries {
+impl Default for SeriesTable {
     fn default() -> Self {
         Self {
             table: RwLock::default(),
-            retired: Retired::new(MAX_SERIES),
+            retired: RetiredSeries::new(MAX_SERIES),
             dropped: Counter::default(),
         }
     }
@@ -268,27 +268,28 @@ impl HttpMetrics {
     pub fn record(&self, labels: &HttpLabels, report: &HttpRequestReport<'_>) {
         let now = Instant::now();
         let series = if self.principals.are_hidden() {
-            self.series.of(&labels.without_principals(), now)
+            self.series
+                .find_or_insert(&labels.without_principals(), now)
         } else {
-            self.series.of(labels, now)
+            self.series.find_or_insert(labels, now)
         };
         series.add(report, now);
     }
 
     /// Counts a request that was refused as invalid, before any policy or route was evaluated.
-    pub fn refused(&self, reason: &'static str) {
+    pub fn count_refused_request(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     /// Counts a request that was refused because a memory budget is exhausted; `scope` is the budget's: connection,
     /// caller or process.
-    pub fn memory_refused(&self, reason: &'static str, scope: &'static str) {
+    pub fn count_memory_refusal(&self, reason: &'static str, scope: &'static str) {
         let labels = MemoryLabels { reason, scope };
         self.memory_refused.get_or_create(&labels).inc();
     }
 
     /// Counts a mirrored request, which is not in the request metrics.
-    pub fn mirrored(&self, outcome: MirrorOutcome) {
+    pub fn count_mirrored_request(&self, outcome: MirrorOutcome) {
         let outcome = match outcome {
             MirrorOutcome::Answered => "answered",
             MirrorOutcome::Failed => "failed",
@@ -303,14 +304,19 @@ impl HttpMetrics {
     }
 
     /// Counts an ext_authz check by the provider's name, which is empty if no provider could be called.
-    pub fn authorized(&self, provider: &str, outcome: &'static str) {
+    pub fn count_authorization(&self, provider: &str, outcome: &'static str) {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };
         self.authorized.get_or_create(&labels).inc();
     }
 
     /// Counts a decision of a RateLimit; `kind` is `local` or `global`.
-    pub fn rate_limited(&self, rate_limit: &PolicyKey, kind: &'static str, outcome: &'static str) {
+    pub fn count_rate_limit_decision(
+        &self,
+        rate_limit: &PolicyKey,
+        kind: &'static str,
+        outcome: &'static str,
+    ) {
         let labels = RateLimitLabels {
             rate_limit: rate_limit.to_string(),
             kind,
@@ -320,7 +326,7 @@ impl HttpMetrics {
     }
 
     /// Counts header changes in a provider's response that are not allowed.
-    pub fn provider_headers_refused(&self, provider: &str, count: u64) {
+    pub fn count_refused_provider_headers(&self, provider: &str, count: u64) {
         if count > 0 {
             let provider = provider.to_owned();
             let labels = ProviderLabels { provider };
@@ -328,11 +334,11 @@ impl HttpMetrics {
         }
     }
     /// Counts spans or log records that were exported or dropped.
-    pub fn exported(&self, signal: Signal, outcome: ExportOutcome, many: u64) {
+    pub fn count_exported(&self, signal: ExportSignal, outcome: ExportOutcome, many: u64) {
         let labels = ExportLabels {
             signal: match signal {
-                Signal::Traces => "traces",
-                Signal::Logs => "logs",
+                ExportSignal::Traces => "traces",
+                ExportSignal::Logs => "logs",
             },
             outcome: match outcome {
                 ExportOutcome::Sent => "sent",
@@ -344,7 +350,7 @@ impl HttpMetrics {
     }
 
     /// Counts a request that a dry-run policy would have denied.
-    pub fn dry_run_denied(&self, policy: &PolicyKey) {
+    pub fn count_dry_run_denial(&self, policy: &PolicyKey) {
         let labels = PolicyLabels {
             policy: policy.to_string(),
         };
@@ -352,14 +358,14 @@ impl HttpMetrics {
     }
 
     /// Removes the series that name a deleted policy.
-    pub fn policy_removed(&self, policy: &PolicyKey) {
+    pub fn remove_policy(&self, policy: &PolicyKey) {
         let policy = policy.to_string();
         self.dry_run_denied.remove(&PolicyLabels { policy });
     }
 }
 
-impl AllSeries {
-    fn of(&self, labels: &HttpLabels, now: Instant) -> Arc<Series> {
+impl SeriesTable {
+    fn find_or_insert(&self, labels: &HttpLabels, now: Instant) -> Arc<Series> {
         if let Some(series) = self.table.read().get(labels) {
             return series.clone();
         }
@@ -383,7 +389,7 @@ impl AllSeries {
     fn retire(&self, dropped: impl IntoIterator<Item = (Arc<HttpLabels>, Arc<Series>)>) {
         let dropped = dropped.into_iter();
         self.retired
-            .extend(dropped.filter(|(labels, _)| labels.is_changed()));
+            .extend(dropped.filter(|(labels, _)| labels.has_overrides()));
     }
 }
 
@@ -409,38 +415,38 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
 /// Metric families of requests, for merging dropped series.
 const FAMILIES: [MergedFamily<HttpLabels, Series>; 6] = [
     MergedFamily {
-        written: |labels| labels.of_family(TelemetryFamily::RequestCount),
-        add: |to, from| add(&to.requests, &from.requests),
+        labels: |labels| labels.family_labels(TelemetryFamily::RequestCount),
+        merge: |to, from| add_counter(&to.requests, &from.requests),
     },
     MergedFamily {
-        written: |labels| labels.of_family(TelemetryFamily::RequestDuration),
-        add: |to, from| to.milliseconds.add(&from.milliseconds),
+        labels: |labels| labels.family_labels(TelemetryFamily::RequestDuration),
+        merge: |to, from| to.milliseconds.add(&from.milliseconds),
     },
     MergedFamily {
-        written: |labels| labels.of_family(TelemetryFamily::RequestSize),
-        add: |to, from| to.request_bytes.add(&from.request_bytes),
+        labels: |labels| labels.family_labels(TelemetryFamily::RequestSize),
+        merge: |to, from| to.request_bytes.add(&from.request_bytes),
     },
     MergedFamily {
-        written: |labels| labels.of_family(TelemetryFamily::ResponseSize),
-        add: |to, from| to.response_bytes.add(&from.response_bytes),
+        labels: |labels| labels.family_labels(TelemetryFamily::ResponseSize),
+        merge: |to, from| to.response_bytes.add(&from.response_bytes),
     },
     MergedFamily {
-        written: |labels| of_grpc(labels, TelemetryFamily::RequestMessages),
-        add: |to, from| add(&to.request_messages, &from.request_messages),
+        labels: |labels| grpc_family_labels(labels, TelemetryFamily::RequestMessages),
+        merge: |to, from| add_counter(&to.request_messages, &from.request_messages),
     },
     MergedFamily {
-        written: |labels| of_grpc(labels, TelemetryFamily::ResponseMessages),
-        add: |to, from| add(&to.response_messages, &from.response_messages),
+        labels: |labels| grpc_family_labels(labels, TelemetryFamily::ResponseMessages),
+        merge: |to, from| add_counter(&to.response_messages, &from.response_messages),
     },
 ];
 
-fn of_grpc(labels: &HttpLabels, family: TelemetryFamily) -> Option<Written> {
-    labels.of_family(family).filter(|_| labels.is_grpc())
+fn grpc_family_labels(labels: &HttpLabels, family: TelemetryFamily) -> Option<LabelPairs> {
+    labels.family_labels(family).filter(|_| labels.is_grpc())
 }
 
 /// Collector that encodes the request metrics at a scrape.
 #[derive(Debug)]
-struct HttpCollector(Arc<AllSeries>);
+struct HttpCollector(Arc<SeriesTable>);
 
 type Rows = Vec<(Arc<HttpLabels>, Arc<Series>)>;
 
@@ -452,14 +458,14 @@ impl Collector for HttpCollector {
             table.iter().map(|(l, s)| (l.clone(), s.clone())).collect()
         };
         let stay = rows.iter().map(|(labels, series)| (&**labels, &**series));
-        self.0.retired.leave(stay, &FAMILIES);
+        self.0.retired.merge_into_remaining(stay, &FAMILIES);
         if rows.is_empty() {
             return Ok(());
         }
         let mut out = Families {
             encoder: &mut encoder,
             rows: &rows,
-            is_changed: rows.iter().any(|(labels, _)| labels.is_changed()),
+            is_changed: rows.iter().any(|(labels, _)| labels.has_overrides()),
         };
         use TelemetryFamily as Family;
         out.counter(
@@ -529,7 +535,7 @@ impl Families<'_, '_> {
         if self.is_changed {
             let mut sums: BTreeMap<_, u64> = BTreeMap::new();
             for (labels, series) in rows {
-                if let Some(labels) = labels.of_family(of) {
+                if let Some(labels) = labels.family_labels(of) {
                     *sums.entry(labels).or_default() += value(series).load(Relaxed);
                 }
             }
@@ -560,7 +566,7 @@ impl Families<'_, '_> {
         if self.is_changed {
             let mut sums: BTreeMap<_, Histogram> = BTreeMap::new();
             for (labels, series) in self.rows {
-                if let Some(labels) = labels.of_family(of) {
+                if let Some(labels) = labels.family_labels(of) {
                     sums.entry(labels).or_default().add(value(series));
                 }
             }

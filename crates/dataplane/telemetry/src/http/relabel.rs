@@ -4,51 +4,51 @@ use ambit_model::{ArcStr, TelemetryFamily};
 
 /// Overrides of the metric families for some requests or connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Relabel {
+pub struct MetricOverrides {
     /// Overrides by index of the family in [`TelemetryFamily::ALL`].
-    families: [FamilyRule; TelemetryFamily::ALL.len()],
+    families: [FamilyOverrides; TelemetryFamily::ALL.len()],
 }
 
 /// Overrides of one metric family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FamilyRule {
+pub struct FamilyOverrides {
     /// Whether the family is disabled.
     pub disabled: bool,
-    /// Overridden labels, each with the index of its value in [`Changed::values`]; `None` removes the label.
+    /// Overridden labels, each with the index of its value in [`RelabeledValues::values`]; `None` removes the label.
     pub labels: Vec<(ArcStr, Option<usize>)>,
 }
 
 /// Label overrides of one request or connection, with their values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Changed {
+pub struct RelabeledValues {
     /// Configured overrides that apply.
-    pub relabel: std::sync::Arc<Relabel>,
+    pub relabel: std::sync::Arc<MetricOverrides>,
     /// Values of the added labels, by index.
     pub values: Vec<String>,
 }
 
-fn index(of: TelemetryFamily) -> usize {
+fn family_index(of: TelemetryFamily) -> usize {
     let all = TelemetryFamily::ALL.iter();
     all.take_while(|family| **family != of).count()
 }
 
-impl Relabel {
+impl MetricOverrides {
     /// Sets the overrides of one metric family.
-    pub fn set(&mut self, of: TelemetryFamily, rule: FamilyRule) {
-        if let Some(family) = self.families.get_mut(index(of)) {
+    pub fn set(&mut self, of: TelemetryFamily, rule: FamilyOverrides) {
+        if let Some(family) = self.families.get_mut(family_index(of)) {
             *family = rule;
         }
     }
 }
 
-impl Changed {
+impl RelabeledValues {
     /// Applies the overrides to the labels of a sample in a family; returns `None` if the family is disabled.
     pub(crate) fn apply(
         &self,
         of: TelemetryFamily,
         mut labels: Vec<(String, String)>,
     ) -> Option<Vec<(String, String)>> {
-        let rule = self.relabel.families.get(index(of))?;
+        let rule = self.relabel.families.get(family_index(of))?;
         if rule.disabled {
             return None;
         }

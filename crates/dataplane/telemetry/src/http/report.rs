@@ -131,7 +131,7 @@ impl HttpRequestReport<'_> {
     }
 
     /// Formats the record as an access-log line, including the line feed.
-    pub fn line(&self, format: AccessLogFormat) -> String {
+    pub fn format_line(&self, format: AccessLogFormat) -> String {
         let mut line = String::with_capacity(512);
         match format {
             AccessLogFormat::Text => self.text(&mut line),
@@ -142,25 +142,27 @@ impl HttpRequestReport<'_> {
     }
 
     fn text(&self, line: &mut String) {
-        let mut out = Text(line);
+        let mut out = TextWriter(line);
         out.0.push('[');
-        out.bare(Some(timestamp(self.started)));
+        out.unquoted(Some(timestamp(self.started)));
         out.0.push_str("] \"");
-        out.peer_bare(self.method);
-        out.space().peer_bare(self.path);
-        out.space().peer_bare(self.protocol.map(str::as_bytes));
+        out.unquoted_peer_text(self.method);
+        out.space().unquoted_peer_text(self.path);
+        out.space()
+            .unquoted_peer_text(self.protocol.map(str::as_bytes));
         out.0.push_str("\" ");
-        out.bare(Some(self.response_code));
-        out.space().bare(Some(self.flags));
-        out.space().peer_bare(self.code_details.map(str::as_bytes));
+        out.unquoted(Some(self.response_code));
+        out.space().unquoted(Some(self.flags));
         out.space()
-            .peer_bare(self.termination_details.map(str::as_bytes));
+            .unquoted_peer_text(self.code_details.map(str::as_bytes));
+        out.space()
+            .unquoted_peer_text(self.termination_details.map(str::as_bytes));
         out.space().quoted(self.upstream_failure.map(str::as_bytes));
-        out.space().bare(Some(self.request_bytes));
-        out.space().bare(Some(self.response_bytes));
-        out.space().bare(Some(self.duration.as_millis()));
+        out.space().unquoted(Some(self.request_bytes));
+        out.space().unquoted(Some(self.response_bytes));
+        out.space().unquoted(Some(self.duration.as_millis()));
         out.space()
-            .bare(self.upstream_time.map(|time| time.as_millis()));
+            .unquoted(self.upstream_time.map(|time| time.as_millis()));
         for value in [
             self.forwarded_for,
             self.user_agent,
@@ -172,12 +174,13 @@ impl HttpRequestReport<'_> {
         let upstream = self.upstream_host.map(|address| address.to_string());
         out.space().quoted(upstream.as_deref().map(str::as_bytes));
         out.space()
-            .peer_bare(self.upstream_cluster.map(str::as_bytes));
-        out.space().bare(self.upstream_local);
-        out.space().bare(Some(self.downstream_local));
-        out.space().bare(Some(self.downstream_remote));
-        out.space().peer_bare(self.server_name);
-        out.space().peer_bare(self.route.map(str::as_bytes));
+            .unquoted_peer_text(self.upstream_cluster.map(str::as_bytes));
+        out.space().unquoted(self.upstream_local);
+        out.space().unquoted(Some(self.downstream_local));
+        out.space().unquoted(Some(self.downstream_remote));
+        out.space().unquoted_peer_text(self.server_name);
+        out.space()
+            .unquoted_peer_text(self.route.map(str::as_bytes));
         if let Some(policy) = self.audited_by {
             out.0.push_str(" audit=");
             out.quoted(Some(policy.as_bytes()));
@@ -193,7 +196,7 @@ impl HttpRequestReport<'_> {
     }
 
     fn json(&self, line: &mut String) {
-        let mut out = Json {
+        let mut out = JsonWriter {
             line,
             has_any: false,
         };
@@ -254,16 +257,16 @@ fn timestamp(time: SystemTime) -> impl Display {
 }
 
 /// Writes the fields of a text line; missing values are dashes.
-struct Text<'a>(&'a mut String);
+struct TextWriter<'a>(&'a mut String);
 
-impl Text<'_> {
+impl TextWriter<'_> {
     fn space(&mut self) -> &mut Self {
         self.0.push(' ');
         self
     }
 
     /// Writes a value of the waypoint itself, without escaping.
-    fn bare(&mut self, value: Option<impl Display>) {
+    fn unquoted(&mut self, value: Option<impl Display>) {
         match value {
             // Writing to a string cannot fail.
             Some(value) => {
@@ -273,28 +276,28 @@ impl Text<'_> {
         }
     }
 
-    fn peer_bare(&mut self, value: Option<&[u8]>) {
-        push_text(self.0, present(value), true);
+    fn unquoted_peer_text(&mut self, value: Option<&[u8]>) {
+        push_text(self.0, non_empty(value), true);
     }
 
     fn quoted(&mut self, value: Option<&[u8]>) {
         self.0.push('"');
-        push_text(self.0, present(value), false);
+        push_text(self.0, non_empty(value), false);
         self.0.push('"');
     }
 }
 
-fn present(value: Option<&[u8]>) -> &[u8] {
+fn non_empty(value: Option<&[u8]>) -> &[u8] {
     value.filter(|value| !value.is_empty()).unwrap_or(b"-")
 }
 
 /// Writes the members of a JSON line; missing values are `null`.
-struct Json<'a> {
+struct JsonWriter<'a> {
     line: &'a mut String,
     has_any: bool,
 }
 
-impl Json<'_> {
+impl JsonWriter<'_> {
     fn string(&mut self, key: &str, value: Option<&[u8]>) {
         self.key(key);
         match value {

@@ -6,7 +6,7 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 use super::*;
 use crate::{
     Party, Reporter, SecurityPolicy,
-    http::{Changed, FamilyRule, Relabel},
+    http::{FamilyOverrides, MetricOverrides, RelabeledValues},
 };
 
 fn workload(name: &str) -> Workload {
@@ -106,11 +106,11 @@ fn hidden_principals_are_unknown_and_share_one_series() {
     let mut nobody = labels();
     nobody.source = nobody.source.map(|party| party.without_principal());
     let _open = [&proven, &nobody].map(|labels| traffic.open(labels));
-    let unchanged = Changed {
+    let unchanged = RelabeledValues {
         relabel: Arc::default(),
         values: Vec::new(),
     };
-    let _changed = traffic.series_as(&proven, Some(unchanged)).open();
+    let _changed = traffic.relabeled_series(&proven, Some(unchanged)).open();
     let text = scrape(&traffic);
     assert!(!text.contains("spiffe://"), "{text}");
     for side in ["source", "destination"] {
@@ -127,8 +127,8 @@ fn hidden_principals_are_unknown_and_share_one_series() {
 fn bytes_count_while_open_and_the_end_has_the_flag() {
     let traffic = Arc::new(Traffic::default());
     let connection = traffic.open(&labels());
-    connection.received(3);
-    connection.sent(5);
+    connection.add_received(3);
+    connection.add_sent(5);
     let text = scrape(&traffic);
     assert_eq!(
         sample(&text, "istio_tcp_received_bytes_total", "-"),
@@ -168,8 +168,10 @@ fn bytes_count_while_open_and_the_end_has_the_flag() {
 #[test]
 fn unopened_connections_count_as_failed_only_with_a_reason() {
     let traffic = Arc::new(Traffic::default());
-    traffic.series(&labels()).fail(Reason::IdentityError);
-    traffic.series(&labels()).fail(Reason::None);
+    traffic
+        .series(&labels())
+        .count_failure(Reason::IdentityError);
+    traffic.series(&labels()).count_failure(Reason::None);
     let text = scrape(&traffic);
     let failed = "istio_tcp_connections_failed_total";
     assert_eq!(sample(&text, failed, "IDENTITY_ERROR"), Some("1"));
@@ -195,8 +197,8 @@ fn waypoint_reporter_has_no_localities() {
 #[test]
 fn families_and_labels_follow_their_configuration() {
     use TelemetryFamily as Family;
-    let mut relabel = Relabel::default();
-    let rule = |disabled, labels: Vec<(&str, Option<usize>)>| FamilyRule {
+    let mut relabel = MetricOverrides::default();
+    let rule = |disabled, labels: Vec<(&str, Option<usize>)>| FamilyOverrides {
         disabled,
         labels: labels
             .into_iter()
@@ -208,7 +210,7 @@ fn families_and_labels_follow_their_configuration() {
     relabel.set(Family::SentBytes, rule(true, Vec::new()));
     relabel.set(Family::ClosedConnections, rule(true, Vec::new()));
     let changed = |team: &str| {
-        Some(Changed {
+        Some(RelabeledValues {
             relabel: Arc::new(relabel.clone()),
             values: vec![team.to_owned()],
         })
@@ -220,9 +222,9 @@ fn families_and_labels_follow_their_configuration() {
         ..Party::default()
     }));
     for team in ["cart", "cart", "web"] {
-        let open = traffic.series_as(&labels(), changed(team)).open();
-        open.received(2);
-        open.sent(3);
+        let open = traffic.relabeled_series(&labels(), changed(team)).open();
+        open.add_received(2);
+        open.add_sent(3);
         open.close(Reason::Deny);
     }
     let text = scrape(&traffic);
@@ -250,7 +252,7 @@ fn families_and_labels_follow_their_configuration() {
         Some("6")
     );
     // Other connections keep their labels.
-    traffic.series_as(&other, None).open().sent(5);
+    traffic.relabeled_series(&other, None).open().add_sent(5);
     let text = scrape(&traffic);
     assert_eq!(sample(&text, "istio_tcp_sent_bytes_total", "-"), Some("5"));
     assert!(text.contains("source_app=\"elsewhere\""), "{text}");
@@ -293,12 +295,12 @@ fn unused_series_expire_and_those_in_use_stay() {
 /// increase.
 #[test]
 fn sum_of_series_never_falls_when_one_is_dropped() {
-    let mut relabel = Relabel::default();
+    let mut relabel = MetricOverrides::default();
     for family in [
         TelemetryFamily::ClosedConnections,
         TelemetryFamily::ReceivedBytes,
     ] {
-        let without_revisions = FamilyRule {
+        let without_revisions = FamilyOverrides {
             disabled: false,
             labels: vec![
                 ("source_version".into(), None),
@@ -314,7 +316,7 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
             canonical_revision: revision.into(),
             ..Party::default()
         }));
-        let changed = Changed {
+        let changed = RelabeledValues {
             relabel: relabel.clone(),
             values: Vec::new(),
         };
@@ -323,8 +325,8 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
     let traffic = Arc::new(Traffic::default());
     let connect = |revision: &str, bytes| {
         let (labels, changed) = of(revision);
-        let open = traffic.series_as(&labels, Some(changed)).open();
-        open.received(bytes);
+        let open = traffic.relabeled_series(&labels, Some(changed)).open();
+        open.add_received(bytes);
         open
     };
     connect("gone", 5).close(Reason::Deny);

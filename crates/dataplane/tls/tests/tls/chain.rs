@@ -14,7 +14,7 @@ fn renewal_is_due_at_half_life() {
     let now = SystemTime::now();
     let cert = Pki::new().cert_for(&id(), now, Duration::from_secs(1_000));
     let life = cert.not_after().duration_since(cert.not_before()).unwrap();
-    assert_eq!(cert.renew_at(), cert.not_before() + life / 2);
+    assert_eq!(cert.renewal_time(), cert.not_before() + life / 2);
     assert!(!cert.is_expired(now));
     assert!(cert.is_expired(now + Duration::from_secs(1_001)));
 }

@@ -9,7 +9,9 @@ use std::{
 use ambit_model::{Identity, Reason};
 use ambit_rt::spawn_abortable;
 use ambit_testkit::{Pki, until};
-use ambit_tls::{CrlError, HandshakeError, Peer, Withdrawal, WorkloadCert, accept, connect};
+use ambit_tls::{
+    CrlError, HandshakeError, PeerRole, WithdrawalReason, WorkloadCert, accept, connect,
+};
 use tokio::io::duplex;
 
 fn id(name: &str) -> Identity {
@@ -62,17 +64,20 @@ async fn open_connections_can_be_checked_again() {
     let dir = tempfile::tempdir().unwrap();
     let names = [id("good"), id("bad")];
     let revoked = |cert: &WorkloadCert, peer| {
-        ours.withdrawal(peer, cert.chain(), now) == Some(Withdrawal::Revoked)
+        ours.withdrawal_reason(peer, cert.chain(), now) == Some(WithdrawalReason::Revoked)
     };
-    assert!(!revoked(&bad, Peer::Client));
+    assert!(!revoked(&bad, PeerRole::Client));
     crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap();
-    assert!(revoked(&bad, Peer::Client) && revoked(&bad, Peer::Server(&names)));
-    assert!(!revoked(&good, Peer::Client) && !revoked(&good, Peer::Server(&names)));
+    assert!(revoked(&bad, PeerRole::Client) && revoked(&bad, PeerRole::Server(&names)));
+    assert!(!revoked(&good, PeerRole::Client) && !revoked(&good, PeerRole::Server(&names)));
     // Expiry since the handshake does not count.
     let old = pki.expired_cert(&id("old"));
     let then = old.not_before() + Duration::from_secs(1);
-    assert_eq!(ours.withdrawal(Peer::Client, old.chain(), then), None);
-    assert_eq!(ours.withdrawal(Peer::Client, &[], now), None);
+    assert_eq!(
+        ours.withdrawal_reason(PeerRole::Client, old.chain(), then),
+        None
+    );
+    assert_eq!(ours.withdrawal_reason(PeerRole::Client, &[], now), None);
 }
 
 #[tokio::test]
@@ -128,7 +133,7 @@ async fn followed_file_is_loaded_when_it_appears_and_changes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ca-crl.pem");
     let mut changes = crls.changes();
-    let _follow = spawn_abortable("follow", crls.clone().follow(path));
+    let _follow = spawn_abortable("follow", crls.clone().reload_on_change(path));
     write(&dir, &pki.revoke(&[&bad]));
     tokio::time::timeout(Duration::from_secs(20), changes.changed())
         .await

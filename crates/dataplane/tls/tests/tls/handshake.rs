@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ambit_model::{Identity, Reason};
 use ambit_testkit::Pki;
-use ambit_tls::{HandshakeError, TlsSettings, WorkloadCert, accept, connect, reason_of};
+use ambit_tls::{HandshakeError, TlsSettings, WorkloadCert, accept, connect, failure_reason};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
@@ -244,7 +244,7 @@ async fn only_alpn_h2_is_spoken() {
     config.alpn_protocols.clear();
     let client = cert.client_config(&[id("server")]).unwrap();
     let ended = shake(client, Arc::new(config)).await;
-    assert!(matches!(ended.client, Err(HandshakeError::Alpn)));
+    assert!(matches!(ended.client, Err(HandshakeError::NoCommonAlpn)));
 }
 
 #[tokio::test]
@@ -327,14 +327,14 @@ async fn a_lost_connection_is_not_a_tls_failure() {
     let error = connect(config, near).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Connect);
     let error: Box<dyn std::error::Error> = Box::new(error);
-    assert_eq!(reason_of(error.as_ref()), Reason::Connect);
+    assert_eq!(failure_reason(error.as_ref()), Reason::Connect);
 }
 
 #[tokio::test]
 async fn the_reason_is_found_behind_io_errors() {
     let wrapped = std::io::Error::other(std::io::Error::other(rustls::Error::DecryptError));
-    assert_eq!(reason_of(&wrapped), Reason::TlsFailure);
-    assert_eq!(reason_of(&std::io::Error::other("x")), Reason::Connect);
+    assert_eq!(failure_reason(&wrapped), Reason::TlsFailure);
+    assert_eq!(failure_reason(&std::io::Error::other("x")), Reason::Connect);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use ambit_model::Identity;
 use ambit_rt::spawn_abortable;
 use ambit_testkit::{Pki, accept_trust_domains, until};
 use ambit_tls::{
-    HandshakeError, Peer, TlsSettings, TrustDomains, TrustDomainsError, Withdrawal, WorkloadCert,
-    accept, connect,
+    HandshakeError, PeerRole, TlsSettings, TrustDomains, TrustDomainsError, WithdrawalReason,
+    WorkloadCert, accept, connect,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
@@ -175,7 +175,7 @@ async fn calls_of_other_meshes_waypoints_are_refused() {
     let meshes = Meshes::new();
     let ours = meshes.ours();
     for (domain, signer, is_expected) in [("td", "own", true), ("west", "west", false)] {
-        let calls = Identity::of_waypoint_calls(domain, "ns");
+        let calls = Identity::for_waypoint_calls(domain, "ns");
         let peer = meshes.pki(signer).cert(&calls);
         let (as_client, _) = accepts(&ours, &peer, &[calls]).await;
         assert_eq!(as_client, is_expected, "{domain}");
@@ -205,7 +205,7 @@ fn with_names(names: &[&str]) -> (Arc<rustls::ClientConfig>, String) {
         rustls::crypto::aws_lc_rs::sign::any_supported_type(&key).unwrap(),
     ));
     config.client_auth_cert_resolver = Arc::new(own);
-    let pem = ambit_tls::pem::text("CERTIFICATE", certificate.der());
+    let pem = ambit_tls::pem::encode_pem("CERTIFICATE", certificate.der());
     (Arc::new(config), pem)
 }
 
@@ -254,17 +254,17 @@ async fn peers_of_removed_trust_domains_are_withdrawn() {
         certificate("west", "west"),
         certificate("td", "further"),
     ];
-    let both = [Peer::Client, Peer::Server(&[id("td"), id("west")])];
+    let both = [PeerRole::Client, PeerRole::Server(&[id("td"), id("west")])];
     let now = SystemTime::now();
     for peer in both {
         for accepted in &peers {
-            assert_eq!(ours.withdrawal(peer, accepted.chain(), now), None);
+            assert_eq!(ours.withdrawal_reason(peer, accepted.chain(), now), None);
         }
     }
     let expected = [id("td"), id("west")];
     let waits = |peer: &WorkloadCert| {
-        let both = [Peer::Client, Peer::Server(&expected)];
-        both.map(|role| ours.withdrawn(role, peer.chain()).unwrap())
+        let both = [PeerRole::Client, PeerRole::Server(&expected)];
+        both.map(|role| ours.wait_for_withdrawal(role, peer.chain()).unwrap())
     };
     let waiting: Vec<_> = peers.iter().flat_map(waits).collect();
     let tasks: Vec<_> = waiting
@@ -286,10 +286,10 @@ async fn peers_of_removed_trust_domains_are_withdrawn() {
     .await;
     for peer in both {
         for gone in &peers {
-            let why = ours.withdrawal(peer, gone.chain(), now);
-            assert_eq!(why, Some(Withdrawal::TrustDomain));
+            let why = ours.withdrawal_reason(peer, gone.chain(), now);
+            assert_eq!(why, Some(WithdrawalReason::TrustDomain));
         }
-        assert_eq!(ours.withdrawal(peer, own.chain(), now), None);
+        assert_eq!(ours.withdrawal_reason(peer, own.chain(), now), None);
     }
 }
 
@@ -297,9 +297,15 @@ async fn peers_of_removed_trust_domains_are_withdrawn() {
 async fn connections_within_the_mesh_wait_for_no_change() {
     let own = Pki::new();
     let (ours, peer) = (Arc::new(own.cert(&id("td"))), own.cert(&id("td")));
-    assert!(ours.withdrawn(Peer::Client, peer.chain()).is_none());
+    assert!(
+        ours.wait_for_withdrawal(PeerRole::Client, peer.chain())
+            .is_none()
+    );
     let alias = own.cert(&id("old"));
-    assert!(ours.withdrawn(Peer::Client, alias.chain()).is_some());
+    assert!(
+        ours.wait_for_withdrawal(PeerRole::Client, alias.chain())
+            .is_some()
+    );
 }
 
 #[tokio::test]
@@ -311,10 +317,13 @@ async fn followed_file_may_appear_change_and_disappear() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(Contents::FILE);
     let accepts = |ours: Arc<WorkloadCert>| {
-        ours.withdrawal(Peer::Client, west.chain(), SystemTime::now())
+        ours.withdrawal_reason(PeerRole::Client, west.chain(), SystemTime::now())
             .is_none()
     };
-    let _follow = spawn_abortable("follow", meshes.domains.clone().follow(path.clone()));
+    let _follow = spawn_abortable(
+        "follow",
+        meshes.domains.clone().reload_on_change(path.clone()),
+    );
     assert!(!accepts(ours.clone()));
     let write = |text: &str| {
         let next = directory.path().join("next");
@@ -349,9 +358,12 @@ fn broken_file_keeps_the_trust_domains() {
     ] {
         std::fs::write(&path, text).unwrap();
         let error = meshes.domains.load(&path).unwrap_err();
-        let is_of_form = matches!(error, TrustDomainsError::Form { .. });
+        let is_of_form = matches!(error, TrustDomainsError::InvalidFile { .. });
         assert_eq!(is_of_form, is_form, "{text}: {error}");
         let now = SystemTime::now();
-        assert_eq!(ours.withdrawal(Peer::Client, west.chain(), now), None);
+        assert_eq!(
+            ours.withdrawal_reason(PeerRole::Client, west.chain(), now),
+            None
+        );
     }
 }

@@ -11,15 +11,18 @@ pub(super) enum Challenge {
 
 impl Challenge {
     /// Parses header values, and returns the first supported challenge, preferring bearer tokens to passwords.
-    pub(super) fn of(headers: &[&str]) -> Option<Self> {
-        let all: Vec<Self> = headers.iter().flat_map(|text| read(text)).collect();
+    pub(super) fn select(headers: &[&str]) -> Option<Self> {
+        let all: Vec<Self> = headers
+            .iter()
+            .flat_map(|text| parse_challenges(text))
+            .collect();
         let bearer = all.iter().find(|one| **one != Self::Basic);
         bearer.or_else(|| all.first()).cloned()
     }
 }
 
 /// Parses the supported challenges in one header value.
-fn read(mut text: &str) -> Vec<Challenge> {
+fn parse_challenges(mut text: &str) -> Vec<Challenge> {
     let mut found = Vec::new();
     let mut scheme = String::new();
     let mut parameters: Vec<(String, String)> = Vec::new();
@@ -32,22 +35,22 @@ fn read(mut text: &str) -> Vec<Challenge> {
         }
         let after = rest.trim_start_matches([' ', '\t']);
         if let Some(value) = after.strip_prefix('=') {
-            let Some((value, rest)) = value_of(value.trim_start_matches([' ', '\t'])) else {
+            let Some((value, rest)) = parse_value(value.trim_start_matches([' ', '\t'])) else {
                 break;
             };
             parameters.push((word.to_ascii_lowercase(), value));
             text = rest;
         } else {
-            found.extend(challenge(&scheme, &mut parameters));
+            found.extend(to_challenge(&scheme, &mut parameters));
             scheme = word.to_ascii_lowercase();
             text = rest;
         }
     }
-    found.extend(challenge(&scheme, &mut parameters));
+    found.extend(to_challenge(&scheme, &mut parameters));
     found
 }
 
-fn challenge(scheme: &str, parameters: &mut Vec<(String, String)>) -> Option<Challenge> {
+fn to_challenge(scheme: &str, parameters: &mut Vec<(String, String)>) -> Option<Challenge> {
     let parameters = std::mem::take(parameters);
     let get = |name: &str| {
         let mut all = parameters.iter();
@@ -65,7 +68,7 @@ fn challenge(scheme: &str, parameters: &mut Vec<(String, String)>) -> Option<Cha
 }
 
 /// Parses a quoted or unquoted parameter value, and returns it with the rest of the text.
-fn value_of(text: &str) -> Option<(String, &str)> {
+fn parse_value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
         let (value, rest) = text.split_at(end);
@@ -118,9 +121,9 @@ mod tests {
             ("Negotiate", None),
             ("", None),
         ] {
-            assert_eq!(Challenge::of(&[text]), is, "{text}");
+            assert_eq!(Challenge::select(&[text]), is, "{text}");
         }
-        let both = Challenge::of(&["Basic realm=x", "Bearer realm=\"https://r/\""]);
+        let both = Challenge::select(&["Basic realm=x", "Bearer realm=\"https://r/\""]);
         assert_eq!(both, bearer("https://r/", ""));
     }
 
@@ -133,7 +136,7 @@ mod tests {
             texts = texts.iter().flat_map(longer).collect();
             for text in &texts {
                 let text = format!("Bearer realm={text}");
-                if let Some(Challenge::Bearer { realm, .. }) = Challenge::of(&[&text]) {
+                if let Some(Challenge::Bearer { realm, .. }) = Challenge::select(&[&text]) {
                     assert!(realm.len() <= text.len(), "{text:?} {realm:?}");
                 }
             }

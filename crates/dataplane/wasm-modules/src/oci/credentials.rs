@@ -9,7 +9,7 @@ use super::error::OciError;
 
 /// Returns the `Authorization` header for a repository, from the entry of its registry that has the longest matching
 /// path.
-pub(super) fn credentials(
+pub(super) fn find_credentials(
     secret: &[u8],
     registry: &str,
     repository: &str,
@@ -20,7 +20,7 @@ pub(super) fn credentials(
     let secret: Value = serde_json::from_slice(secret).map_err(|_| OciError::Secret)?;
     let auths = secret.get("auths").and_then(Value::as_object);
     let auths = auths.ok_or(OciError::Secret)?.iter();
-    let fitting = auths.filter_map(|(key, auth)| Some((path_of(key, registry)?, auth)));
+    let fitting = auths.filter_map(|(key, auth)| Some((registry_path(key, registry)?, auth)));
     let fitting = fitting.filter(|(path, _)| {
         let rest = repository.strip_prefix(path);
         path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -44,7 +44,7 @@ pub(super) fn credentials(
 }
 
 /// Returns the path of a pull secret's entry, if the entry is for the registry.
-fn path_of<'a>(key: &'a str, registry: &str) -> Option<&'a str> {
+fn registry_path<'a>(key: &'a str, registry: &str) -> Option<&'a str> {
     let key = key
         .strip_prefix("https://")
         .or_else(|| key.strip_prefix("http://"))
@@ -75,7 +75,7 @@ mod tests {
             "r.example/team": {"auth": "dGVhbTp0ZWFt"},
             "r.example": {"username": "u", "password": "p"}}}"#;
         let of = |registry, repository| {
-            let found = credentials(secret, registry, repository).unwrap();
+            let found = find_credentials(secret, registry, repository).unwrap();
             found.map(|value| value.to_str().unwrap().to_owned())
         };
         assert_eq!(of("r.example", "a").unwrap(), "Basic dTpw");
@@ -88,18 +88,18 @@ mod tests {
         for other in ["evil.r.example", "r.example:5000", "r.example.evil"] {
             assert_eq!(of(other, "a"), None, "{other}");
         }
-        assert_eq!(credentials(b"", "r.example", "a").unwrap(), None);
+        assert_eq!(find_credentials(b"", "r.example", "a").unwrap(), None);
         for wrong in [
             &b"{"[..],
             b"{}",
             br#"{"auths": {"r.example": {}}}"#,
             br#"{"auths": {"r.example": {"auth": "", "identitytoken": "t"}}}"#,
         ] {
-            let read = credentials(wrong, "r.example", "a");
+            let read = find_credentials(wrong, "r.example", "a");
             assert!(matches!(read, Err(OciError::Secret)), "{read:?}");
         }
         // The password is not printed either.
-        let value = credentials(secret, "r.example", "a").unwrap();
+        let value = find_credentials(secret, "r.example", "a").unwrap();
         assert_eq!(format!("{value:?}"), "Some(Sensitive)");
     }
 }

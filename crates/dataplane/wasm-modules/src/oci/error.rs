@@ -21,7 +21,7 @@ pub enum OciError {
     NoCredentials,
     /// The token server would receive the password in plaintext.
     #[error("the registry requires credentials to be sent to {0}, in plaintext")]
-    Realm(String),
+    ForbiddenRealm(String),
     /// The token server's response contains no token.
     #[error("the registry gives no token")]
     Token,
@@ -35,10 +35,10 @@ pub enum OciError {
     Manifest(#[source] serde_json::Error),
     /// The manifest does not have the requested digest.
     #[error("the manifest is another than {0}")]
-    OtherManifest(String),
+    UnsupportedManifest(String),
     /// The layer does not have the digest in the manifest.
     #[error("the content of the layer {0} does not match its digest")]
-    OtherLayer(String),
+    UnsupportedLayer(String),
     /// The image contains no module.
     #[error("the image has no layer with a module")]
     NoModule,

@@ -1,7 +1,7 @@
 //! Tests of image names, layers, and which servers may receive passwords.
 
 use ambit_egress::Guard;
-use ambit_fetch::Anywhere;
+use ambit_fetch::AdmitAll;
 use ambit_testkit::ScriptedServer;
 
 use super::*;
@@ -12,16 +12,16 @@ fn local() -> Client {
     Client::new(Guard::new(local), "ambit-test")
 }
 
-fn server(client: &Client, is_insecure: bool) -> Server<'_, Anywhere> {
-    Server {
+fn server(client: &Client, is_insecure: bool) -> RegistryAccess<'_, AdmitAll> {
+    RegistryAccess {
         client,
-        admission: &Anywhere,
+        admission: &AdmitAll,
         is_insecure,
     }
 }
 
 fn image(text: &str) -> Option<(String, String, String)> {
-    let image = Image::parse(text).ok()?;
+    let image = ImageReference::parse(text).ok()?;
     Some((image.registry, image.repository, image.reference))
 }
 
@@ -93,7 +93,7 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
 #[test]
 fn plaintext_passwords_go_only_to_their_registry() {
     let client = local();
-    let image = Image::parse("r.example:5000/a:1").unwrap();
+    let image = ImageReference::parse("r.example:5000/a:1").unwrap();
     let allowed = |is_insecure: bool, realm: &str| {
         let registry = Registry {
             server: server(&client, is_insecure),
@@ -101,7 +101,7 @@ fn plaintext_passwords_go_only_to_their_registry() {
             basic: None,
             authorization: None,
         };
-        registry.allow(realm)
+        registry.allow_realm(realm)
     };
     for (realm, with_tls, without) in [
         ("https://r.example:5000/token", true, true),
@@ -118,7 +118,7 @@ fn plaintext_passwords_go_only_to_their_registry() {
             let fits = if may {
                 is.is_ok()
             } else {
-                matches!(is, Err(OciError::Realm(_)))
+                matches!(is, Err(OciError::ForbiddenRealm(_)))
             };
             assert!(fits, "{realm} {is_insecure} {is:?}");
         }
@@ -145,7 +145,7 @@ async fn redirect_targets_never_get_the_registrys_password() {
         None => "200 OK".to_owned(),
     });
     let own = registry.address;
-    let image = Image::parse(&format!("{own}/a:{}", own.port())).unwrap();
+    let image = ImageReference::parse(&format!("{own}/a:{}", own.port())).unwrap();
     let secret = format!("{{\"auths\": {{\"{own}\": {{\"auth\": \"c2VjcmV0\"}}}}}}");
     let client = local();
     let pulled = pull(server(&client, true), &image, secret.as_bytes()).await;

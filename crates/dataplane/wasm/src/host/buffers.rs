@@ -5,17 +5,17 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, HostError, answer},
+    memory::{GuestMemory, HostError, to_status_code},
 };
-use crate::abi::{BufferKind, ENV, Status};
+use crate::abi::{BufferKind, ENV_MODULE, Status};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_buffer_bytes",
         |caller: Caller<'_, Host>, kind: u32, start: u32, size: u32, at: u32, length_at: u32| {
-            answer(get(
-                Guest::new(caller),
+            to_status_code(get_buffer_bytes(
+                GuestMemory::new(caller),
                 kind,
                 (start, size),
                 (at, length_at),
@@ -23,23 +23,33 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_buffer_status",
         |caller: Caller<'_, Host>, kind: u32, length_at: u32, flags_at: u32| {
-            answer(status(Guest::new(caller), kind, length_at, flags_at))
+            to_status_code(get_buffer_status(
+                GuestMemory::new(caller),
+                kind,
+                length_at,
+                flags_at,
+            ))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_set_buffer_bytes",
         |caller: Caller<'_, Host>, kind: u32, start: u32, size: u32, at: u32, length: u32| {
-            answer(set(Guest::new(caller), kind, (start, size), (at, length)))
+            to_status_code(set_buffer_bytes(
+                GuestMemory::new(caller),
+                kind,
+                (start, size),
+                (at, length),
+            ))
         },
     )?;
     Ok(())
 }
 
-fn buffer(host: &mut Host, kind: BufferKind) -> Result<&[u8], Status> {
+fn select_buffer(host: &mut Host, kind: BufferKind) -> Result<&[u8], Status> {
     Ok(match kind {
         BufferKind::RequestBody => &host.stream()?.request_body,
         BufferKind::ResponseBody => &host.stream()?.response_body,
@@ -50,34 +60,39 @@ fn buffer(host: &mut Host, kind: BufferKind) -> Result<&[u8], Status> {
     })
 }
 
-fn get(
-    mut guest: Guest<'_>,
+fn get_buffer_bytes(
+    mut guest: GuestMemory<'_>,
     kind: u32,
     (start, size): (u32, u32),
     (at, length_at): (u32, u32),
 ) -> Result<(), HostError> {
-    let all = buffer(guest.host(), BufferKind::of(kind)?)?;
+    let all = select_buffer(guest.host(), BufferKind::from_number(kind)?)?;
     let (start, size) = (start as usize, size as usize);
     let end = start.saturating_add(size).min(all.len());
     let bytes = all.get(start.min(end)..end).unwrap_or_default().to_vec();
-    guest.give(&bytes, at, length_at)
+    guest.write_allocated(&bytes, at, length_at)
 }
 
-fn status(mut guest: Guest<'_>, kind: u32, length_at: u32, flags_at: u32) -> Result<(), HostError> {
-    let length = buffer(guest.host(), BufferKind::of(kind)?)?.len();
-    guest.put_number(length_at, u32::try_from(length).unwrap_or(u32::MAX))?;
-    guest.put_number(flags_at, 0)
+fn get_buffer_status(
+    mut guest: GuestMemory<'_>,
+    kind: u32,
+    length_at: u32,
+    flags_at: u32,
+) -> Result<(), HostError> {
+    let length = select_buffer(guest.host(), BufferKind::from_number(kind)?)?.len();
+    guest.write_u32(length_at, u32::try_from(length).unwrap_or(u32::MAX))?;
+    guest.write_u32(flags_at, 0)
 }
 
-fn set(
-    mut guest: Guest<'_>,
+fn set_buffer_bytes(
+    mut guest: GuestMemory<'_>,
     kind: u32,
     (start, size): (u32, u32),
     (at, length): (u32, u32),
 ) -> Result<(), HostError> {
-    let kind = BufferKind::of(kind)?;
-    let (bytes, host) = guest.both(at, length)?;
-    let most = host.settings.limits.body;
+    let kind = BufferKind::from_number(kind)?;
+    let (bytes, host) = guest.read_with_host(at, length)?;
+    let most = host.settings.limits.body_bytes;
     let stream = host.stream()?;
     let body = match kind {
         BufferKind::RequestBody => &mut stream.request_body,
@@ -91,13 +106,13 @@ fn set(
     {
         return Err(Status::BadArgument.into());
     }
-    replace(body, start as usize, size as usize, bytes);
+    replace_range(body, start as usize, size as usize, bytes);
     Ok(())
 }
 
 /// Replaces a range of a buffer with Envoy's semantics: at the start nothing is removed for a size of zero, and bytes
 /// past the end are appended.
-fn replace(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
+fn replace_range(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
     let start = start.min(bytes.len());
     let end = start.saturating_add(size).min(bytes.len());
     let tail = bytes.split_off(end);

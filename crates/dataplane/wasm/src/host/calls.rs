@@ -8,13 +8,13 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, HostError, answer},
-    state::{Pending, Sending},
+    memory::{GuestMemory, HostError, to_status_code},
+    state::{OpenStream, PendingCall},
 };
 use crate::{
-    abi::{ENV, Status, read_pairs},
-    effect::{Call, CallKind, Effect, Message, Outstanding, Token},
-    stream::Head,
+    abi::{ENV_MODULE, Status, read_pairs},
+    effect::{Call, CallId, CallKind, CallPermit, Effect, GrpcStreamMessage},
+    stream::HeaderSection,
 };
 
 /// Maximum timeout of a call.
@@ -22,7 +22,7 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_http_call",
         |caller: Caller<'_, Host>,
          upstream: u32,
@@ -42,11 +42,11 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 trailers: (trailers, trailers_length),
                 timeout,
             };
-            answer(call_arguments.http(Guest::new(caller), at))
+            to_status_code(call_arguments.http(GuestMemory::new(caller), at))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_grpc_call",
         |caller: Caller<'_, Host>,
          upstream: u32,
@@ -69,15 +69,20 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 timeout,
             };
             let names = ((service, service_length), (method, method_length));
-            answer(call_arguments.grpc(Guest::new(caller), names, at))
+            to_status_code(call_arguments.grpc(GuestMemory::new(caller), names, at))
         },
     )?;
     link_streams(linker)?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_status",
         |caller: Caller<'_, Host>, code_at: u32, at: u32, length_at: u32| {
-            answer(status(Guest::new(caller), code_at, at, length_at))
+            to_status_code(get_grpc_status(
+                GuestMemory::new(caller),
+                code_at,
+                at,
+                length_at,
+            ))
         },
     )?;
     Ok(())
@@ -85,7 +90,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 
 fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_grpc_stream",
         |caller: Caller<'_, Host>,
          upstream: u32,
@@ -105,38 +110,43 @@ fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 timeout: 0,
             };
             let names = ((service, service_length), (method, method_length));
-            answer(call_arguments.stream(Guest::new(caller), names, at))
+            to_status_code(call_arguments.stream(GuestMemory::new(caller), names, at))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_grpc_send",
         |caller: Caller<'_, Host>, token: u32, at: u32, length: u32, is_end: u32| {
-            answer(send(Guest::new(caller), token, (at, length), is_end != 0))
+            to_status_code(grpc_send(
+                GuestMemory::new(caller),
+                token,
+                (at, length),
+                is_end != 0,
+            ))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_grpc_cancel",
-        |mut caller: Caller<'_, Host>, token: u32| cancel(caller.data_mut(), token) as u32,
+        |mut caller: Caller<'_, Host>, token: u32| grpc_cancel(caller.data_mut(), token) as u32,
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_grpc_close",
-        |mut caller: Caller<'_, Host>, token: u32| close(caller.data_mut(), token) as u32,
+        |mut caller: Caller<'_, Host>, token: u32| grpc_close(caller.data_mut(), token) as u32,
     )?;
     Ok(())
 }
 
-fn send(
-    mut guest: Guest<'_>,
+fn grpc_send(
+    mut guest: GuestMemory<'_>,
     token: u32,
     message: (u32, u32),
     is_end: bool,
 ) -> Result<(), HostError> {
-    let bytes = Bytes::from(guest.copy(message.0, message.1)?);
+    let bytes = Bytes::from(guest.read_bytes(message.0, message.1)?);
     let host = guest.host();
-    let most = host.settings.limits.body;
+    let most = host.settings.limits.body_bytes;
     let unsent = &host.unsent;
     let sending = host.calls.get_mut(&token).ok_or(Status::NotFound)?;
     let sending = sending.sending.as_mut().ok_or(Status::BadArgument)?;
@@ -144,41 +154,48 @@ fn send(
         return Err(Status::BadArgument.into());
     }
     // Bounded, since peers that do not read would otherwise fill the host's memory.
-    let message = Message::new(Some(bytes), is_end, unsent);
-    if unsent.is_too_much(most) {
+    let message = GrpcStreamMessage::new(Some(bytes), is_end, unsent);
+    if unsent.exceeds_limits(most) {
         return Err(Status::InternalFailure.into());
     }
     sending.is_ended = is_end;
-    host.effects.push(Effect::Send(Token(token), message));
+    host.effects
+        .push(Effect::SendMessage(CallId(token), message));
     Ok(())
 }
 
-fn cancel(host: &mut Host, token: u32) -> Status {
+fn grpc_cancel(host: &mut Host, token: u32) -> Status {
     if host.calls.remove(&token).is_none() {
         return Status::NotFound;
     }
-    host.effects.push(Effect::Cancelled(Token(token)));
+    host.effects.push(Effect::CancelCall(CallId(token)));
     Status::Ok
 }
 
 /// Closes the module's side of a stream; a call is cancelled, as in Envoy.
-fn close(host: &mut Host, token: u32) -> Status {
+fn grpc_close(host: &mut Host, token: u32) -> Status {
     let pending = host.calls.get_mut(&token);
     let Some(sending) = pending.and_then(|pending| pending.sending.as_mut()) else {
-        return cancel(host, token);
+        return grpc_cancel(host, token);
     };
     if !std::mem::replace(&mut sending.is_ended, true) {
-        let message = Message::new(None, true, &host.unsent);
-        host.effects.push(Effect::Send(Token(token), message));
+        let message = GrpcStreamMessage::new(None, true, &host.unsent);
+        host.effects
+            .push(Effect::SendMessage(CallId(token), message));
     }
     Status::Ok
 }
 
-fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), HostError> {
+fn get_grpc_status(
+    mut guest: GuestMemory<'_>,
+    code_at: u32,
+    at: u32,
+    length_at: u32,
+) -> Result<(), HostError> {
     let received = &guest.host().received;
     let (code, text) = (received.grpc_status, received.grpc_text.clone());
-    guest.put_number(code_at, code)?;
-    guest.give(text.as_bytes(), at, length_at)
+    guest.write_u32(code_at, code)?;
+    guest.write_allocated(text.as_bytes(), at, length_at)
 }
 
 struct CallArguments {
@@ -190,8 +207,8 @@ struct CallArguments {
 }
 
 impl CallArguments {
-    fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), HostError> {
-        let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
+    fn http(self, mut guest: GuestMemory<'_>, at: u32) -> Result<(), HostError> {
+        let head = parse_head(&guest.read_bytes(self.headers.0, self.headers.1)?)?;
         // Required pseudo-headers, as in Envoy.
         let is_whole = [":method", ":path", ":authority"]
             .iter()
@@ -199,61 +216,62 @@ impl CallArguments {
         if !is_whole {
             return Err(Status::BadArgument.into());
         }
-        let trailers = self::head(&guest.copy(self.trailers.0, self.trailers.1)?)?.headers;
+        let trailers =
+            self::parse_head(&guest.read_bytes(self.trailers.0, self.trailers.1)?)?.headers;
         let sizes = [self.upstream, self.headers, self.body, self.trailers];
         let call = Call {
-            context: guest.host().effective,
-            outstanding: outstanding(&mut guest, sizes)?,
-            upstream: guest.text(self.upstream.0, self.upstream.1)?,
+            context: guest.host().effective_context,
+            permit: acquire_permit(&mut guest, sizes)?,
+            upstream: guest.read_text(self.upstream.0, self.upstream.1)?,
             head,
-            body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
+            body: Bytes::from(guest.read_bytes(self.body.0, self.body.1)?),
             trailers,
             timeout: self.timeout(),
             kind: CallKind::Http,
         };
-        begin(guest, call, at, None)
+        start_call(guest, call, at, None)
     }
 
     fn grpc(
         self,
-        mut guest: Guest<'_>,
+        mut guest: GuestMemory<'_>,
         names: ((u32, u32), (u32, u32)),
         at: u32,
     ) -> Result<(), HostError> {
         let call = self.grpc_call(&mut guest, names)?;
-        begin(guest, call, at, None)
+        start_call(guest, call, at, None)
     }
 
     fn stream(
         self,
-        mut guest: Guest<'_>,
+        mut guest: GuestMemory<'_>,
         names: ((u32, u32), (u32, u32)),
         at: u32,
     ) -> Result<(), HostError> {
         let call = self.grpc_call(&mut guest, names)?;
-        begin(guest, call, at, Some(Sending::default()))
+        start_call(guest, call, at, Some(OpenStream::default()))
     }
 
     fn grpc_call(
         self,
-        guest: &mut Guest<'_>,
+        guest: &mut GuestMemory<'_>,
         (service, method): ((u32, u32), (u32, u32)),
     ) -> Result<Call, HostError> {
         let (service, method) = (
-            guest.text(service.0, service.1)?,
-            guest.text(method.0, method.1)?,
+            guest.read_text(service.0, service.1)?,
+            guest.read_text(method.0, method.1)?,
         );
-        let mut head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
+        let mut head = parse_head(&guest.read_bytes(self.headers.0, self.headers.1)?)?;
         head.pseudo.clear();
         head.set_pseudo(":method", "POST".to_owned());
         head.set_pseudo(":path", format!("/{service}/{method}"));
         let sizes = [self.upstream, self.headers, self.body, self.trailers];
         Ok(Call {
-            context: guest.host().effective,
-            outstanding: outstanding(guest, sizes)?,
-            upstream: guest.text(self.upstream.0, self.upstream.1)?,
+            context: guest.host().effective_context,
+            permit: acquire_permit(guest, sizes)?,
+            upstream: guest.read_text(self.upstream.0, self.upstream.1)?,
             head,
-            body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
+            body: Bytes::from(guest.read_bytes(self.body.0, self.body.1)?),
             trailers: HeaderMap::new(),
             timeout: self.timeout(),
             kind: CallKind::Grpc,
@@ -266,43 +284,46 @@ impl CallArguments {
 }
 
 /// Takes a permit for a call with arguments of these lengths; fails if the calls or their bytes exceed the limits.
-fn outstanding(guest: &mut Guest<'_>, pieces: [(u32, u32); 4]) -> Result<Outstanding, Status> {
+fn acquire_permit(
+    guest: &mut GuestMemory<'_>,
+    pieces: [(u32, u32); 4],
+) -> Result<CallPermit, Status> {
     let bytes = pieces.iter().map(|(_, length)| *length as usize).sum();
     let host = guest.host();
-    let most = host.settings.limits.calls;
-    let outstanding = host.outstanding.begin(bytes, most);
+    let most = host.settings.limits.outstanding_calls;
+    let outstanding = host.outstanding.try_acquire(bytes, most);
     outstanding.ok_or(Status::InternalFailure)
 }
 
-fn begin(
-    mut guest: Guest<'_>,
+fn start_call(
+    mut guest: GuestMemory<'_>,
     call: Call,
     at: u32,
-    sending: Option<Sending>,
+    sending: Option<OpenStream>,
 ) -> Result<(), HostError> {
     let host = guest.host();
-    if host.calls.len() >= host.settings.limits.calls {
+    if host.calls.len() >= host.settings.limits.outstanding_calls {
         return Err(Status::InternalFailure.into());
     }
     let mut number = host.last_call.wrapping_add(1).max(1);
     while host.calls.contains_key(&number) {
         number = number.wrapping_add(1).max(1);
     }
-    guest.put_number(at, number)?;
+    guest.write_u32(at, number)?;
     let host = guest.host();
     host.last_call = number;
-    let (token, call) = (Token(number), Box::new(call));
+    let (token, call) = (CallId(number), Box::new(call));
     host.effects.push(match sending {
-        Some(_) => Effect::Open(token, call),
-        None => Effect::Call(token, call),
+        Some(_) => Effect::OpenStream(token, call),
+        None => Effect::StartCall(token, call),
     });
-    let context = host.effective;
-    host.calls.insert(number, Pending { context, sending });
+    let context = host.effective_context;
+    host.calls.insert(number, PendingCall { context, sending });
     Ok(())
 }
 
-fn head(bytes: &[u8]) -> Result<Head, Status> {
-    let mut head = Head::default();
+fn parse_head(bytes: &[u8]) -> Result<HeaderSection, Status> {
+    let mut head = HeaderSection::default();
     for (name, value) in read_pairs(bytes).ok_or(Status::ParseFailure)? {
         if name.starts_with(b":") {
             let name = str::from_utf8(name).map_err(|_| Status::BadArgument)?;

@@ -5,39 +5,41 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, HostError, answer},
+    memory::{GuestMemory, HostError, to_status_code},
 };
 use crate::{
-    abi::{ENV, MapKind, Status, read_pairs, write_pairs},
+    abi::{ENV_MODULE, MapKind, Status, read_pairs, write_pairs},
     limits::MAX_HEADER_BYTES,
-    stream::Head,
+    stream::HeaderSection,
 };
 
 /// Maximum entries of one header map.
-const MAX_HEADERS: usize = 512;
+const MAX_HEADER_LINES: usize = 512;
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_header_map_size",
-        |caller: Caller<'_, Host>, map: u32, at: u32| answer(size(Guest::new(caller), map, at)),
+        |caller: Caller<'_, Host>, map: u32, at: u32| {
+            to_status_code(get_map_size(GuestMemory::new(caller), map, at))
+        },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_header_map_pairs",
         |caller: Caller<'_, Host>, map: u32, at: u32, length_at: u32| {
-            answer(pairs(Guest::new(caller), map, at, length_at))
+            to_status_code(get_pairs(GuestMemory::new(caller), map, at, length_at))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_set_header_map_pairs",
         |caller: Caller<'_, Host>, map: u32, at: u32, length: u32| {
-            answer(set_pairs(Guest::new(caller), map, at, length))
+            to_status_code(set_pairs(GuestMemory::new(caller), map, at, length))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_header_map_value",
         |caller: Caller<'_, Host>,
          map: u32,
@@ -45,8 +47,8 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          name_length: u32,
          at: u32,
          length_at: u32| {
-            answer(value(
-                Guest::new(caller),
+            to_status_code(get_value(
+                GuestMemory::new(caller),
                 map,
                 (name, name_length),
                 (at, length_at),
@@ -54,11 +56,11 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     for (function, how) in [
-        ("proxy_add_header_map_value", How::Add),
-        ("proxy_replace_header_map_value", How::Replace),
+        ("proxy_add_header_map_value", HeaderChange::Add),
+        ("proxy_replace_header_map_value", HeaderChange::Replace),
     ] {
         linker.func_wrap(
-            ENV,
+            ENV_MODULE,
             function,
             move |caller: Caller<'_, Host>,
                   map: u32,
@@ -66,8 +68,8 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                   name_length: u32,
                   at: u32,
                   length: u32| {
-                answer(set(
-                    Guest::new(caller),
+                to_status_code(set_value(
+                    GuestMemory::new(caller),
                     how,
                     map,
                     (name, name_length),
@@ -77,38 +79,44 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         )?;
     }
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_remove_header_map_value",
         |caller: Caller<'_, Host>, map: u32, name: u32, length: u32| {
-            answer(remove(Guest::new(caller), map, name, length))
+            to_status_code(remove_value(GuestMemory::new(caller), map, name, length))
         },
     )?;
     Ok(())
 }
 
 #[derive(Clone, Copy)]
-enum How {
+enum HeaderChange {
     Add,
     Replace,
 }
 
 /// Header map of a stream or of a received response.
-enum Map<'a> {
-    Head(&'a mut Head),
+enum HeaderMapRef<'a> {
+    Head(&'a mut HeaderSection),
     Trailers(&'a mut HeaderMap),
 }
 
-impl Map<'_> {
-    fn of(host: &mut Host, kind: MapKind) -> Result<Map<'_>, Status> {
+impl HeaderMapRef<'_> {
+    fn for_kind(host: &mut Host, kind: MapKind) -> Result<HeaderMapRef<'_>, Status> {
         Ok(match kind {
-            MapKind::RequestHeaders => Map::Head(&mut host.stream()?.request),
-            MapKind::ResponseHeaders => Map::Head(&mut host.stream()?.response),
-            MapKind::RequestTrailers => Map::Trailers(&mut host.stream()?.request_trailers),
-            MapKind::ResponseTrailers => Map::Trailers(&mut host.stream()?.response_trailers),
-            MapKind::CallHeaders => Map::Head(&mut host.received.headers),
-            MapKind::CallTrailers => Map::Trailers(&mut host.received.trailers),
-            MapKind::GrpcInitialMetadata => Map::Trailers(&mut host.received.grpc_initial),
-            MapKind::GrpcTrailingMetadata => Map::Trailers(&mut host.received.grpc_trailing),
+            MapKind::RequestHeaders => HeaderMapRef::Head(&mut host.stream()?.request_head),
+            MapKind::ResponseHeaders => HeaderMapRef::Head(&mut host.stream()?.response_head),
+            MapKind::RequestTrailers => {
+                HeaderMapRef::Trailers(&mut host.stream()?.request_trailers)
+            }
+            MapKind::ResponseTrailers => {
+                HeaderMapRef::Trailers(&mut host.stream()?.response_trailers)
+            }
+            MapKind::CallHeaders => HeaderMapRef::Head(&mut host.received.headers),
+            MapKind::CallTrailers => HeaderMapRef::Trailers(&mut host.received.trailers),
+            MapKind::GrpcInitialMetadata => HeaderMapRef::Trailers(&mut host.received.grpc_initial),
+            MapKind::GrpcTrailingMetadata => {
+                HeaderMapRef::Trailers(&mut host.received.grpc_trailing)
+            }
         })
     }
 
@@ -119,7 +127,7 @@ impl Map<'_> {
         }
     }
 
-    fn all(&self) -> Vec<(&[u8], &[u8])> {
+    fn pairs(&self) -> Vec<(&[u8], &[u8])> {
         let (pseudo, headers) = match self {
             Self::Head(head) => (&head.pseudo[..], &head.headers),
             Self::Trailers(headers) => (&[][..], &**headers),
@@ -156,13 +164,13 @@ impl Map<'_> {
     }
 
     /// Returns the total length of all names and values in bytes.
-    fn bytes(&self) -> usize {
-        let all = self.all().into_iter();
+    fn total_bytes(&self) -> usize {
+        let all = self.pairs().into_iter();
         all.map(|(name, value)| name.len() + value.len()).sum()
     }
 
-    fn set(&mut self, how: How, name: &[u8], value: &[u8]) -> Result<(), Status> {
-        let room = MAX_HEADER_BYTES.saturating_sub(self.bytes());
+    fn set(&mut self, how: HeaderChange, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        let room = MAX_HEADER_BYTES.saturating_sub(self.total_bytes());
         if name.len() + value.len() > room {
             return Err(Status::BadArgument);
         }
@@ -177,46 +185,53 @@ impl Map<'_> {
         let name = HeaderName::from_bytes(name).map_err(|_| Status::BadArgument)?;
         let value = HeaderValue::from_bytes(value).map_err(|_| Status::BadArgument)?;
         let headers = self.headers();
-        if headers.len() >= MAX_HEADERS && !headers.contains_key(&name) {
+        if headers.len() >= MAX_HEADER_LINES && !headers.contains_key(&name) {
             return Err(Status::BadArgument);
         }
         let set = match how {
-            How::Replace => headers.try_insert(name, value).map(drop),
-            How::Add if headers.len() >= MAX_HEADERS => return Err(Status::BadArgument),
-            How::Add => headers.try_append(name, value).map(drop),
+            HeaderChange::Replace => headers.try_insert(name, value).map(drop),
+            HeaderChange::Add if headers.len() >= MAX_HEADER_LINES => {
+                return Err(Status::BadArgument);
+            }
+            HeaderChange::Add => headers.try_append(name, value).map(drop),
         };
         set.map_err(|_| Status::BadArgument)
     }
 }
 
-fn size(mut guest: Guest<'_>, map: u32, at: u32) -> Result<(), HostError> {
-    let map = Map::of(guest.host(), MapKind::of(map)?)?;
-    let size = map.bytes();
-    guest.put_number(at, u32::try_from(size).unwrap_or(u32::MAX))
+fn get_map_size(mut guest: GuestMemory<'_>, map: u32, at: u32) -> Result<(), HostError> {
+    let map = HeaderMapRef::for_kind(guest.host(), MapKind::from_number(map)?)?;
+    let size = map.total_bytes();
+    guest.write_u32(at, u32::try_from(size).unwrap_or(u32::MAX))
 }
 
-fn pairs(mut guest: Guest<'_>, map: u32, at: u32, length_at: u32) -> Result<(), HostError> {
-    let map = Map::of(guest.host(), MapKind::of(map)?)?;
-    let bytes = write_pairs(map.all().into_iter());
-    guest.give(&bytes, at, length_at)
+fn get_pairs(
+    mut guest: GuestMemory<'_>,
+    map: u32,
+    at: u32,
+    length_at: u32,
+) -> Result<(), HostError> {
+    let map = HeaderMapRef::for_kind(guest.host(), MapKind::from_number(map)?)?;
+    let bytes = write_pairs(map.pairs().into_iter());
+    guest.write_allocated(&bytes, at, length_at)
 }
 
-fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(), HostError> {
-    let kind = MapKind::of(map)?;
-    let (bytes, host) = guest.both(at, length)?;
+fn set_pairs(mut guest: GuestMemory<'_>, map: u32, at: u32, length: u32) -> Result<(), HostError> {
+    let kind = MapKind::from_number(map)?;
+    let (bytes, host) = guest.read_with_host(at, length)?;
     let pairs = read_pairs(bytes).ok_or(Status::ParseFailure)?;
-    let mut map = Map::of(host, kind)?;
+    let mut map = HeaderMapRef::for_kind(host, kind)?;
     // An invalid pair leaves the map unchanged.
-    let mut made = Head::default();
+    let mut made = HeaderSection::default();
     let mut new = match &map {
-        Map::Head(_) => Map::Head(&mut made),
-        Map::Trailers(_) => Map::Trailers(&mut made.headers),
+        HeaderMapRef::Head(_) => HeaderMapRef::Head(&mut made),
+        HeaderMapRef::Trailers(_) => HeaderMapRef::Trailers(&mut made.headers),
     };
     for (name, value) in pairs {
-        new.set(How::Add, name, value)?;
+        new.set(HeaderChange::Add, name, value)?;
     }
     match &mut map {
-        Map::Head(head) => {
+        HeaderMapRef::Head(head) => {
             // Missing pseudo-headers are kept: there is no request without them.
             for (name, value) in std::mem::take(&mut head.pseudo) {
                 if made.pseudo(name).is_none() {
@@ -225,43 +240,48 @@ fn set_pairs(mut guest: Guest<'_>, map: u32, at: u32, length: u32) -> Result<(),
             }
             **head = made;
         }
-        Map::Trailers(trailers) => **trailers = made.headers,
+        HeaderMapRef::Trailers(trailers) => **trailers = made.headers,
     }
     Ok(())
 }
 
-fn value(
-    mut guest: Guest<'_>,
+fn get_value(
+    mut guest: GuestMemory<'_>,
     map: u32,
     (name, length): (u32, u32),
     (at, length_at): (u32, u32),
 ) -> Result<(), HostError> {
-    let kind = MapKind::of(map)?;
-    let (name, host) = guest.both(name, length)?;
-    let value = Map::of(host, kind)?.value(name);
+    let kind = MapKind::from_number(map)?;
+    let (name, host) = guest.read_with_host(name, length)?;
+    let value = HeaderMapRef::for_kind(host, kind)?.value(name);
     let Some(value) = value else {
-        guest.give(&[], at, length_at)?;
+        guest.write_allocated(&[], at, length_at)?;
         return Err(Status::NotFound.into());
     };
-    guest.give(&value, at, length_at)
+    guest.write_allocated(&value, at, length_at)
 }
 
-fn set(
-    mut guest: Guest<'_>,
-    how: How,
+fn set_value(
+    mut guest: GuestMemory<'_>,
+    how: HeaderChange,
     map: u32,
     name: (u32, u32),
     value: (u32, u32),
 ) -> Result<(), HostError> {
-    let kind = MapKind::of(map)?;
-    let (name, value, host) = guest.pair(name, value)?;
-    Ok(Map::of(host, kind)?.set(how, name, value)?)
+    let kind = MapKind::from_number(map)?;
+    let (name, value, host) = guest.read_two_with_host(name, value)?;
+    Ok(HeaderMapRef::for_kind(host, kind)?.set(how, name, value)?)
 }
 
-fn remove(mut guest: Guest<'_>, map: u32, name: u32, length: u32) -> Result<(), HostError> {
-    let kind = MapKind::of(map)?;
-    let (name, host) = guest.both(name, length)?;
-    let mut map = Map::of(host, kind)?;
+fn remove_value(
+    mut guest: GuestMemory<'_>,
+    map: u32,
+    name: u32,
+    length: u32,
+) -> Result<(), HostError> {
+    let kind = MapKind::from_number(map)?;
+    let (name, host) = guest.read_with_host(name, length)?;
+    let mut map = HeaderMapRef::for_kind(host, kind)?;
     // Pseudo-headers are not removed: there is no request without them.
     if let Ok(name) = HeaderName::from_bytes(name) {
         map.headers().remove(name);

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::limits::MAX_LINES;
+use crate::limits::MAX_LOG_LINES_PER_SECOND;
 
 /// Number of log lines in the current second, and of dropped ones.
 #[derive(Debug, Default)]
-pub(crate) struct LogRate {
+pub(crate) struct LogRateLimiter {
     began: Option<Instant>,
     lines: u32,
     dropped: u64,
@@ -14,15 +14,15 @@ pub(crate) struct LogRate {
 
 /// Decision whether a log line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum LogPermission {
     /// The line is written; the number of lines that were dropped before it.
-    Written(u64),
+    Allowed(u64),
     Dropped,
 }
 
-impl LogRate {
+impl LogRateLimiter {
     /// Counts a log line, and decides whether it is written.
-    pub(crate) fn line(&mut self, now: Instant) -> Line {
+    pub(crate) fn count_line(&mut self, now: Instant) -> LogPermission {
         let is_new = self
             .began
             .is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1));
@@ -30,12 +30,12 @@ impl LogRate {
             self.began = Some(now);
             self.lines = 0;
         }
-        if self.lines >= MAX_LINES {
+        if self.lines >= MAX_LOG_LINES_PER_SECOND {
             self.dropped += 1;
-            return Line::Dropped;
+            return LogPermission::Dropped;
         }
         self.lines += 1;
-        Line::Written(std::mem::take(&mut self.dropped))
+        LogPermission::Allowed(std::mem::take(&mut self.dropped))
     }
 }
 
@@ -45,15 +45,15 @@ mod tests {
 
     #[test]
     fn dropped_lines_of_a_flood_are_counted() {
-        let (mut logged, now) = (LogRate::default(), Instant::now());
-        for _ in 0..MAX_LINES {
-            assert_eq!(logged.line(now), Line::Written(0));
+        let (mut logged, now) = (LogRateLimiter::default(), Instant::now());
+        for _ in 0..MAX_LOG_LINES_PER_SECOND {
+            assert_eq!(logged.count_line(now), LogPermission::Allowed(0));
         }
         for _ in 0..7 {
-            assert_eq!(logged.line(now), Line::Dropped);
+            assert_eq!(logged.count_line(now), LogPermission::Dropped);
         }
         let later = now + Duration::from_secs(1);
-        assert_eq!(logged.line(later), Line::Written(7));
-        assert_eq!(logged.line(later), Line::Written(0));
+        assert_eq!(logged.count_line(later), LogPermission::Allowed(7));
+        assert_eq!(logged.count_line(later), LogPermission::Allowed(0));
     }
 }

@@ -3,7 +3,7 @@
 use wasmtime::{AsContext as _, AsContextMut as _, Caller, Extern, Memory};
 
 use super::Host;
-use crate::{abi::Status, limits::MAX_PIECE};
+use crate::{abi::Status, limits::MAX_COPY_BYTES};
 
 /// Reason why a host function cannot return normally.
 pub(crate) enum HostError {
@@ -20,7 +20,7 @@ impl From<Status> for HostError {
 }
 
 /// Converts a host function's result to the status that the module receives.
-pub(crate) fn answer(result: Result<(), HostError>) -> wasmtime::Result<u32> {
+pub(crate) fn to_status_code(result: Result<(), HostError>) -> wasmtime::Result<u32> {
     match result {
         Ok(()) => Ok(Status::Ok as u32),
         Err(HostError::Status(status)) => Ok(status as u32),
@@ -29,11 +29,11 @@ pub(crate) fn answer(result: Result<(), HostError>) -> wasmtime::Result<u32> {
 }
 
 /// Instance that calls a host function, with its linear memory.
-pub(crate) struct Guest<'a> {
+pub(crate) struct GuestMemory<'a> {
     caller: Caller<'a, Host>,
 }
 
-impl<'a> Guest<'a> {
+impl<'a> GuestMemory<'a> {
     pub(crate) fn new(caller: Caller<'a, Host>) -> Self {
         Self { caller }
     }
@@ -51,14 +51,18 @@ impl<'a> Guest<'a> {
     }
 
     /// Borrows a range of the module's memory together with the host state.
-    pub(crate) fn both(&mut self, at: u32, length: u32) -> Result<(&[u8], &mut Host), HostError> {
+    pub(crate) fn read_with_host(
+        &mut self,
+        at: u32,
+        length: u32,
+    ) -> Result<(&[u8], &mut Host), HostError> {
         let memory = self.memory()?;
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
-        Ok((piece(all, at, length)?, host))
+        Ok((slice_range(all, at, length)?, host))
     }
 
     /// Borrows two ranges of the module's memory together with the host state.
-    pub(crate) fn pair(
+    pub(crate) fn read_two_with_host(
         &mut self,
         (at, length): (u32, u32),
         (other_at, other_length): (u32, u32),
@@ -67,26 +71,26 @@ impl<'a> Guest<'a> {
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
         let all: &[u8] = all;
         Ok((
-            piece(all, at, length)?,
-            piece(all, other_at, other_length)?,
+            slice_range(all, at, length)?,
+            slice_range(all, other_at, other_length)?,
             host,
         ))
     }
 
     /// Copies bytes from the module's memory.
-    pub(crate) fn copy(&mut self, at: u32, length: u32) -> Result<Vec<u8>, HostError> {
+    pub(crate) fn read_bytes(&mut self, at: u32, length: u32) -> Result<Vec<u8>, HostError> {
         let memory = self.memory()?;
-        Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
+        Ok(slice_range(memory.data(self.caller.as_context()), at, length)?.to_vec())
     }
 
     /// Copies a UTF-8 string from the module's memory.
-    pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, HostError> {
-        let bytes = self.copy(at, length)?;
+    pub(crate) fn read_text(&mut self, at: u32, length: u32) -> Result<String, HostError> {
+        let bytes = self.read_bytes(at, length)?;
         String::from_utf8(bytes).map_err(|_| HostError::Status(Status::BadArgument))
     }
 
     /// Writes bytes to an address of the module's memory.
-    pub(crate) fn put(&mut self, at: u32, bytes: &[u8]) -> Result<(), HostError> {
+    pub(crate) fn write(&mut self, at: u32, bytes: &[u8]) -> Result<(), HostError> {
         let memory = self.memory()?;
         let all = memory.data_mut(self.caller.as_context_mut());
         let end = (at as usize).checked_add(bytes.len());
@@ -96,23 +100,28 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    pub(crate) fn put_number(&mut self, at: u32, number: u32) -> Result<(), HostError> {
-        self.put(at, &number.to_le_bytes())
+    pub(crate) fn write_u32(&mut self, at: u32, number: u32) -> Result<(), HostError> {
+        self.write(at, &number.to_le_bytes())
     }
 
     /// Copies bytes to memory that the module allocates, and writes address and length.
-    pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), HostError> {
+    pub(crate) fn write_allocated(
+        &mut self,
+        bytes: &[u8],
+        at: u32,
+        length_at: u32,
+    ) -> Result<(), HostError> {
         // Checked before memory is allocated in the module.
         let length = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
-        self.put_number(length_at, 0)?;
-        self.put_number(at, 0)?;
+        self.write_u32(length_at, 0)?;
+        self.write_u32(at, 0)?;
         let mut address = 0;
         if length > 0 {
             address = self.allocate(length)?;
-            self.put(address, bytes)?;
+            self.write(address, bytes)?;
         }
-        self.put_number(at, address)?;
-        self.put_number(length_at, length)
+        self.write_u32(at, address)?;
+        self.write_u32(length_at, length)
     }
 
     fn allocate(&mut self, length: u32) -> Result<u32, HostError> {
@@ -130,8 +139,8 @@ impl<'a> Guest<'a> {
     }
 }
 
-fn piece(all: &[u8], at: u32, length: u32) -> Result<&[u8], HostError> {
-    if length as usize > MAX_PIECE {
+fn slice_range(all: &[u8], at: u32, length: u32) -> Result<&[u8], HostError> {
+    if length as usize > MAX_COPY_BYTES {
         return Err(Status::BadArgument.into());
     }
     if length == 0 {

@@ -1,5 +1,5 @@
 //! Host functions for properties of a request, by Envoy's attribute names. Headers, the plugin's own name and
-//! properties that a module has set are resolved here; the waypoint resolves all others ([`crate::Facts`]).
+//! properties that a module has set are resolved here; the waypoint resolves all others ([`crate::PropertySource`]).
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -7,34 +7,42 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, HostError, answer},
+    memory::{GuestMemory, HostError, to_status_code},
 };
 use crate::{
-    abi::{ENV, Status, write_pairs},
+    abi::{ENV_MODULE, Status, write_pairs},
     limits::{MAX_PROPERTIES, MAX_PROPERTY_BYTES},
-    stream::{Head, Value},
+    stream::{HeaderSection, PropertyValue},
 };
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_property",
         |caller: Caller<'_, Host>, path: u32, length: u32, at: u32, length_at: u32| {
-            answer(get(Guest::new(caller), (path, length), (at, length_at)))
+            to_status_code(get_property(
+                GuestMemory::new(caller),
+                (path, length),
+                (at, length_at),
+            ))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_set_property",
         |caller: Caller<'_, Host>, path: u32, path_length: u32, at: u32, length: u32| {
-            answer(set(Guest::new(caller), (path, path_length), (at, length)))
+            to_status_code(set_property(
+                GuestMemory::new(caller),
+                (path, path_length),
+                (at, length),
+            ))
         },
     )?;
     Ok(())
 }
 
 /// Splits a property's path at its zero bytes; some SDKs add one at the end, too.
-fn parts(path: &[u8]) -> Result<Vec<&str>, Status> {
+fn split_path(path: &[u8]) -> Result<Vec<&str>, Status> {
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     let parts = path.split(|byte| *byte == 0).map(str::from_utf8);
     parts
@@ -42,19 +50,23 @@ fn parts(path: &[u8]) -> Result<Vec<&str>, Status> {
         .map_err(|_| Status::BadArgument)
 }
 
-fn get(
-    mut guest: Guest<'_>,
+fn get_property(
+    mut guest: GuestMemory<'_>,
     (path, length): (u32, u32),
     (at, length_at): (u32, u32),
 ) -> Result<(), HostError> {
-    let (path, host) = guest.both(path, length)?;
-    let found = find(host, path)?;
+    let (path, host) = guest.read_with_host(path, length)?;
+    let found = find_property(host, path)?;
     let bytes = found.ok_or(Status::NotFound)?;
-    guest.give(&bytes, at, length_at)
+    guest.write_allocated(&bytes, at, length_at)
 }
 
-fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), HostError> {
-    let (path, value, host) = guest.pair(path, value)?;
+fn set_property(
+    mut guest: GuestMemory<'_>,
+    path: (u32, u32),
+    value: (u32, u32),
+) -> Result<(), HostError> {
+    let (path, value, host) = guest.read_two_with_host(path, value)?;
     let stream = host.stream().map_err(|_| Status::NotFound)?;
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     if stream.properties.len() >= MAX_PROPERTIES && !stream.properties.contains_key(path) {
@@ -71,8 +83,8 @@ fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), 
     Ok(())
 }
 
-fn find(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
-    let parts = parts(path)?;
+fn find_property(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
+    let parts = split_path(path)?;
     let settings = &host.settings;
     let text = |text: &str| Some(text.as_bytes().to_vec());
     match parts[..] {
@@ -81,7 +93,7 @@ fn find(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         ["plugin_vm_id"] => return Ok(text(&settings.vm_id)),
         _ => {}
     }
-    let Some(stream) = host.streams.get(&host.effective) else {
+    let Some(stream) = host.streams.get(&host.effective_context) else {
         return Ok(None);
     };
     let own = path.strip_suffix(&[0]).unwrap_or(path);
@@ -89,54 +101,54 @@ fn find(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         return Ok(Some(set.to_vec()));
     }
     let found = match parts[..] {
-        ["request", name] => of_request(&stream.request, name),
-        ["request", "headers", name] => header(&stream.request.headers, name),
+        ["request", name] => request_property(&stream.request_head, name),
+        ["request", "headers", name] => header_property(&stream.request_head.headers, name),
         ["response", "code"] => {
             let code = stream
-                .response
+                .response_head
                 .pseudo(":status")
                 .and_then(|code| code.parse().ok());
-            code.map(Value::Number)
+            code.map(PropertyValue::Number)
         }
-        ["response", "headers"] => Some(pairs(&stream.response.headers)),
-        ["response", "headers", name] => header(&stream.response.headers, name),
-        ["response", "trailers"] => Some(pairs(&stream.response_trailers)),
-        ["response", "trailers", name] => header(&stream.response_trailers, name),
+        ["response", "headers"] => Some(headers_property(&stream.response_head.headers)),
+        ["response", "headers", name] => header_property(&stream.response_head.headers, name),
+        ["response", "trailers"] => Some(headers_property(&stream.response_trailers)),
+        ["response", "trailers", name] => header_property(&stream.response_trailers, name),
         _ => None,
     };
-    let found = found.or_else(|| stream.facts.property(&parts));
+    let found = found.or_else(|| stream.property_source.property(&parts));
     Ok(found.map(|value| match value {
-        Value::Text(text) => text.into_bytes(),
-        Value::Number(number) => number.to_le_bytes().to_vec(),
-        Value::Bool(truth) => vec![truth.into()],
-        Value::Pairs(pairs) => {
+        PropertyValue::Text(text) => text.into_bytes(),
+        PropertyValue::Number(number) => number.to_le_bytes().to_vec(),
+        PropertyValue::Bool(truth) => vec![truth.into()],
+        PropertyValue::Pairs(pairs) => {
             let pairs = pairs.iter();
             write_pairs(pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes())))
         }
     }))
 }
 
-fn of_request(request: &Head, name: &str) -> Option<Value> {
+fn request_property(request: &HeaderSection, name: &str) -> Option<PropertyValue> {
     let pseudo = |name: &str| {
         request
             .pseudo(name)
-            .map(|value| Value::Text(value.to_owned()))
+            .map(|value| PropertyValue::Text(value.to_owned()))
     };
-    let named = |name: &str| header(&request.headers, name);
+    let named = |name: &str| header_property(&request.headers, name);
     match name {
         "path" => pseudo(":path"),
         "url_path" => {
             let path = request.pseudo(":path")?.split('?').next()?;
-            Some(Value::Text(path.to_owned()))
+            Some(PropertyValue::Text(path.to_owned()))
         }
         "query" => {
             let (_, query) = request.pseudo(":path")?.split_once('?')?;
-            Some(Value::Text(query.to_owned()))
+            Some(PropertyValue::Text(query.to_owned()))
         }
         "host" => pseudo(":authority"),
         "method" => pseudo(":method"),
         "scheme" => pseudo(":scheme"),
-        "headers" => Some(pairs(&request.headers)),
+        "headers" => Some(headers_property(&request.headers)),
         "referer" => named("referer"),
         "useragent" => named("user-agent"),
         "id" => named("x-request-id"),
@@ -144,17 +156,17 @@ fn of_request(request: &Head, name: &str) -> Option<Value> {
     }
 }
 
-fn header(headers: &HeaderMap, name: &str) -> Option<Value> {
+fn header_property(headers: &HeaderMap, name: &str) -> Option<PropertyValue> {
     let value = headers.get(name)?;
-    Some(Value::Text(
+    Some(PropertyValue::Text(
         String::from_utf8_lossy(value.as_bytes()).into_owned(),
     ))
 }
 
-fn pairs(headers: &HeaderMap) -> Value {
+fn headers_property(headers: &HeaderMap) -> PropertyValue {
     let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     let pairs = headers
         .iter()
         .map(|(name, value)| (name.to_string(), text(value)));
-    Value::Pairs(pairs.collect())
+    PropertyValue::Pairs(pairs.collect())
 }

@@ -4,10 +4,10 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, HostError, answer},
+    memory::{GuestMemory, HostError, to_status_code},
 };
 use crate::{
-    abi::{ENV, Status},
+    abi::{ENV_MODULE, Status},
     effect::Effect,
     metrics::{MetricKind, Series},
 };
@@ -15,11 +15,11 @@ use crate::{
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     link_metrics(linker)?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_shared_data",
         |caller: Caller<'_, Host>, key: u32, length: u32, at: u32, length_at: u32, cas_at: u32| {
-            answer(get_data(
-                Guest::new(caller),
+            to_status_code(get_data(
+                GuestMemory::new(caller),
                 (key, length),
                 (at, length_at),
                 cas_at,
@@ -27,11 +27,11 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_set_shared_data",
         |caller: Caller<'_, Host>, key: u32, key_length: u32, at: u32, length: u32, cas: u32| {
-            answer(set_data(
-                Guest::new(caller),
+            to_status_code(set_data(
+                GuestMemory::new(caller),
                 (key, key_length),
                 (at, length),
                 cas,
@@ -39,18 +39,18 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_register_shared_queue",
         |caller: Caller<'_, Host>, name: u32, length: u32, at: u32| {
-            answer(register(Guest::new(caller), name, length, at))
+            to_status_code(register_queue(GuestMemory::new(caller), name, length, at))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_resolve_shared_queue",
         |caller: Caller<'_, Host>, vm: u32, vm_length: u32, name: u32, length: u32, at: u32| {
-            answer(resolve(
-                Guest::new(caller),
+            to_status_code(resolve_queue(
+                GuestMemory::new(caller),
                 (vm, vm_length),
                 (name, length),
                 at,
@@ -58,17 +58,17 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_enqueue_shared_queue",
         |caller: Caller<'_, Host>, queue: u32, at: u32, length: u32| {
-            answer(enqueue(Guest::new(caller), queue, at, length))
+            to_status_code(enqueue(GuestMemory::new(caller), queue, at, length))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_dequeue_shared_queue",
         |caller: Caller<'_, Host>, queue: u32, at: u32, length_at: u32| {
-            answer(dequeue(Guest::new(caller), queue, at, length_at))
+            to_status_code(dequeue(GuestMemory::new(caller), queue, at, length_at))
         },
     )?;
     Ok(())
@@ -76,137 +76,158 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 
 fn link_metrics(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_define_metric",
         |caller: Caller<'_, Host>, kind: u32, name: u32, length: u32, at: u32| {
-            answer(define(Guest::new(caller), kind, (name, length), at))
+            to_status_code(define_metric(
+                GuestMemory::new(caller),
+                kind,
+                (name, length),
+                at,
+            ))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_get_metric",
         |caller: Caller<'_, Host>, id: u32, at: u32| {
-            let mut guest = Guest::new(caller);
-            let read = series(guest.host(), id).and_then(|series| match series.kind {
+            let mut guest = GuestMemory::new(caller);
+            let read = find_series(guest.host(), id).and_then(|series| match series.kind {
                 MetricKind::Histogram => Err(Status::BadArgument),
                 _ => Ok(series.get()),
             });
-            answer(
+            to_status_code(
                 read.map_err(Into::into)
-                    .and_then(|value| guest.put(at, &value.to_le_bytes())),
+                    .and_then(|value| guest.write(at, &value.to_le_bytes())),
             )
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_record_metric",
         |mut caller: Caller<'_, Host>, id: u32, value: u64| {
-            let series = series(caller.data_mut(), id);
-            status(series.map(|series| series.record(value)))
+            let series = find_series(caller.data_mut(), id);
+            to_status_number(series.map(|series| series.record(value)))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_increment_metric",
         |mut caller: Caller<'_, Host>, id: u32, by: i64| {
-            let added = series(caller.data_mut(), id).and_then(|series| match (series.kind, by) {
-                (MetricKind::Histogram, _) => Err(Status::BadArgument),
-                (_, 0..) => {
-                    series.add(by.unsigned_abs());
-                    Ok(())
-                }
-                (MetricKind::Gauge, _) => {
-                    series.subtract(by.unsigned_abs());
-                    Ok(())
-                }
-                (MetricKind::Counter, _) => Err(Status::BadArgument),
-            });
-            status(added)
+            let added =
+                find_series(caller.data_mut(), id).and_then(|series| match (series.kind, by) {
+                    (MetricKind::Histogram, _) => Err(Status::BadArgument),
+                    (_, 0..) => {
+                        series.add(by.unsigned_abs());
+                        Ok(())
+                    }
+                    (MetricKind::Gauge, _) => {
+                        series.subtract(by.unsigned_abs());
+                        Ok(())
+                    }
+                    (MetricKind::Counter, _) => Err(Status::BadArgument),
+                });
+            to_status_number(added)
         },
     )?;
     Ok(())
 }
 
-fn status(result: Result<(), Status>) -> u32 {
+fn to_status_number(result: Result<(), Status>) -> u32 {
     result.err().unwrap_or(Status::Ok) as u32
 }
 
-fn series(host: &Host, id: u32) -> Result<std::sync::Arc<Series>, Status> {
+fn find_series(host: &Host, id: u32) -> Result<std::sync::Arc<Series>, Status> {
     host.metrics.series(id).ok_or(Status::NotFound)
 }
 
-fn define(mut guest: Guest<'_>, kind: u32, name: (u32, u32), at: u32) -> Result<(), HostError> {
+fn define_metric(
+    mut guest: GuestMemory<'_>,
+    kind: u32,
+    name: (u32, u32),
+    at: u32,
+) -> Result<(), HostError> {
     let kind = match kind {
         0 => MetricKind::Counter,
         1 => MetricKind::Gauge,
         2 => MetricKind::Histogram,
         _ => return Err(Status::BadArgument.into()),
     };
-    let name = guest.text(name.0, name.1)?;
+    let name = guest.read_text(name.0, name.1)?;
     let id = guest
         .host()
         .metrics
         .define(kind, &name)
         .ok_or(Status::InternalFailure)?;
-    guest.put_number(at, id)
+    guest.write_u32(at, id)
 }
 
 fn get_data(
-    mut guest: Guest<'_>,
+    mut guest: GuestMemory<'_>,
     (key, length): (u32, u32),
     (at, length_at): (u32, u32),
     cas_at: u32,
 ) -> Result<(), HostError> {
-    let (key, host) = guest.both(key, length)?;
+    let (key, host) = guest.read_with_host(key, length)?;
     let found = host.shared.get(&host.settings.vm_id, key);
     let (value, cas) = found.ok_or(Status::NotFound)?;
-    guest.give(&value, at, length_at)?;
-    guest.put_number(cas_at, cas)
+    guest.write_allocated(&value, at, length_at)?;
+    guest.write_u32(cas_at, cas)
 }
 
 fn set_data(
-    mut guest: Guest<'_>,
+    mut guest: GuestMemory<'_>,
     key: (u32, u32),
     value: (u32, u32),
     cas: u32,
 ) -> Result<(), HostError> {
-    let (key, value, host) = guest.pair(key, value)?;
+    let (key, value, host) = guest.read_two_with_host(key, value)?;
     match host.shared.set(&host.settings.vm_id, key, value, cas) {
         Status::Ok => Ok(()),
         status => Err(status.into()),
     }
 }
 
-fn register(mut guest: Guest<'_>, name: u32, length: u32, at: u32) -> Result<(), HostError> {
-    let (name, host) = guest.both(name, length)?;
-    let queue = host.shared.register(&host.settings.vm_id, name);
+fn register_queue(
+    mut guest: GuestMemory<'_>,
+    name: u32,
+    length: u32,
+    at: u32,
+) -> Result<(), HostError> {
+    let (name, host) = guest.read_with_host(name, length)?;
+    let queue = host.shared.register_queue(&host.settings.vm_id, name);
     let queue = queue.ok_or(Status::InternalFailure)?;
-    Effect::Listens(queue).add_to(&mut host.effects);
-    guest.put_number(at, queue)
+    Effect::SubscribeQueue(queue).push_unless_duplicate(&mut host.effects);
+    guest.write_u32(at, queue)
 }
 
-fn resolve(
-    mut guest: Guest<'_>,
+fn resolve_queue(
+    mut guest: GuestMemory<'_>,
     vm: (u32, u32),
     name: (u32, u32),
     at: u32,
 ) -> Result<(), HostError> {
-    let (vm, name, host) = guest.pair(vm, name)?;
+    let (vm, name, host) = guest.read_two_with_host(vm, name)?;
     let vm = str::from_utf8(vm).map_err(|_| Status::BadArgument)?;
-    let queue = host.shared.queue(vm, name).ok_or(Status::NotFound)?;
-    guest.put_number(at, queue)
+    let queue = host.shared.queue_id(vm, name).ok_or(Status::NotFound)?;
+    guest.write_u32(at, queue)
 }
 
-fn enqueue(mut guest: Guest<'_>, queue: u32, at: u32, length: u32) -> Result<(), HostError> {
-    let (message, host) = guest.both(at, length)?;
+fn enqueue(mut guest: GuestMemory<'_>, queue: u32, at: u32, length: u32) -> Result<(), HostError> {
+    let (message, host) = guest.read_with_host(at, length)?;
     match host.shared.enqueue(queue, message) {
-        Status::Ok => Effect::Enqueued(queue).add_to(&mut host.effects),
+        Status::Ok => Effect::MessageEnqueued(queue).push_unless_duplicate(&mut host.effects),
         status => return Err(status.into()),
     }
     Ok(())
 }
 
-fn dequeue(mut guest: Guest<'_>, queue: u32, at: u32, length_at: u32) -> Result<(), HostError> {
+fn dequeue(
+    mut guest: GuestMemory<'_>,
+    queue: u32,
+    at: u32,
+    length_at: u32,
+) -> Result<(), HostError> {
     let message = guest.host().shared.dequeue(queue)?;
-    guest.give(&message, at, length_at)
+    guest.write_allocated(&message, at, length_at)
 }

@@ -5,64 +5,64 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::log_rate::LogRate;
+use super::log_rate::LogRateLimiter;
 use crate::{
     abi::Status,
-    effect::{Calls, Effect, Unsent},
-    memory_limit::{Limiter, ProcessMemory},
+    effect::{Effect, OutstandingCalls, UnsentMessages},
+    memory_limit::{InstanceMemoryLimiter, ProcessMemory},
     metrics::Metrics,
     settings::Settings,
-    shared::Shared,
-    stream::{ContextId, Head, ROOT, Stream},
+    shared::SharedState,
+    stream::{ContextId, HeaderSection, ROOT_CONTEXT, StreamContext},
 };
 
 /// State of one instance.
 pub(crate) struct Host {
     pub(crate) settings: Arc<Settings>,
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedState,
     pub(crate) metrics: Metrics,
-    pub(crate) limits: Limiter,
-    pub(crate) streams: BTreeMap<ContextId, Stream>,
+    pub(crate) limits: InstanceMemoryLimiter,
+    pub(crate) streams: BTreeMap<ContextId, StreamContext>,
     /// Effective context, which host functions read and change.
-    pub(crate) effective: ContextId,
+    pub(crate) effective_context: ContextId,
     /// Response to a call, while the module's callback for it runs.
-    pub(crate) received: Received,
+    pub(crate) received: CallbackData,
     pub(crate) effects: Vec<Effect>,
     /// Counter of messages on all streams that the network has not accepted yet.
-    pub(crate) unsent: Arc<Unsent>,
+    pub(crate) unsent: Arc<UnsentMessages>,
     /// Calls and streams that are open, by number.
-    pub(crate) calls: BTreeMap<u32, Pending>,
+    pub(crate) calls: BTreeMap<u32, PendingCall>,
     /// Counter of outstanding calls and streams, including cancelled ones that have not ended yet.
-    pub(crate) outstanding: Arc<Calls>,
+    pub(crate) outstanding: Arc<OutstandingCalls>,
     pub(crate) last_call: u32,
     pub(crate) tick_period: u32,
     /// Contexts that the module has marked as done.
-    pub(crate) done: Vec<ContextId>,
+    pub(crate) done_contexts: Vec<ContextId>,
     /// Rate limit of the instance's log lines.
-    pub(crate) logged: LogRate,
+    pub(crate) log_rate: LogRateLimiter,
     /// Incomplete log lines of standard output and standard error.
-    pub(crate) lines: [Vec<u8>; 2],
+    pub(crate) partial_lines: [Vec<u8>; 2],
 }
 
 /// Open call or stream of the module.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingCall {
     /// Context that made the call.
     pub(crate) context: ContextId,
     /// Module's side of a stream; `None` for a call.
-    pub(crate) sending: Option<Sending>,
+    pub(crate) sending: Option<OpenStream>,
 }
 
 /// State of the module's side of a gRPC stream.
 #[derive(Debug, Default)]
-pub(crate) struct Sending {
+pub(crate) struct OpenStream {
     pub(crate) is_ended: bool,
 }
 
 /// Response to a call, which host functions read during its callback.
 #[derive(Debug, Default)]
-pub(crate) struct Received {
-    pub(crate) headers: Head,
+pub(crate) struct CallbackData {
+    pub(crate) headers: HeaderSection,
     pub(crate) body: Bytes,
     pub(crate) trailers: HeaderMap,
     pub(crate) grpc_initial: HeaderMap,
@@ -75,35 +75,35 @@ pub(crate) struct Received {
 impl Host {
     pub(crate) fn new(
         settings: Arc<Settings>,
-        shared: Shared,
+        shared: SharedState,
         metrics: Metrics,
         memory: &Arc<ProcessMemory>,
     ) -> Self {
-        let limits = Limiter::new(settings.limits.memory, memory.clone());
+        let limits = InstanceMemoryLimiter::new(settings.limits.memory_bytes, memory.clone());
         Self {
             settings,
             shared,
             metrics,
             limits,
             streams: BTreeMap::new(),
-            effective: ROOT,
-            received: Received::default(),
+            effective_context: ROOT_CONTEXT,
+            received: CallbackData::default(),
             effects: Vec::new(),
             calls: BTreeMap::new(),
             outstanding: Arc::default(),
             last_call: 0,
-            logged: LogRate::default(),
+            log_rate: LogRateLimiter::default(),
             unsent: Arc::default(),
             tick_period: 0,
-            done: Vec::new(),
-            lines: [Vec::new(), Vec::new()],
+            done_contexts: Vec::new(),
+            partial_lines: [Vec::new(), Vec::new()],
         }
     }
 
     /// Returns the request of the effective context.
-    pub(crate) fn stream(&mut self) -> Result<&mut Stream, Status> {
+    pub(crate) fn stream(&mut self) -> Result<&mut StreamContext, Status> {
         self.streams
-            .get_mut(&self.effective)
+            .get_mut(&self.effective_context)
             .ok_or(Status::BadArgument)
     }
 }

@@ -6,18 +6,18 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     Host,
-    memory::{Guest, HostError, answer},
+    memory::{GuestMemory, HostError, to_status_code},
 };
 use crate::{
-    abi::{ENV, Status, read_pairs},
+    abi::{ENV_MODULE, Status, read_pairs},
     effect::Effect,
     limits::MAX_HEADER_BYTES,
-    stream::{ContextId, Direction, LocalResponse, ROOT},
+    stream::{ContextId, Direction, LocalResponse, ROOT_CONTEXT},
 };
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_send_local_response",
         |caller: Caller<'_, Host>,
          status: u32,
@@ -28,46 +28,46 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          headers: u32,
          headers_length: u32,
          grpc_status: i32| {
-            let parts = Parts {
+            let parts = LocalResponseArguments {
                 status,
                 details: (details, details_length),
                 body: (body, body_length),
                 headers: (headers, headers_length),
                 grpc_status,
             };
-            answer(parts.send(Guest::new(caller)))
+            to_status_code(parts.send_local_response(GuestMemory::new(caller)))
         },
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_continue_stream",
-        |mut caller: Caller<'_, Host>, kind: u32| resume(caller.data_mut(), kind) as u32,
+        |mut caller: Caller<'_, Host>, kind: u32| continue_stream(caller.data_mut(), kind) as u32,
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_close_stream",
-        |mut caller: Caller<'_, Host>, _: u32| close(caller.data_mut()) as u32,
+        |mut caller: Caller<'_, Host>, _: u32| close_stream(caller.data_mut()) as u32,
     )?;
     linker.func_wrap(
-        ENV,
+        ENV_MODULE,
         "proxy_set_effective_context",
         |mut caller: Caller<'_, Host>, id: u32| {
             let host = caller.data_mut();
             let id = ContextId(id);
-            if id != ROOT && !host.streams.contains_key(&id) {
+            if id != ROOT_CONTEXT && !host.streams.contains_key(&id) {
                 return Status::BadArgument as u32;
             }
-            host.effective = id;
+            host.effective_context = id;
             Status::Ok as u32
         },
     )?;
-    linker.func_wrap(ENV, "proxy_done", |mut caller: Caller<'_, Host>| {
+    linker.func_wrap(ENV_MODULE, "proxy_done", |mut caller: Caller<'_, Host>| {
         let host = caller.data_mut();
-        let effective = host.effective;
+        let effective = host.effective_context;
         match host.streams.get(&effective) {
             Some(stream) if stream.is_done => {
-                if !host.done.contains(&effective) {
-                    host.done.push(effective);
+                if !host.done_contexts.contains(&effective) {
+                    host.done_contexts.push(effective);
                 }
                 Status::Ok as u32
             }
@@ -77,7 +77,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-fn resume(host: &mut Host, kind: u32) -> Status {
+fn continue_stream(host: &mut Host, kind: u32) -> Status {
     let direction = match kind {
         0 => Direction::Request,
         1 => Direction::Response,
@@ -85,26 +85,26 @@ fn resume(host: &mut Host, kind: u32) -> Status {
         2 | 3 => return Status::Unimplemented,
         _ => return Status::BadArgument,
     };
-    let id = host.effective;
+    let id = host.effective_context;
     match host.stream() {
-        Ok(stream) => *stream.paused(direction) = false,
+        Ok(stream) => *stream.paused_mut(direction) = false,
         Err(status) => return status,
     }
-    Effect::Changed(id).add_to(&mut host.effects);
+    Effect::OutcomeChanged(id).push_unless_duplicate(&mut host.effects);
     Status::Ok
 }
 
-fn close(host: &mut Host) -> Status {
-    let id = host.effective;
+fn close_stream(host: &mut Host) -> Status {
+    let id = host.effective_context;
     match host.stream() {
-        Ok(stream) => stream.closed = true,
+        Ok(stream) => stream.is_reset = true,
         Err(status) => return status,
     }
-    Effect::Changed(id).add_to(&mut host.effects);
+    Effect::OutcomeChanged(id).push_unless_duplicate(&mut host.effects);
     Status::Ok
 }
 
-struct Parts {
+struct LocalResponseArguments {
     status: u32,
     details: (u32, u32),
     body: (u32, u32),
@@ -112,16 +112,16 @@ struct Parts {
     grpc_status: i32,
 }
 
-impl Parts {
-    fn send(self, mut guest: Guest<'_>) -> Result<(), HostError> {
+impl LocalResponseArguments {
+    fn send_local_response(self, mut guest: GuestMemory<'_>) -> Result<(), HostError> {
         let status = u16::try_from(self.status).ok();
         let status = status
             .filter(|status| (200..600).contains(status))
             .ok_or(Status::BadArgument)?;
-        let details = guest.copy(self.details.0, self.details.1)?;
+        let details = guest.read_bytes(self.details.0, self.details.1)?;
         let details = String::from_utf8_lossy(details.get(..256).unwrap_or(&details)).into_owned();
-        let body = Bytes::from(guest.copy(self.body.0, self.body.1)?);
-        let (bytes, host) = guest.both(self.headers.0, self.headers.1)?;
+        let body = Bytes::from(guest.read_bytes(self.body.0, self.body.1)?);
+        let (bytes, host) = guest.read_with_host(self.headers.0, self.headers.1)?;
         if bytes.len() > MAX_HEADER_BYTES {
             return Err(Status::BadArgument.into());
         }
@@ -136,11 +136,11 @@ impl Parts {
             let added = headers.try_append(name, value);
             added.map_err(|_| Status::BadArgument)?;
         }
-        let id = host.effective;
+        let id = host.effective_context;
         let stream = host.stream()?;
         // The first local response applies.
-        if stream.answer.is_none() {
-            stream.answer = Some(LocalResponse {
+        if stream.local_response.is_none() {
+            stream.local_response = Some(LocalResponse {
                 status,
                 details,
                 headers,
@@ -148,7 +148,7 @@ impl Parts {
                 grpc_status: u32::try_from(self.grpc_status).ok(),
             });
         }
-        Effect::Changed(id).add_to(&mut host.effects);
+        Effect::OutcomeChanged(id).push_unless_duplicate(&mut host.effects);
         Ok(())
     }
 }

@@ -2,11 +2,11 @@
 
 use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 
-use super::failure::Failure;
+use super::failure::VmError;
 use crate::host::Host;
 
 /// Parameters of a callback with five 32-bit integers.
-type FiveNumbers = (u32, u32, u32, u32, u32);
+type HttpCallResponseParams = (u32, u32, u32, u32, u32);
 
 /// Exported callbacks of a module; missing ones are not called.
 #[derive(Clone)]
@@ -25,7 +25,7 @@ pub(super) struct Callbacks {
     pub(super) response_headers: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_body: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_trailers: Option<TypedFunc<(u32, u32), u32>>,
-    pub(super) http_call_response: Option<TypedFunc<FiveNumbers, ()>>,
+    pub(super) http_call_response: Option<TypedFunc<HttpCallResponseParams, ()>>,
     pub(super) grpc_initial: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_trailing: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_receive: Option<TypedFunc<(u32, u32, u32), ()>>,
@@ -36,8 +36,8 @@ pub(super) struct Callbacks {
 }
 
 impl Callbacks {
-    pub(super) fn of(instance: &Instance, store: &mut Store<Host>) -> Result<Self, Failure> {
-        let mut of = Finder { instance, store };
+    pub(super) fn resolve(instance: &Instance, store: &mut Store<Host>) -> Result<Self, VmError> {
+        let mut of = ExportResolver { instance, store };
         Ok(Self {
             initialize: of.find("_initialize")?,
             // Some language runtimes export a `main` with other parameters, which is ignored.
@@ -66,21 +66,21 @@ impl Callbacks {
     }
 }
 
-struct Finder<'a> {
+struct ExportResolver<'a> {
     instance: &'a Instance,
     store: &'a mut Store<Host>,
 }
 
-impl Finder<'_> {
+impl ExportResolver<'_> {
     fn find<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
-    ) -> Result<Option<TypedFunc<P, R>>, Failure> {
+    ) -> Result<Option<TypedFunc<P, R>>, VmError> {
         let Some(function) = self.instance.get_func(&mut *self.store, name) else {
             return Ok(None);
         };
         let function = function.typed::<P, R>(&*self.store);
-        let function = function.map_err(|error| Failure::Start(format!("{name}: {error}")))?;
+        let function = function.map_err(|error| VmError::Start(format!("{name}: {error}")))?;
         Ok(Some(function))
     }
 }

@@ -1,15 +1,15 @@
 //! Callbacks for a module's calls and streams. They run in the plugin's root context, as in Envoy, whichever context
 //! made the call. A module that acts on a request then selects its context.
 
-use super::{Failure, Vm};
+use super::{Vm, VmError};
 use crate::{
-    effect::{CallKind, CallResponse, StreamEvent, Token},
-    host::Received,
-    stream::ROOT,
+    effect::{CallId, CallKind, CallResponse, GrpcStreamEvent},
+    host::CallbackData,
+    stream::ROOT_CONTEXT,
 };
 
 /// Converts a size to the module's 32-bit representation.
-fn size(of: usize) -> u32 {
+fn to_u32(of: usize) -> u32 {
     u32::try_from(of).unwrap_or(u32::MAX)
 }
 
@@ -19,12 +19,12 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn call_ended(
+    pub fn on_call_response(
         &mut self,
-        token: Token,
+        token: CallId,
         kind: CallKind,
         response: CallResponse,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), VmError> {
         if self.store.data_mut().calls.remove(&token.0).is_none() {
             return Ok(());
         }
@@ -35,48 +35,58 @@ impl Vm {
             grpc_status: (status, text),
         } = response;
         let counts = (
-            size(head.pseudo.len() + head.headers.len()),
-            size(body.len()),
-            size(trailers.len()),
+            to_u32(head.pseudo.len() + head.headers.len()),
+            to_u32(body.len()),
+            to_u32(trailers.len()),
         );
         let ended = match kind {
             CallKind::Http => {
-                self.store.data_mut().received = Received {
+                self.store.data_mut().received = CallbackData {
                     headers: head,
                     body,
                     trailers,
-                    ..Received::default()
+                    ..CallbackData::default()
                 };
                 let callback = self.callbacks.http_call_response.clone();
-                let arguments = (ROOT.0, token.0, counts.0, counts.1, counts.2);
-                self.callback(
+                let arguments = (ROOT_CONTEXT.0, token.0, counts.0, counts.1, counts.2);
+                self.call_in_context(
                     "proxy_on_http_call_response",
-                    ROOT,
+                    ROOT_CONTEXT,
                     callback.as_ref(),
                     arguments,
                 )
             }
             CallKind::Grpc => {
-                self.store.data_mut().received = Received {
+                self.store.data_mut().received = CallbackData {
                     grpc_initial: head.headers,
                     grpc_message: body,
                     grpc_trailing: trailers,
                     grpc_status: status,
                     grpc_text: text,
-                    ..Received::default()
+                    ..CallbackData::default()
                 };
                 if status == 0 {
                     let callback = self.callbacks.grpc_receive.clone();
-                    let arguments = (ROOT.0, token.0, counts.1);
-                    self.callback("proxy_on_grpc_receive", ROOT, callback.as_ref(), arguments)
+                    let arguments = (ROOT_CONTEXT.0, token.0, counts.1);
+                    self.call_in_context(
+                        "proxy_on_grpc_receive",
+                        ROOT_CONTEXT,
+                        callback.as_ref(),
+                        arguments,
+                    )
                 } else {
                     let callback = self.callbacks.grpc_close.clone();
-                    let arguments = (ROOT.0, token.0, status);
-                    self.callback("proxy_on_grpc_close", ROOT, callback.as_ref(), arguments)
+                    let arguments = (ROOT_CONTEXT.0, token.0, status);
+                    self.call_in_context(
+                        "proxy_on_grpc_close",
+                        ROOT_CONTEXT,
+                        callback.as_ref(),
+                        arguments,
+                    )
                 }
             }
         };
-        self.store.data_mut().received = Received::default();
+        self.store.data_mut().received = CallbackData::default();
         ended.map(drop)
     }
 
@@ -85,19 +95,23 @@ impl Vm {
     /// # Errors
     ///
     /// When a callback of the module fails.
-    pub fn stream_event(&mut self, token: Token, event: StreamEvent) -> Result<bool, Failure> {
+    pub fn on_stream_event(
+        &mut self,
+        token: CallId,
+        event: GrpcStreamEvent,
+    ) -> Result<bool, VmError> {
         let calls = &mut self.store.data_mut().calls;
         if !calls.contains_key(&token.0) {
             return Ok(false);
         }
-        if matches!(event, StreamEvent::Closed(..)) {
+        if matches!(event, GrpcStreamEvent::Closed(..)) {
             calls.remove(&token.0);
         }
         let callbacks = self.callbacks.clone();
-        let mut received = Received::default();
+        let mut received = CallbackData::default();
         let (name, callback, argument) = match event {
-            StreamEvent::Began(head) => {
-                let count = size(head.len());
+            GrpcStreamEvent::Headers(head) => {
+                let count = to_u32(head.len());
                 received.grpc_initial = head;
                 (
                     "proxy_on_grpc_receive_initial_metadata",
@@ -105,13 +119,13 @@ impl Vm {
                     count,
                 )
             }
-            StreamEvent::Message(bytes) => {
-                let length = size(bytes.len());
+            GrpcStreamEvent::Message(bytes) => {
+                let length = to_u32(bytes.len());
                 received.grpc_message = bytes;
                 ("proxy_on_grpc_receive", callbacks.grpc_receive, length)
             }
-            StreamEvent::Trailers(trailers) => {
-                let count = size(trailers.len());
+            GrpcStreamEvent::Trailers(trailers) => {
+                let count = to_u32(trailers.len());
                 received.grpc_trailing = trailers;
                 (
                     "proxy_on_grpc_receive_trailing_metadata",
@@ -119,16 +133,16 @@ impl Vm {
                     count,
                 )
             }
-            StreamEvent::Closed(status, text) => {
+            GrpcStreamEvent::Closed(status, text) => {
                 received.grpc_status = status;
                 received.grpc_text = text;
                 ("proxy_on_grpc_close", callbacks.grpc_close, status)
             }
         };
         self.store.data_mut().received = received;
-        let arguments = (ROOT.0, token.0, argument);
-        let result = self.callback(name, ROOT, callback.as_ref(), arguments);
-        self.store.data_mut().received = Received::default();
+        let arguments = (ROOT_CONTEXT.0, token.0, argument);
+        let result = self.call_in_context(name, ROOT_CONTEXT, callback.as_ref(), arguments);
+        self.store.data_mut().received = CallbackData::default();
         result?;
         Ok(self.store.data().calls.contains_key(&token.0))
     }

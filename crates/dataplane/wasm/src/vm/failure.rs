@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Reason why an instance failed or could not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum VmError {
     /// The instance could not be started.
     #[error("the module cannot be started: {0}")]
     Start(String),
@@ -21,7 +21,7 @@ pub enum Failure {
     },
     /// A callback exceeded its timeout.
     #[error("the module took more than {limit:?} in {callback} and was ended")]
-    TooLong {
+    TimedOut {
         /// Name of the callback.
         callback: &'static str,
         /// Timeout that the callback exceeded.
@@ -29,18 +29,18 @@ pub enum Failure {
     },
     /// The instance had failed before, during another request.
     #[error("the plugin failed before and is not yet started anew")]
-    Dead,
+    InstanceFailed,
 }
 
-impl Failure {
+impl VmError {
     /// Returns the reason for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Start(_) => "start",
             Self::Configuration(_) => "configuration",
             Self::Trapped { .. } => "trap",
-            Self::TooLong { .. } => "time",
-            Self::Dead => "dead",
+            Self::TimedOut { .. } => "time",
+            Self::InstanceFailed => "dead",
         }
     }
 }

@@ -7,9 +7,9 @@ use hyper::body::{Body as _, Frame, Incoming};
 
 use crate::{
     headers,
-    memory::{ConnectionMemory, Exhausted, Permit, Use},
+    memory::{BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit},
     message::{Body, Version},
-    upstream::STREAM_WINDOW,
+    upstream::STREAM_WINDOW_BYTES,
 };
 
 /// Bytes charged for a call besides its headers and bodies: its task, and the buffers of its connection.
@@ -19,16 +19,16 @@ const CALL_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct CallCharge {
     memory: ConnectionMemory,
-    permit: Permit,
+    permit: MemoryPermit,
 }
 
 /// Reason why the response to a call is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectError {
     #[error("the response is too large or truncated")]
-    Broken,
+    TooLargeOrTruncated,
     #[error(transparent)]
-    Exhausted(#[from] Exhausted),
+    BudgetExhausted(#[from] BudgetExhausted),
 }
 
 impl CallCharge {
@@ -40,18 +40,18 @@ impl CallCharge {
         memory: &ConnectionMemory,
         version: Version,
         request: &Request<Body>,
-    ) -> Result<Self, Exhausted> {
+    ) -> Result<Self, BudgetExhausted> {
         let body = request.body().size_hint().exact().unwrap_or_default();
         let body = usize::try_from(body).unwrap_or(usize::MAX / 2);
-        let headers = headers::cost(request.headers()) + request.uri().path().len();
+        let headers = headers::header_memory_bytes(request.headers()) + request.uri().path().len();
         // HTTP/1 reads a response only as it is collected.
         let window = match version {
             Version::Http1 => 0,
-            Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX / 2),
+            Version::Http2 => usize::try_from(STREAM_WINDOW_BYTES).unwrap_or(usize::MAX / 2),
         };
         let bytes = CALL_BYTES + headers + body + window;
         Ok(Self {
-            permit: memory.take(Use::Call, bytes)?,
+            permit: memory.take(ChargePurpose::Call, bytes)?,
             memory: memory.clone(),
         })
     }
@@ -68,9 +68,10 @@ impl CallCharge {
         let mut body = Limited::new(body, most);
         let (mut data, mut trailers) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| CollectError::Broken)?;
+            let frame = frame.map_err(|_| CollectError::TooLargeOrTruncated)?;
             let bytes = frame.data_ref().map_or(0, Bytes::len);
-            self.memory.grow(Use::Call, &mut self.permit, bytes)?;
+            self.memory
+                .grow(ChargePurpose::Call, &mut self.permit, bytes)?;
             match frame.into_data() {
                 Ok(piece) => data.extend_from_slice(&piece),
                 Err(frame) => trailers = Frame::into_trailers(frame).ok(),

@@ -7,12 +7,12 @@ use ambit_certificates::Certificates;
 use ambit_model::{ArcStr, Identity};
 use ambit_proxy::warm_start::WarmCertificates;
 
-use crate::published::Published;
+use crate::published::PublishedConfig;
 
 /// Follows the namespaces whose objects make the waypoint call services: fetches the certificate of each namespace's
 /// identity, and drops those of other namespaces.
-pub async fn follow(
-    published: Published,
+pub async fn maintain_certificates(
+    published: PublishedConfig,
     trust_domain: ArcStr,
     certificates: Certificates,
     cache: Option<Arc<WarmCertificates>>,
@@ -23,7 +23,7 @@ pub async fn follow(
         changes.mark_unchanged();
         let desired = published.calling_namespaces();
         let identity = |namespace: &ArcStr| {
-            Identity::of_waypoint_calls(trust_domain.clone(), namespace.clone())
+            Identity::for_waypoint_calls(trust_domain.clone(), namespace.clone())
         };
         for gone in followed.difference(&desired).map(identity) {
             certificates.forget(&gone);

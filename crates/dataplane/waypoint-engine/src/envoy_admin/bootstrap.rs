@@ -4,7 +4,7 @@
 use http::Uri;
 use serde_json::{Value, json};
 
-use super::shape::{any, compact, duration, socket_address};
+use super::shape::{any_message, duration, remove_empty_fields, socket_address};
 use crate::config::Config;
 
 /// Name of the control plane's cluster, as in Istio's proxies.
@@ -25,7 +25,7 @@ pub(super) fn bootstrap(config: &Config, node: &Node<'_>) -> Value {
     let control_plane = config.xds.address.as_deref();
     let control_plane = control_plane.and_then(|address| address.parse::<Uri>().ok());
     let clusters = control_plane.as_ref().and_then(control_plane_cluster);
-    compact(json!({
+    remove_empty_fields(json!({
         "node": {
             "id": node.id,
             "cluster": format!("{}.{}", config.gateway.name, config.gateway.namespace),
@@ -62,7 +62,7 @@ fn control_plane_cluster(address: &Uri) -> Option<Value> {
         "type": "STRICT_DNS",
         "connect_timeout": duration(ambit_proxy::dial::CONNECT_TIMEOUT),
         "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": any(
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": any_message(
                 "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
                 json!({"explicit_http_config": {"http2_protocol_options": {}}}),
             ),

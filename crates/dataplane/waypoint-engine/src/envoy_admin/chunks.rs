@@ -13,7 +13,7 @@ use tokio::{runtime::Handle, sync::mpsc};
 /// Size of one chunk of a response, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Maximum number of chunks that wait for the client.
-const CHUNKS: usize = 2;
+const MAX_QUEUED_CHUNKS: usize = 2;
 /// Timeout for the client to accept one more chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -22,7 +22,7 @@ pub(super) fn respond<F>(write: F) -> Response
 where
     F: FnOnce(&mut ChunkWriter) -> serde_json::Result<()> + Send + 'static,
 {
-    let (chunks, received) = mpsc::channel(CHUNKS);
+    let (chunks, received) = mpsc::channel(MAX_QUEUED_CHUNKS);
     let mut writer = ChunkWriter {
         chunks,
         runtime: Handle::current(),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{
     names::{BLACK_HOLE, ClusterKey, MAIN_INTERNAL, ProxyKind},
-    shape::{ambit_metadata, any, duration, extend},
+    shape::{ambit_metadata, any_message, duration, merge_fields},
 };
 use crate::{record_store::to_json, retry_budget};
 
@@ -35,7 +35,7 @@ pub(super) fn cluster(
     let mut fields = json!({
         "name": name,
         "connect_timeout": duration(limits.connect_timeout.unwrap_or(CONNECT_TIMEOUT)),
-        "lb_policy": balancing(policy, key.kind, is_ruled),
+        "lb_policy": lb_policy(policy, key.kind, is_ruled),
         "circuit_breakers": circuit_breakers(limits),
         "outlier_detection": policy.outliers.as_ref().map(outlier_detection),
         "common_lb_config": common_lb_config(policy),
@@ -54,7 +54,7 @@ pub(super) fn cluster(
     let more = match resolves_hosts {
         true => json!({"cluster_type": {
             "name": "envoy.clusters.dynamic_forward_proxy",
-            "typed_config": any(
+            "typed_config": any_message(
                 "envoy.extensions.clusters.dynamic_forward_proxy.v3.ClusterConfig",
                 json!({"dns_cache_config": {"name": name}}),
             ),
@@ -64,16 +64,16 @@ pub(super) fn cluster(
             "eds_cluster_config": {"eds_config": {"ads": {}}, "service_name": name},
         }),
     };
-    extend(&mut fields, more);
-    extend(&mut fields, balancer(policy));
-    any("envoy.config.cluster.v3.Cluster", fields)
+    merge_fields(&mut fields, more);
+    merge_fields(&mut fields, lb_config(policy));
+    any_message("envoy.config.cluster.v3.Cluster", fields)
 }
 
 /// Renders the two clusters that every waypoint has: the one for unusable backends, and the internal listener that
 /// receives the content of tunnels.
-pub(super) fn fixed() -> [Value; 2] {
+pub(super) fn builtin_clusters() -> [Value; 2] {
     let fixed = |name: &str, endpoints: Value| {
-        any(
+        any_message(
             "envoy.config.cluster.v3.Cluster",
             json!({
                 "name": name,
@@ -89,7 +89,7 @@ pub(super) fn fixed() -> [Value; 2] {
 }
 
 /// Renders the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
-fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
+fn lb_policy(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
     match &policy.balancing {
         _ if kind == ProxyKind::Tcp && !is_ruled => "RANDOM",
         Balancing::LeastRequest => "LEAST_REQUEST",
@@ -103,7 +103,7 @@ fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'s
 }
 
 /// Renders the settings of the load-balancing algorithm.
-fn balancer(policy: &DestinationPolicy) -> Value {
+fn lb_config(policy: &DestinationPolicy) -> Value {
     let slow_start = |warmup: Warmup| {
         json!({"slow_start_config": {
             "slow_start_window": duration(warmup.duration),
@@ -204,8 +204,8 @@ fn http_options(policy: &DestinationPolicy, declared: AppProtocol) -> Value {
             json!({"use_downstream_protocol_config": http2})
         }
     };
-    extend(&mut fields, version);
-    any(
+    merge_fields(&mut fields, version);
+    any_message(
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         fields,
     )
@@ -221,7 +221,7 @@ fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> V
         _ => None,
     };
     let locality =
-        (policy.locality != LocalityPolicy::OfService).then(|| to_json(&policy.locality));
+        (policy.locality != LocalityPolicy::ServicePreference).then(|| to_json(&policy.locality));
     let mut metadata = json!({"filter_metadata": {"istio": {"services": [{
         "host": service.hostname.as_str(),
         "name": service.name.as_str(),
@@ -239,7 +239,7 @@ fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> V
         metadata.get_mut("filter_metadata"),
         more.get("filter_metadata"),
     ) {
-        extend(all, more.clone());
+        merge_fields(all, more.clone());
     }
     metadata
 }

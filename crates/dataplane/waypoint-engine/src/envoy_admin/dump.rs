@@ -22,7 +22,7 @@ use crate::waypoint::Waypoint;
 
 /// State of the waypoint from which a dump is rendered.
 #[derive(Debug)]
-pub(super) struct Source<'a> {
+pub(super) struct DumpSource<'a> {
     pub(super) waypoint: &'a Waypoint,
     pub(super) snapshot: &'a Snapshot,
     pub(super) node: Node<'a>,
@@ -38,7 +38,7 @@ pub(super) struct ConfigDump<'a> {
 
 impl<'a> ConfigDump<'a> {
     /// Creates the dump of the sections that a request selects.
-    pub(super) fn new(source: &'a Source<'a>, sections: &[Section]) -> Self {
+    pub(super) fn new(source: &'a DumpSource<'a>, sections: &[Section]) -> Self {
         let dump = |section: &Section| SectionDump {
             source,
             section: *section,
@@ -51,7 +51,7 @@ impl<'a> ConfigDump<'a> {
 
 /// `envoy.admin.v3.Clusters`: the state of all clusters and their endpoints.
 #[derive(Debug)]
-pub(super) struct ClusterStatuses<'a>(pub(super) &'a Source<'a>);
+pub(super) struct ClusterStatuses<'a>(pub(super) &'a DumpSource<'a>);
 
 impl Serialize for ClusterStatuses<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -59,7 +59,7 @@ impl Serialize for ClusterStatuses<'_> {
         let mut map = serializer.serialize_map(Some(1))?;
         map.serialize_entry(
             "cluster_statuses",
-            &Rendered(|| {
+            &LazyJsonList(|| {
                 source.clusters().map(|(name, cluster)| {
                     let all = cluster.endpoints(source.waypoint, source.now);
                     endpoints::cluster_status(&name, &all)
@@ -70,7 +70,7 @@ impl Serialize for ClusterStatuses<'_> {
     }
 }
 
-impl Source<'_> {
+impl DumpSource<'_> {
     /// Iterates over all clusters with their names.
     fn clusters(&self) -> impl Iterator<Item = (String, &Cluster)> {
         let Snapshot {
@@ -78,7 +78,7 @@ impl Source<'_> {
         } = self.snapshot;
         clusters
             .iter()
-            .map(|cluster| (names.of(&cluster.key), cluster))
+            .map(|cluster| (names.name_of_cluster(&cluster.key), cluster))
     }
 
     fn cluster_dumps(&self) -> impl Iterator<Item = Value> {
@@ -104,7 +104,7 @@ impl Source<'_> {
     fn route_dumps(&self) -> impl Iterator<Item = Value> {
         let ports = self.snapshot.ports.iter();
         ports.filter(|port| port.is_http()).flat_map(|port| {
-            let clients = port.clients().into_iter().map(Some);
+            let clients = port.client_namespaces().into_iter().map(Some);
             std::iter::once(None).chain(clients).map(|clients| {
                 let names = &self.snapshot.names;
                 json!({"route_config": routes::configuration(names, port, clients)})
@@ -122,7 +122,7 @@ impl Source<'_> {
 /// One section of `envoy.admin.v3.ConfigDump`.
 #[derive(Debug)]
 struct SectionDump<'a> {
-    source: &'a Source<'a>,
+    source: &'a DumpSource<'a>,
     section: Section,
 }
 
@@ -147,23 +147,23 @@ impl Serialize for SectionDump<'_> {
                 map.serialize_entry("bootstrap", &bootstrap)?;
             }
             Section::Clusters => {
-                let fixed = clusters::fixed().map(|cluster| json!({"cluster": cluster}));
+                let fixed = clusters::builtin_clusters().map(|cluster| json!({"cluster": cluster}));
                 map.serialize_entry("static_clusters", &fixed)?;
-                let dumps = Rendered(|| source.cluster_dumps());
+                let dumps = LazyJsonList(|| source.cluster_dumps());
                 map.serialize_entry("dynamic_active_clusters", &dumps)?;
             }
             Section::Endpoints => {
-                let dumps = Rendered(|| source.endpoint_dumps());
+                let dumps = LazyJsonList(|| source.endpoint_dumps());
                 map.serialize_entry("dynamic_endpoint_configs", &dumps)?;
             }
             Section::Listeners => {
-                let fixed = listeners::of_process(config);
+                let fixed = listeners::process_listeners(config);
                 let fixed = fixed.map(|listener| json!({"listener": listener}));
                 map.serialize_entry("static_listeners", &fixed)?;
                 map.serialize_entry("dynamic_listeners", &DynamicListeners(source))?;
             }
             Section::Routes => {
-                let dumps = Rendered(|| source.route_dumps());
+                let dumps = LazyJsonList(|| source.route_dumps());
                 map.serialize_entry("dynamic_route_configs", &dumps)?;
             }
             Section::Secrets => {
@@ -186,7 +186,7 @@ impl Serialize for SectionDump<'_> {
 }
 
 /// Listeners that depend on the control plane's records, in a `ListenersConfigDump`.
-struct DynamicListeners<'a>(&'a Source<'a>);
+struct DynamicListeners<'a>(&'a DumpSource<'a>);
 
 impl Serialize for DynamicListeners<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -203,7 +203,7 @@ impl Serialize for DynamicListeners<'_> {
                     message: listeners::listener_type(),
                     name: MAIN_INTERNAL,
                     internal_listener: json!({}),
-                    filter_chains: Rendered(|| source.filter_chains()),
+                    filter_chains: LazyJsonList(|| source.filter_chains()),
                 },
             },
         };
@@ -233,9 +233,9 @@ struct InternalListener<C> {
 }
 
 /// JSON list whose elements are rendered one by one during serialization.
-struct Rendered<F>(F);
+struct LazyJsonList<F>(F);
 
-impl<F, I> Serialize for Rendered<F>
+impl<F, I> Serialize for LazyJsonList<F>
 where
     F: Fn() -> I,
     I: Iterator<Item = Value>,

@@ -8,7 +8,7 @@ use ambit_model::{Destination, GatewayAddress, HBONE_PORT, Protocol, Workload, W
 use serde_json::{Value, json};
 
 use super::{
-    shape::{any, compact, socket_address},
+    shape::{any_message, remove_empty_fields, socket_address},
     snapshot::Endpoint,
 };
 
@@ -39,7 +39,7 @@ pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
                 "lb_endpoints": all,
             })
         });
-    any(
+    any_message(
         "envoy.config.endpoint.v3.ClusterLoadAssignment",
         json!({"cluster_name": cluster, "endpoints": groups.collect::<Value>()}),
     )
@@ -65,7 +65,7 @@ pub(super) fn cluster_status(cluster: &str, endpoints: &[Endpoint]) -> Value {
             "stats": requests,
         }))
     };
-    compact(json!({
+    remove_empty_fields(json!({
         "name": cluster,
         "added_via_api": true,
         "eds_service_name": cluster,

@@ -4,7 +4,7 @@
 use ambit_model::WaypointExtension;
 use serde_json::{Value, json};
 
-use super::shape::{any, compact, duration};
+use super::shape::{any_message, duration, remove_empty_fields};
 use crate::config::PluginTimes;
 
 /// Renders the HTTP filter of a plugin.
@@ -16,7 +16,7 @@ pub(super) fn filter(of: &WaypointExtension, times: PluginTimes) -> Value {
         let uri = json!({"uri": of.url.as_str(), "cluster": "_", "timeout": duration(times.fetch)});
         json!({"remote": {"http_uri": uri, "sha256": sha256}})
     });
-    let wasm = any(
+    let wasm = any_message(
         "envoy.extensions.filters.http.wasm.v3.Wasm",
         json!({"config": {
             "name": name,
@@ -29,7 +29,7 @@ pub(super) fn filter(of: &WaypointExtension, times: PluginTimes) -> Value {
             },
         }}),
     );
-    compact(json!({"ecds_filter": any(
+    remove_empty_fields(json!({"ecds_filter": any_message(
         "envoy.config.core.v3.TypedExtensionConfig",
         json!({"name": name, "typed_config": wasm}),
     )}))

@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     names::{BLACK_HOLE, ClusterKey, ClusterNames, MAIN_INTERNAL, ProxyKind, route_configuration},
-    shape::{ambit_metadata, any, compact, extend, socket_address, type_url},
+    shape::{
+        ambit_metadata, any_message, merge_fields, remove_empty_fields, socket_address, type_url,
+    },
     snapshot::ServedPort,
 };
 use crate::config::Config;
@@ -40,13 +42,13 @@ pub(super) fn connect_terminate(config: &Config) -> Value {
     }]);
     let mut filter = http_filter(CONNECT_TERMINATE, inline_routes(routes));
     if let Some(fields) = filter.pointer_mut("/typed_config") {
-        extend(
+        merge_fields(
             fields,
             json!({"http2_protocol_options": {"allow_connect": true}}),
         );
     }
     let secret = |name: &str| json!({"name": name, "sds_config": {"ads": {}}});
-    let tls = any(
+    let tls = any_message(
         "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
         json!({
             "require_client_certificate": true,
@@ -66,7 +68,7 @@ pub(super) fn connect_terminate(config: &Config) -> Value {
 }
 
 /// Renders the listeners of the metrics and readiness ports.
-pub(super) fn of_process(config: &Config) -> [Value; 2] {
+pub(super) fn process_listeners(config: &Config) -> [Value; 2] {
     let answered = |name: &str, port: u16, paths: &[&str]| {
         let route =
             |path: &&str| json!({"match": {"path": path}, "direct_response": {"status": 200}});
@@ -92,7 +94,7 @@ pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPo
         } else {
             Value::Null
         };
-        chains.push(chain(
+        chains.push(filter_chain(
             &name,
             filter_chain_match(network, port, json!({"application_protocols": protocols})),
             http_filter(&name, routes),
@@ -107,7 +109,7 @@ pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPo
 
 /// Renders the filter chains of a service port's TCP and TLS routes: one per SNI, and the default one.
 fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<Value> {
-    let itself = names.of(&port.itself(ProxyKind::Tcp));
+    let itself = names.name_of_cluster(&port.own_cluster(ProxyKind::Tcp));
     let is_for_all = |route: &&StreamRoute| {
         let is_of_port = route.ports.is_empty() || route.ports.contains(&port.port);
         is_of_port && route.clients.is_none()
@@ -126,7 +128,7 @@ fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<
         server_names.retain(|name| !name.is_empty());
         let selects = json!({"transport_protocol": "tls", "server_names": server_names});
         let destination = destination(names, route);
-        chains.push(chain(
+        chains.push(filter_chain(
             &format!("{itself}/{}", route.name),
             filter_chain_match(network, port, selects),
             tcp_filter(&itself, destination),
@@ -145,7 +147,7 @@ fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<
     };
     let selects = filter_chain_match(network, port, json!({}));
     let filter = tcp_filter(&itself, destination);
-    chains.push(chain(&name, selects, filter, port));
+    chains.push(filter_chain(&name, selects, filter, port));
     chains
 }
 
@@ -155,7 +157,7 @@ fn cluster(name: &str) -> Map<String, Value> {
 
 fn destination(names: &ClusterNames, route: &StreamRoute) -> Map<String, Value> {
     let name = |backend: &StreamBackend| match &backend.service {
-        Ok(service) => names.of(&ClusterKey {
+        Ok(service) => names.name_of_cluster(&ClusterKey {
             service: service.clone(),
             port: backend.port,
             subset: None,
@@ -181,8 +183,8 @@ fn destination(names: &ClusterNames, route: &StreamRoute) -> Map<String, Value> 
     }
 }
 
-fn chain(name: &str, selects: Value, filter: Value, port: &ServedPort) -> Value {
-    compact(json!({
+fn filter_chain(name: &str, selects: Value, filter: Value, port: &ServedPort) -> Value {
+    remove_empty_fields(json!({
         "name": name,
         "filter_chain_match": selects,
         "filters": [filter],
@@ -213,7 +215,7 @@ fn filter_chain_match(network: &str, port: &ServedPort, more: Value) -> Value {
         "destination_port": port.port,
         "prefix_ranges": vips.chain(prefixes).collect::<Value>(),
     });
-    extend(&mut selects, more);
+    merge_fields(&mut selects, more);
     selects
 }
 
@@ -229,13 +231,13 @@ fn http_filter(name: &str, routes: Value) -> Value {
         "stat_prefix": name,
         "http_filters": [{
             "name": "envoy.filters.http.router",
-            "typed_config": any("envoy.extensions.filters.http.router.v3.Router", json!({})),
+            "typed_config": any_message("envoy.extensions.filters.http.router.v3.Router", json!({})),
         }],
     });
-    extend(&mut fields, routes);
+    merge_fields(&mut fields, routes);
     json!({
         "name": "envoy.filters.network.http_connection_manager",
-        "typed_config": any(HTTP_CONNECTION_MANAGER, fields),
+        "typed_config": any_message(HTTP_CONNECTION_MANAGER, fields),
     })
 }
 
@@ -244,7 +246,7 @@ fn tcp_filter(name: &str, destination: Map<String, Value>) -> Value {
     fields.insert("stat_prefix".to_owned(), name.into());
     json!({
         "name": "envoy.filters.network.tcp_proxy",
-        "typed_config": any(
+        "typed_config": any_message(
             "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
             fields.into(),
         ),
@@ -255,9 +257,9 @@ fn listener(name: &str, config: &Config, port: u16, chain: Value) -> Value {
     let any_address = if config.ipv6 { "::" } else { "0.0.0.0" };
     let mut address = socket_address(any_address, port);
     if let Some(socket) = address.pointer_mut("/socket_address") {
-        extend(socket, json!({"ipv4_compat": config.ipv6}));
+        merge_fields(socket, json!({"ipv4_compat": config.ipv6}));
     }
-    any(
+    any_message(
         LISTENER,
         json!({"name": name, "address": address, "filter_chains": [chain]}),
     )

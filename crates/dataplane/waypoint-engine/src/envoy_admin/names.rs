@@ -52,7 +52,7 @@ impl ClusterNames {
     }
 
     /// Returns the name of a cluster.
-    pub(super) fn of(&self, key: &ClusterKey) -> String {
+    pub(super) fn name_of_cluster(&self, key: &ClusterKey) -> String {
         let ClusterKey {
             service,
             port,
@@ -101,7 +101,7 @@ mod tests {
             ("db", None, ProxyKind::Tcp, "outbound|80||db"),
             ("db", Some("v1"), ProxyKind::Http, "outbound|80|v1|db"),
         ] {
-            let name = names.of(&ClusterKey {
+            let name = names.name_of_cluster(&ClusterKey {
                 service: service(host),
                 port: 80,
                 subset: subset.map(ArcStr::from),

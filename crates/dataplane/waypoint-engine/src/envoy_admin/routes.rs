@@ -6,13 +6,13 @@ mod action;
 mod filters;
 mod matching;
 
-use ambit_l7::route::{RuleMatch, concerns};
+use ambit_l7::route::{RuleMatch, applies_to_port};
 use ambit_model::{HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
 use serde_json::{Map, Value, json};
 
 use super::{
     names::{ClusterNames, ProxyKind, route_configuration},
-    shape::{any, compact},
+    shape::{any_message, remove_empty_fields},
     snapshot::ServedPort,
 };
 
@@ -23,7 +23,7 @@ pub(super) fn configuration(
     clients: Option<&str>,
 ) -> Value {
     let host = &port.service.hostname;
-    any(
+    any_message(
         "envoy.config.route.v3.RouteConfiguration",
         json!({
             "name": route_configuration(host, port.port, clients),
@@ -40,11 +40,11 @@ pub(super) fn configuration(
 fn routes(names: &ClusterNames, port: &ServedPort, clients: Option<&str>) -> Value {
     let table = port.served.routes(port.port, clients);
     if !table.has_routes() {
-        let itself = names.of(&port.itself(ProxyKind::Http));
+        let itself = names.name_of_cluster(&port.own_cluster(ProxyKind::Http));
         return json!([{
             "name": "default",
             "match": {"prefix": "/"},
-            "route": action::to_itself(&itself),
+            "route": action::own_cluster_action(&itself),
         }]);
     }
     let records = port.served.http_routes();
@@ -65,7 +65,9 @@ fn route(
 ) -> Value {
     let rule = of.rule;
     let is_record = |record: &&HttpRoute| {
-        record.name == rule.route && record.clients.as_deref() == clients && concerns(record, port)
+        record.name == rule.route
+            && record.clients.as_deref() == clients
+            && applies_to_port(record, port)
     };
     let default = HttpRouteRule::default();
     let record = records.iter().find(is_record);
@@ -81,9 +83,9 @@ fn route(
     fields.insert("name".to_owned(), name.into());
     fields.insert("match".to_owned(), matching::route_match(matched));
     fields.insert("metadata".to_owned(), metadata(&rule.route, record));
-    fields.extend(filters::of_route(&record.filters));
+    fields.extend(filters::route_fields(&record.filters));
     fields.extend(action::action(names, record, rule.unsupported.as_deref()));
-    compact(fields.into())
+    remove_empty_fields(fields.into())
 }
 
 /// Renders the metadata that names the route object: a `VirtualService` by its name; other kinds in the form of the

@@ -5,7 +5,7 @@ use ambit_certificates::{CertificateDump, CertificateEntry};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::shape::{any, compact, extend};
+use super::shape::{any_message, merge_fields, remove_empty_fields};
 
 /// Name of the secret with the waypoint's own certificate, as in Istio.
 pub(super) const OWN_CERTIFICATE: &str = "default";
@@ -53,11 +53,11 @@ impl Secrets {
 }
 
 fn secret(name: &str, mut fields: Value, since: Option<&str>) -> Value {
-    extend(&mut fields, json!({"name": name}));
-    compact(json!({
+    merge_fields(&mut fields, json!({"name": name}));
+    remove_empty_fields(json!({
         "name": name,
         "last_updated": since,
-        "secret": any(SECRET, fields),
+        "secret": any_message(SECRET, fields),
     }))
 }
 

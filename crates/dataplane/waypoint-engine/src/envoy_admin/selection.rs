@@ -60,7 +60,7 @@ impl Section {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Selection {
     /// Ambit's own dump, for requests without Envoy's query parameters.
-    Own,
+    AmbitDump,
     /// Sections of a dump in Envoy's format.
     Sections(Vec<Section>),
 }
@@ -76,14 +76,14 @@ pub(super) enum SelectionError {
 
 impl Selection {
     /// Parses the query parameters of a request to `/config_dump`.
-    pub(super) fn of(uri: &Uri) -> Result<Self, SelectionError> {
+    pub(super) fn from_uri(uri: &Uri) -> Result<Self, SelectionError> {
         let (mut masked, mut includes_endpoints, mut is_envoys) = (Vec::new(), false, false);
         for (name, value) in query_parameters(uri) {
             match name.as_str() {
                 "mask" => {
                     is_envoys = true;
                     for field in value.split(',').filter(|field| !field.is_empty()) {
-                        masked.push(section_of(field)?);
+                        masked.push(parse_section(field)?);
                     }
                 }
                 // Envoy checks only that the parameter is present.
@@ -94,7 +94,7 @@ impl Selection {
             }
         }
         if !is_envoys {
-            return Ok(Self::Own);
+            return Ok(Self::AmbitDump);
         }
         let is_selected = |section: &Section| {
             let is_default = *section != Section::Endpoints || includes_endpoints;
@@ -105,7 +105,7 @@ impl Selection {
     }
 }
 
-fn section_of(field: &str) -> Result<Section, SelectionError> {
+fn parse_section(field: &str) -> Result<Section, SelectionError> {
     let mut all = Section::ALL.into_iter();
     let section = all.find(|section| section.fields().contains(&field));
     section.ok_or_else(|| SelectionError::Field(field.chars().take(100).collect()))
@@ -117,13 +117,13 @@ mod tests {
 
     fn selection(query: &str) -> Result<Selection, SelectionError> {
         let uri = format!("/config_dump{query}");
-        Selection::of(&uri.parse().unwrap())
+        Selection::from_uri(&uri.parse().unwrap())
     }
 
     #[test]
     fn requests_without_parameters_select_ambits_dump() {
-        assert_eq!(selection(""), Ok(Selection::Own));
-        assert_eq!(selection("?pretty"), Ok(Selection::Own));
+        assert_eq!(selection(""), Ok(Selection::AmbitDump));
+        assert_eq!(selection("?pretty"), Ok(Selection::AmbitDump));
     }
 
     #[test]

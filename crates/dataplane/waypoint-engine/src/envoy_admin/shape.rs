@@ -24,10 +24,10 @@ pub(super) fn type_url(message: &str) -> String {
 }
 
 /// Renders a message as `google.protobuf.Any`, without fields that are null or empty lists.
-pub(super) fn any(message: &str, fields: Value) -> Value {
+pub(super) fn any_message(message: &str, fields: Value) -> Value {
     let mut all = Map::new();
     all.insert("@type".to_owned(), type_url(message).into());
-    if let Value::Object(fields) = compact(fields) {
+    if let Value::Object(fields) = remove_empty_fields(fields) {
         all.extend(fields);
     }
     Value::Object(all)
@@ -35,24 +35,24 @@ pub(super) fn any(message: &str, fields: Value) -> Value {
 
 /// Removes fields that are null or empty lists. Empty messages stay, since their presence has a meaning, as in `"ads":
 /// {}`.
-pub(super) fn compact(value: Value) -> Value {
+pub(super) fn remove_empty_fields(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             let fields = fields
                 .into_iter()
-                .map(|(name, value)| (name, compact(value)));
+                .map(|(name, value)| (name, remove_empty_fields(value)));
             let is_set = |(_, value): &(String, Value)| {
                 !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty())
             };
             fields.filter(is_set).collect::<Map<_, _>>().into()
         }
-        Value::Array(all) => all.into_iter().map(compact).collect(),
+        Value::Array(all) => all.into_iter().map(remove_empty_fields).collect(),
         other => other,
     }
 }
 
 /// Adds the fields of `more` to a message.
-pub(super) fn extend(message: &mut Value, more: Value) {
+pub(super) fn merge_fields(message: &mut Value, more: Value) {
     if let (Value::Object(fields), Value::Object(more)) = (message, more) {
         fields.extend(more);
     }
@@ -74,7 +74,7 @@ pub(super) fn socket_address(host: &str, port: u16) -> Value {
 
 /// Renders settings for which Envoy's messages have no field as `envoy.config.core.v3.Metadata`; null without settings.
 pub(super) fn ambit_metadata(of: Value) -> Value {
-    match compact(of) {
+    match remove_empty_fields(of) {
         Value::Object(fields) if fields.is_empty() => Value::Null,
         fields => json!({"filter_metadata": {"ambit": fields}}),
     }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn unset_fields_are_omitted_and_empty_messages_kept() {
-        let message = any("a.B", json!({"a": null, "b": [], "c": {"d": null}}));
+        let message = any_message("a.B", json!({"a": null, "b": [], "c": {"d": null}}));
         assert_eq!(
             message,
             json!({"@type": "type.googleapis.com/a.B", "c": {}})

@@ -17,10 +17,10 @@ use ambit_model::{
 use super::names::{ClusterKey, ClusterNames, ProxyKind};
 use crate::{
     attachments::Attachments,
-    destination::RuledService,
-    published::Served,
-    server::Kind,
-    target::{Target, UNKNOWN},
+    destination::DestinationRuleState,
+    published::ServedService,
+    server::TunnelProtocol,
+    target::{Target, UNKNOWN_ADDRESS},
     waypoint::Waypoint,
 };
 
@@ -37,7 +37,7 @@ pub(super) struct Snapshot {
 /// One port of a service that the waypoint serves.
 #[derive(Clone, Debug)]
 pub(super) struct ServedPort {
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<ServedService>,
     pub(super) service: Arc<Service>,
     pub(super) port: u16,
     /// Envoy filters for connections of clients without consumer routes: both kinds if the first bytes of a connection
@@ -50,7 +50,7 @@ pub(super) struct ServedPort {
 pub(super) struct Cluster {
     pub(super) key: ClusterKey,
     pub(super) service: Arc<Service>,
-    pub(super) rule: Option<Arc<RuledService>>,
+    pub(super) rule: Option<Arc<DestinationRuleState>>,
     /// Whether the service is a wildcard whose hosts the waypoint resolves by DNS, as each request names them.
     pub(super) resolves_hosts: bool,
 }
@@ -68,12 +68,12 @@ pub(super) struct Endpoint {
 
 impl Snapshot {
     /// Captures the ports and clusters of a waypoint.
-    pub(super) fn of(waypoint: &Waypoint) -> Self {
+    pub(super) fn capture(waypoint: &Waypoint) -> Self {
         let all = waypoint.published.services();
         let names = ClusterNames::new(all.iter().map(|served| served.name.clone()));
         let ports: Vec<_> = all
             .into_iter()
-            .flat_map(|served| ports_of(waypoint, &served))
+            .flat_map(|served| served_ports(waypoint, &served))
             .collect();
         let keys = cluster_keys(waypoint, &ports);
         let clusters = keys.into_iter().filter_map(|key| cluster(waypoint, key));
@@ -92,7 +92,7 @@ impl ServedPort {
     }
 
     /// Returns the cluster of the port's own service, which receives what no route forwards elsewhere.
-    pub(super) fn itself(&self, kind: ProxyKind) -> ClusterKey {
+    pub(super) fn own_cluster(&self, kind: ProxyKind) -> ClusterKey {
         ClusterKey {
             service: self.served.name.clone(),
             port: self.port,
@@ -102,9 +102,9 @@ impl ServedPort {
     }
 
     /// Returns the client namespaces that have consumer routes for the port.
-    pub(super) fn clients(&self) -> BTreeSet<&str> {
+    pub(super) fn client_namespaces(&self) -> BTreeSet<&str> {
         let routes = self.served.http_routes().iter();
-        let routes = routes.filter(|route| ambit_l7::route::concerns(route, self.port));
+        let routes = routes.filter(|route| ambit_l7::route::applies_to_port(route, self.port));
         routes
             .filter_map(|route| route.clients.as_deref())
             .collect()
@@ -152,7 +152,7 @@ impl Cluster {
     }
 }
 
-fn ports_of(waypoint: &Waypoint, served: &Arc<Served>) -> Vec<ServedPort> {
+fn served_ports(waypoint: &Waypoint, served: &Arc<ServedService>) -> Vec<ServedPort> {
     let service = waypoint.state.table().service(&served.name).cloned();
     let Some(service) = service else {
         return Vec::new();
@@ -162,30 +162,30 @@ fn ports_of(waypoint: &Waypoint, served: &Arc<Served>) -> Vec<ServedPort> {
         served: served.clone(),
         service: service.clone(),
         port,
-        kinds: kinds(waypoint, served, &service, port),
+        kinds: proxy_kinds(waypoint, served, &service, port),
     };
     ports.into_keys().map(of_port).collect()
 }
 
-fn kinds(
+fn proxy_kinds(
     waypoint: &Waypoint,
-    served: &Arc<Served>,
+    served: &Arc<ServedService>,
     service: &Arc<Service>,
     port: u16,
 ) -> &'static [ProxyKind] {
     let target = Target::Service {
         service: service.clone(),
         served: served.clone(),
-        address: SocketAddr::new(UNKNOWN, port),
+        address: SocketAddr::new(UNKNOWN_ADDRESS, port),
     };
     let attachments = Attachments::Service {
         service: served.name.clone(),
         port,
     };
-    match Kind::for_client(waypoint, &target, &attachments, None) {
-        Kind::Http | Kind::HttpOnly => &[ProxyKind::Http],
-        Kind::Tcp | Kind::Tls => &[ProxyKind::Tcp],
-        Kind::Unknown => &[ProxyKind::Http, ProxyKind::Tcp],
+    match TunnelProtocol::for_client(waypoint, &target, &attachments, None) {
+        TunnelProtocol::Http | TunnelProtocol::HttpRequired => &[ProxyKind::Http],
+        TunnelProtocol::Tcp | TunnelProtocol::Tls => &[ProxyKind::Tcp],
+        TunnelProtocol::Unknown => &[ProxyKind::Http, ProxyKind::Tcp],
     }
 }
 
@@ -194,13 +194,13 @@ fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKe
     let mut keys = BTreeSet::new();
     for port in ports {
         for kind in port.kinds {
-            keys.insert(port.itself(*kind));
+            keys.insert(port.own_cluster(*kind));
             let rule = waypoint.published.destination(&port.served.name);
             let subsets = rule.iter().flat_map(|rule| rule.record().subsets.keys());
             let subsets = subsets.filter(|_| *kind == ProxyKind::Http);
             keys.extend(subsets.map(|subset| ClusterKey {
                 subset: Some(subset.clone()),
-                ..port.itself(*kind)
+                ..port.own_cluster(*kind)
             }));
         }
         let of_requests = port.served.http_routes().iter().flat_map(http_backends);

@@ -7,15 +7,15 @@ mod streams;
 use std::{collections::HashMap, sync::Arc, task::Waker, time::Duration};
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{ContextId, Effect, Failure, Message, Token, Vm};
+use ambit_wasm::{CallId, ContextId, Effect, GrpcStreamMessage, Vm, VmError};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::Instant,
 };
 
-use super::{Chain, Counts, Plugin, State};
-pub(crate) use context::{CallCause, OpenStream, PluginContext, StreamEventHandler};
+use super::{Plugin, PluginChain, PluginCounters, PluginState};
+pub(crate) use context::{CallCause, OpenStreamFn, PluginContext, StreamEventHandler};
 
 /// Maximum time for which a request waits for a starting instance.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,16 +23,16 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 const MIN_RESTART_DELAY: Duration = Duration::from_secs(1);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
 /// Uptime after which a failure is followed by the initial restart delay again.
-const STEADY_UPTIME: Duration = Duration::from_secs(60);
+const STABLE_UPTIME: Duration = Duration::from_secs(60);
 
 /// Wakers of the tasks that wait for a plugin to resume their request.
 #[derive(Debug, Default)]
-pub(crate) struct Signal(Mutex<Vec<Waker>>);
+pub(crate) struct WakeSignal(Mutex<Vec<Waker>>);
 
 /// Request whose context is open in an instance.
 #[derive(Debug)]
 struct OpenRequest {
-    signal: Arc<Signal>,
+    signal: Arc<WakeSignal>,
     cause: CallCause,
 }
 
@@ -40,11 +40,11 @@ struct OpenRequest {
 #[derive(Debug)]
 pub(super) struct OpenPluginStream {
     /// Queue of messages to send, bounded by the instance's limits.
-    pub(super) send: mpsc::UnboundedSender<Message>,
+    pub(super) send: mpsc::UnboundedSender<GrpcStreamMessage>,
     pub(super) _task: AbortOnDrop<()>,
 }
 
-impl Signal {
+impl WakeSignal {
     /// Registers a waker for the next wake-up. Must be called before the awaited condition is checked, so that no
     /// wake-up is missed.
     pub(crate) fn register(&self, waker: &Waker) {
@@ -64,18 +64,18 @@ impl Signal {
 
 /// Plugins of one worker, by the numbers of their versions.
 #[derive(Debug, Default)]
-pub(crate) struct Slots(Mutex<HashMap<u64, SlotEntry>>);
+pub(crate) struct PluginSlots(Mutex<HashMap<u64, SlotEntry>>);
 
 /// Plugin on one worker, and the task that runs it.
 #[derive(Debug)]
 struct SlotEntry {
-    slot: Arc<Slot>,
+    slot: Arc<PluginSlot>,
     _keeping: AbortOnDrop<()>,
 }
 
 /// Plugin on one worker, with its instance once it has started. Only the worker's thread takes the lock.
 #[derive(Debug)]
-struct Slot {
+struct PluginSlot {
     plugin: Arc<Plugin>,
     plugin_context: PluginContext,
     inner: Mutex<Inner>,
@@ -85,17 +85,17 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct Inner {
-    stage: Stage,
+    stage: InstanceStage,
     /// Number of instances started so far; calls to an earlier instance fail.
     generation: u64,
     requests: HashMap<ContextId, OpenRequest>,
     queues: Vec<u32>,
     /// Open gRPC streams of the instance.
-    streams: HashMap<Token, OpenPluginStream>,
+    streams: HashMap<CallId, OpenPluginStream>,
 }
 
 #[derive(Debug, Default)]
-enum Stage {
+enum InstanceStage {
     #[default]
     Starting,
     Running(Box<Vm>),
@@ -104,12 +104,12 @@ enum Stage {
 
 /// Handle to a running instance of a plugin; calls fail once another instance has replaced it.
 #[derive(Clone, Debug)]
-pub(crate) struct Instance {
-    slot: Arc<Slot>,
+pub(crate) struct PluginInstance {
+    slot: Arc<PluginSlot>,
     generation: u64,
 }
 
-impl Slots {
+impl PluginSlots {
     /// Returns a plugin's running instance; waits while it starts.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Slots {
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
         plugin: &Arc<Plugin>,
-    ) -> Result<Instance, String> {
+    ) -> Result<PluginInstance, String> {
         let slot = self.slot(plugin_context, plugin);
         let deadline = Instant::now() + START_TIMEOUT;
         let mut changed = slot.changed.subscribe();
@@ -127,16 +127,16 @@ impl Slots {
             {
                 let inner = slot.inner.lock();
                 match &inner.stage {
-                    Stage::Running(_) => {
+                    InstanceStage::Running(_) => {
                         let generation = inner.generation;
                         drop(inner);
-                        return Ok(Instance { slot, generation });
+                        return Ok(PluginInstance { slot, generation });
                     }
-                    Stage::Failed => return Err(Failure::Dead.to_string()),
-                    Stage::Starting => {}
+                    InstanceStage::Failed => return Err(VmError::InstanceFailed.to_string()),
+                    InstanceStage::Starting => {}
                 }
             }
-            if let State::Failed(why) = plugin.state() {
+            if let PluginState::Failed(why) = plugin.state() {
                 return Err(why.to_string());
             }
             let changes = tokio::time::timeout_at(deadline, changed.changed());
@@ -150,12 +150,12 @@ impl Slots {
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
         plugin: &Arc<Plugin>,
-    ) -> Arc<Slot> {
+    ) -> Arc<PluginSlot> {
         let mut slots = self.0.lock();
         if let Some(entry) = slots.get(&plugin.number) {
             return entry.slot.clone();
         }
-        let slot = Arc::new(Slot {
+        let slot = Arc::new(PluginSlot {
             plugin: plugin.clone(),
             plugin_context: plugin_context(),
             inner: Mutex::default(),
@@ -172,7 +172,7 @@ impl Slots {
     }
 
     /// Starts the plugins of a changed chain, and stops all others. Requests in flight keep their instances.
-    pub(crate) fn follow(&self, plugin_context: &PluginContext, chain: Option<&Chain>) {
+    pub(crate) fn reconcile(&self, plugin_context: &PluginContext, chain: Option<&PluginChain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
         let gone: Vec<_> = {
@@ -188,10 +188,10 @@ impl Slots {
 }
 
 /// Runs the instance of a plugin, and starts a new one after each failure.
-async fn run_with_restarts(slot: Arc<Slot>) {
+async fn run_with_restarts(slot: Arc<PluginSlot>) {
     let mut pause = MIN_RESTART_DELAY;
     loop {
-        let Some(module) = ready(&slot.plugin).await else {
+        let Some(module) = wait_until_loaded(&slot.plugin).await else {
             return;
         };
         let (settings, shared) = (
@@ -204,14 +204,14 @@ async fn run_with_restarts(slot: Arc<Slot>) {
         let began = Instant::now();
         match started {
             Ok(Ok(vm)) => {
-                slot.begin(vm);
+                slot.set_running(vm);
                 slot.run().await;
             }
-            Ok(Err(failure)) => slot.failed(&failure),
+            Ok(Err(failure)) => slot.record_failure(&failure),
             // The panic has been logged.
-            Err(_) => slot.failed(&Failure::Start("the host failed".to_owned())),
+            Err(_) => slot.record_failure(&VmError::Start("the host failed".to_owned())),
         }
-        if began.elapsed() > STEADY_UPTIME {
+        if began.elapsed() > STABLE_UPTIME {
             pause = MIN_RESTART_DELAY;
         }
         tokio::time::sleep(pause).await;
@@ -219,36 +219,36 @@ async fn run_with_restarts(slot: Arc<Slot>) {
     }
 }
 
-async fn ready(plugin: &Plugin) -> Option<ambit_wasm::Module> {
+async fn wait_until_loaded(plugin: &Plugin) -> Option<ambit_wasm::Module> {
     let mut state = plugin.watch();
-    let is_ready = |state: &State| matches!(state, State::Ready(_));
+    let is_ready = |state: &PluginState| matches!(state, PluginState::Ready(_));
     let found = state.wait_for(is_ready).await.ok()?;
     match &*found {
-        State::Ready(module) => Some(module.clone()),
+        PluginState::Ready(module) => Some(module.clone()),
         _ => None,
     }
 }
 
-impl Slot {
-    fn begin(self: &Arc<Self>, vm: Vm) {
+impl PluginSlot {
+    fn set_running(self: &Arc<Self>, vm: Vm) {
         let mut inner = self.inner.lock();
         inner.generation += 1;
-        inner.stage = Stage::Running(Box::new(vm));
+        inner.stage = InstanceStage::Running(Box::new(vm));
         let generation = inner.generation;
         drop(inner);
         self.changed.send_replace(());
         // Performs the effects of the start.
-        let instance = Instance {
+        let instance = PluginInstance {
             slot: self.clone(),
             generation,
         };
-        let _started = instance.call(|_| Ok(()));
+        let _started = instance.run_callback(|_| Ok(()));
     }
 
     /// Calls the instance's timer and queue callbacks when they are due, until the instance fails.
     async fn run(self: &Arc<Self>) {
         let generation = self.inner.lock().generation;
-        let instance = Instance {
+        let instance = PluginInstance {
             slot: self.clone(),
             generation,
         };
@@ -257,7 +257,7 @@ impl Slot {
         let mut rest = Duration::ZERO;
         loop {
             let period = match &self.inner.lock().stage {
-                Stage::Running(vm) => vm.tick_period(),
+                InstanceStage::Running(vm) => vm.tick_period(),
                 _ => return,
             };
             let tick = async {
@@ -271,7 +271,7 @@ impl Slot {
                 () = self.died.notified() => return,
                 () = tick => {
                     let began = Instant::now();
-                    let _ticked = instance.call(Vm::tick);
+                    let _ticked = instance.run_callback(Vm::on_tick);
                     began
                 }
                 began = async {
@@ -287,13 +287,13 @@ impl Slot {
         }
     }
 
-    fn failed(&self, failure: &Failure) {
+    fn record_failure(&self, failure: &VmError) {
         let plugin = &self.plugin;
-        Counts::add(&plugin.counts.failures);
+        PluginCounters::increment(&plugin.counts.failures);
         tracing::error!(plugin = plugin.key, reason = failure.reason(), error = %failure, "a plugin failed: requests are decided by its fail strategy until it is started anew");
         let requests = {
             let mut inner = self.inner.lock();
-            inner.stage = Stage::Failed;
+            inner.stage = InstanceStage::Failed;
             inner.queues.clear();
             inner.streams.clear();
             std::mem::take(&mut inner.requests)
@@ -306,15 +306,15 @@ impl Slot {
     }
 }
 
-impl Instance {
+impl PluginInstance {
     /// Creates the instance's context for a request (`proxy_on_context_create`).
-    pub(crate) fn open(
+    pub(crate) fn create_context(
         &self,
-        facts: Arc<dyn ambit_wasm::Facts>,
+        facts: Arc<dyn ambit_wasm::PropertySource>,
         cause: CallCause,
-    ) -> Result<(ContextId, Arc<Signal>), Failure> {
-        let id = self.call(|vm| vm.open(facts))?;
-        let signal = Arc::<Signal>::default();
+    ) -> Result<(ContextId, Arc<WakeSignal>), VmError> {
+        let id = self.run_callback(|vm| vm.create_stream_context(facts))?;
+        let signal = Arc::<WakeSignal>::default();
         let opened = OpenRequest {
             signal: signal.clone(),
             cause,
@@ -324,7 +324,7 @@ impl Instance {
     }
 
     /// Ends the instance's context for a request.
-    pub(crate) fn close(&self, id: ContextId) {
+    pub(crate) fn delete_context(&self, id: ContextId) {
         let is_own = {
             let mut inner = self.slot.inner.lock();
             let is_own = inner.generation == self.generation;
@@ -335,37 +335,39 @@ impl Instance {
         };
         if is_own {
             // Failures are counted where they happen.
-            let _closed = self.call(|vm| vm.close(id));
+            let _closed = self.run_callback(|vm| vm.end_stream(id));
         }
     }
 
     /// Runs a callback of the instance, and then performs the effects that it requested: calls, streams, wake-ups.
-    pub(crate) fn call<R>(
+    pub(crate) fn run_callback<R>(
         &self,
-        act: impl FnOnce(&mut Vm) -> Result<R, Failure>,
-    ) -> Result<R, Failure> {
+        act: impl FnOnce(&mut Vm) -> Result<R, VmError>,
+    ) -> Result<R, VmError> {
         let (result, effects) = {
             let mut inner = self.slot.inner.lock();
             if inner.generation != self.generation {
-                return Err(Failure::Dead);
+                return Err(VmError::InstanceFailed);
             }
-            let Stage::Running(vm) = &mut inner.stage else {
-                return Err(Failure::Dead);
+            let InstanceStage::Running(vm) = &mut inner.stage else {
+                return Err(VmError::InstanceFailed);
             };
             let result = act(vm);
             (result, vm.take_effects())
         };
         match &result {
-            Err(failure) if *failure != Failure::Dead => self.slot.failed(failure),
-            _ => self.perform(effects),
+            Err(failure) if *failure != VmError::InstanceFailed => {
+                self.slot.record_failure(failure)
+            }
+            _ => self.perform_effects(effects),
         }
         result
     }
 
-    fn perform(&self, effects: Vec<Effect>) {
+    fn perform_effects(&self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Changed(id) => {
+                Effect::OutcomeChanged(id) => {
                     let inner = self.slot.inner.lock();
                     let signal = inner.requests.get(&id).map(|one| one.signal.clone());
                     drop(inner);
@@ -373,30 +375,31 @@ impl Instance {
                         signal.wake();
                     }
                 }
-                Effect::Call(token, call) => {
+                Effect::StartCall(token, call) => {
                     let instance = self.clone();
                     let cause = self.cause(call.context);
-                    let outstanding = call.outstanding();
+                    let outstanding = call.permit();
                     ambit_rt::spawn("plugin call", async move {
                         let _outstanding = outstanding;
                         let kind = call.kind;
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
                         let response = (slot.plugin_context.calls)(plugin, *call, cause).await;
-                        let _ended = instance.call(|vm| vm.call_ended(token, kind, response));
+                        let _ended =
+                            instance.run_callback(|vm| vm.on_call_response(token, kind, response));
                     });
                 }
-                Effect::Open(token, call) => self.open_stream(token, *call),
-                Effect::Send(token, message) => self.send(token, message),
+                Effect::OpenStream(token, call) => self.open_stream(token, *call),
+                Effect::SendMessage(token, message) => self.send(token, message),
                 // The response of a cancelled call is discarded.
-                Effect::Cancelled(token) => self.end_stream(token),
-                Effect::Listens(queue) => {
+                Effect::CancelCall(token) => self.end_stream(token),
+                Effect::SubscribeQueue(queue) => {
                     let queues = &mut self.slot.inner.lock().queues;
                     if !queues.contains(&queue) {
                         queues.push(queue);
                     }
                 }
-                Effect::Enqueued(_) => self.slot.plugin_context.queues.send_replace(()),
+                Effect::MessageEnqueued(_) => self.slot.plugin_context.queues.send_replace(()),
             }
         }
     }
@@ -405,7 +408,7 @@ impl Instance {
     fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);
-        request.map_or(CallCause::OWN, |request| request.cause.clone())
+        request.map_or(CallCause::PLUGIN_ITSELF, |request| request.cause.clone())
     }
 
     /// Calls the queue callback of the instance for each message in its shared queues, as long as the instance dequeues
@@ -413,12 +416,12 @@ impl Instance {
     fn notify_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {
-            let mut waiting = self.slot.plugin_context.shared.waiting(queue);
+            let mut waiting = self.slot.plugin_context.shared.queued_messages(queue);
             while waiting > 0 {
-                if self.call(|vm| vm.queue_ready(queue)).is_err() {
+                if self.run_callback(|vm| vm.on_queue_ready(queue)).is_err() {
                     return;
                 }
-                let left = self.slot.plugin_context.shared.waiting(queue);
+                let left = self.slot.plugin_context.shared.queued_messages(queue);
                 if left >= waiting {
                     break;
                 }

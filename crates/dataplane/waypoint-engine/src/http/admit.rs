@@ -2,6 +2,6 @@
 
 pub(super) mod admission;
 pub(super) mod authentication;
+pub(super) mod authorized_body;
 pub(super) mod authorizer;
-pub(super) mod passing;
 pub(super) mod request_authorization;

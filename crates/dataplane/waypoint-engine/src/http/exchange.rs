@@ -1,13 +1,13 @@
 //! A request and its response on their way through the waypoint. The phases are the methods of [`Exchange`] in their
-//! order: accept, admit, route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when
-//! the last part of the response has been sent.
+//! order: accept, admit, route, limit, change, delay, prepare, send, respond. Its [`RequestRecord`] reports the
+//! exchange when the last part of the response has been sent.
 
 mod first_response;
 mod version;
 
 use std::{pin::pin, sync::Arc};
 
-use ambit_jwt::Authenticated;
+use ambit_jwt::AuthenticatedRequest;
 use ambit_model::ExtensionPhase;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
@@ -17,31 +17,31 @@ use super::{
     admit::{
         admission::Admission,
         authentication::authenticate,
+        authorized_body::{AuthorizedBody, TrailersDirection},
         authorizer::{ExternalAuthorization, ExternalOutcome, authorize_externally},
-        passing::{Passing, Trailers},
         request_authorization::authorize,
     },
     body::{
         idle::IdleTimeout,
-        interim::{self, Expectation},
+        interim::{self, ContinueExpectation},
     },
-    connection::header_timeout::RequestPacing,
+    connection::header_timeout::RequestProgress,
     extension::{PluginsOutcome, RequestPlugins},
     fault,
     limits::{self, CountedRequest, RateLimitHeaders},
-    mirror::{self, MirrorSource, Mirroring},
+    mirror::{self, MirrorCancellation, MirrorSource},
     normalized_target::{self, NormalizedTarget, is_grpc},
     reply::Reply,
-    report::record::Record,
-    request_headers::{complete, strip},
+    report::record::RequestRecord,
+    request_headers::{add_generated, sanitize},
     response_body::{ApplicationBody, ResponseBody},
     response_headers,
     routing::{
         backend_authorization::authorize_backend,
-        client_route::{ChangedRequest, Original},
-        routed::{CorsHeaders, RoutingResult, SelectedRoute, misdirected, route},
+        client_route::{ChangedRequest, OriginalRequest},
+        routed::{CorsHeaders, RoutingResult, SelectedRoute, misdirected_reply, route},
     },
-    send::{self, Failure, Sending, UpstreamResponse, outgoing, retrying::RetryPolicy},
+    send::{self, Failure, SendOptions, UpstreamResponse, outgoing, retry_state::RetryPolicy},
     upgrade::{self, PendingUpgrade, Upgrade},
 };
 use crate::{
@@ -52,7 +52,7 @@ use crate::{
     session::Session,
 };
 use first_response::{FirstResponse, first_response};
-use version::version;
+use version::upstream_version;
 
 /// Handles a request and returns its response. With `refused`, the request was rejected before, and only the rejection
 /// is recorded. `unread` is notified when the client does not read the response.
@@ -60,27 +60,27 @@ pub(super) async fn respond(
     mut session: Arc<Session>,
     request: Request<Incoming>,
     mut refused: Option<Reply>,
-    pacing: &RequestPacing,
+    pacing: &RequestProgress,
     unread: &Arc<Notify>,
 ) -> Response<Body> {
     // A request with an invalid host is refused below.
-    if let Ok(host) = normalized_target::host(&request) {
-        match session.of_host(&host) {
+    if let Ok(host) = normalized_target::request_host(&request) {
+        match session.for_host(&host) {
             Ok(Some(specific)) => session = Arc::new(specific),
             Ok(None) => {}
-            Err(error) => refused = refused.or_else(|| Some(misdirected(error))),
+            Err(error) => refused = refused.or_else(|| Some(misdirected_reply(error))),
         }
     }
     let (mut exchange, request) = Exchange::begin(session, request);
-    pacing.reads(exchange.record.received.clone());
+    pacing.set_body_counter(exchange.record.received.clone());
     let outcome = match refused {
-        Some(reply) => Err(Stop::Refused(reply)),
+        Some(reply) => Err(EarlyResponse::Rejected(reply)),
         None => Box::pin(exchange.run(request)).await,
     };
     let response = match outcome {
         Ok(response) => response,
-        Err(Stop::Responded(response)) => *response,
-        Err(Stop::Refused(reply)) => exchange.refuse(reply),
+        Err(EarlyResponse::Responded(response)) => *response,
+        Err(EarlyResponse::Rejected(reply)) => exchange.reject(reply),
     };
     exchange.finish(response, unread).await
 }
@@ -89,7 +89,7 @@ pub(super) async fn respond(
 struct Exchange {
     session: Arc<Session>,
     is_grpc: bool,
-    record: Record,
+    record: RequestRecord,
     pending_upgrade: PendingUpgrade,
     plugins: Option<Box<RequestPlugins>>,
     cors_headers: CorsHeaders,
@@ -97,21 +97,21 @@ struct Exchange {
 }
 
 /// Response that ends an exchange before the request is sent to an endpoint.
-enum Stop {
+enum EarlyResponse {
     /// Rejection of the request, or failure to forward it.
-    Refused(Reply),
+    Rejected(Reply),
     /// Response of an authorization provider, a plugin or a route.
     Responded(Box<Response<ResponseBody>>),
 }
 
-impl From<Reply> for Stop {
+impl From<Reply> for EarlyResponse {
     fn from(reply: Reply) -> Self {
-        Self::Refused(reply)
+        Self::Rejected(reply)
     }
 }
 
 /// Request after normalization, as policies, routes and the application see it.
-struct Accepted {
+struct NormalizedRequest {
     began: Instant,
     request: Request<Incoming>,
     normalized: NormalizedTarget,
@@ -124,50 +124,50 @@ struct Accepted {
 }
 
 /// Result of a request's authorization, by policies and by an authorization provider.
-struct Admitted {
+struct AdmittedRequest {
     admission: Admission,
     external: ExternalAuthorization,
 }
 
 /// Request in the form in which it is sent to an endpoint.
-struct Outbound {
+struct OutboundRequest {
     request: Request<Body>,
     hops: Hops,
     retry_mark: RetryMark,
-    mirroring: Mirroring,
+    mirroring: MirrorCancellation,
     /// Notified when the endpoint does not read the request body.
     unread: Arc<Notify>,
-    awaited: Awaited,
+    awaited: ResponseContext,
 }
 
 /// Properties of a sent request that its response depends on.
-struct Awaited {
+struct ResponseContext {
     version: Version,
     upgrade: Option<Upgrade>,
     idle: IdleTimeout,
-    expectation: Option<Expectation>,
+    expectation: Option<ContinueExpectation>,
     deadline: Option<Instant>,
 }
 
 /// Response of an endpoint whose headers have been received.
-struct Arrived {
+struct ReceivedResponse {
     sent: UpstreamResponse,
-    awaited: Awaited,
+    awaited: ResponseContext,
 }
 
 impl Exchange {
     /// Starts the record of a request, and converts an extended CONNECT to the equivalent HTTP/1.1 upgrade request.
     fn begin(session: Arc<Session>, mut request: Request<Incoming>) -> (Self, Request<Incoming>) {
-        let pending_upgrade = PendingUpgrade::of(&mut request);
-        upgrade::as_http1(&mut request, &session.shard.waypoint.config.upgrades);
+        let pending_upgrade = PendingUpgrade::take_from(&mut request);
+        upgrade::convert_extended_connect(&mut request, &session.shard.waypoint.config.upgrades);
         headers::join_cookies(request.headers_mut());
         let is_grpc = is_grpc(&request);
-        let record = Record::new(&session, &request, is_grpc);
+        let record = RequestRecord::new(&session, &request, is_grpc);
         if request.body().is_end_stream() {
-            record.received.completed();
+            record.received.mark_complete();
         }
         let exchange = Self {
-            plugins: RequestPlugins::of(&session, is_grpc),
+            plugins: RequestPlugins::for_request(&session, is_grpc),
             session,
             is_grpc,
             record,
@@ -178,40 +178,44 @@ impl Exchange {
         (exchange, request)
     }
 
-    async fn run(&mut self, request: Request<Incoming>) -> Result<Response<ResponseBody>, Stop> {
+    async fn run(
+        &mut self,
+        request: Request<Incoming>,
+    ) -> Result<Response<ResponseBody>, EarlyResponse> {
         let mut accepted = self.accept(request)?;
         let mut admitted = self.admit(&mut accepted).await?;
         let mut selected = self.route(&accepted)?;
-        self.limit(&accepted, &admitted).await?;
-        self.change(&mut accepted, &mut selected, &mut admitted)
+        self.check_rate_limits(&accepted, &admitted).await?;
+        self.apply_route_filters(&mut accepted, &mut selected, &mut admitted)
             .await?;
         let deadline = selected.timeouts().request;
         let deadline = deadline.map(|timeout| accepted.began + timeout);
-        self.delay(&selected, &admitted, deadline).await?;
-        let outbound = self.prepare(accepted, &mut admitted, &selected, deadline)?;
+        self.inject_fault(&selected, &admitted, deadline).await?;
+        let outbound = self.prepare_outbound(accepted, &mut admitted, &selected, deadline)?;
         let arrived = self.send(outbound, &selected).await?;
         Ok(self.respond(arrived, admitted, &selected)?)
     }
 
     /// Normalizes a request, and removes hop-by-hop headers and those that only proxies of the mesh may send.
-    fn accept(&mut self, mut request: Request<Incoming>) -> Result<Accepted, Reply> {
+    fn accept(&mut self, mut request: Request<Incoming>) -> Result<NormalizedRequest, Reply> {
         let began = Instant::now();
-        let normalized = NormalizedTarget::of(&self.session, &request)?;
-        self.record.normalized(&normalized.host, &normalized.target);
+        let normalized = NormalizedTarget::from_request(&self.session, &request)?;
+        self.record
+            .record_target(&normalized.host, &normalized.target);
         let config = &self.session.shard.waypoint.config;
-        let upgrade = upgrade::requested(&request, &config.upgrades);
+        let upgrade = upgrade::parse_requested(&request, &config.upgrades);
         let idle_timeout = config.streams.idle_timeout;
         let idle = IdleTimeout::new(idle_timeout, request.headers(), upgrade.is_some());
         let hops = Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
         let retry_mark = RetryMark::take(request.headers_mut());
-        let expects_continue = interim::is_expected(&request);
+        let expects_continue = interim::expects_continue(&request);
         // Removed first, so that the authorized form is the forwarded one.
-        strip(&mut request)?;
+        sanitize(&mut request)?;
         if let Some(upgrade) = &upgrade {
             upgrade.write(request.headers_mut());
         }
-        self.record.pass_trace_on(request.headers_mut());
-        Ok(Accepted {
+        self.record.write_trace_context(request.headers_mut());
+        Ok(NormalizedRequest {
             began,
             request,
             normalized,
@@ -225,12 +229,15 @@ impl Exchange {
 
     /// Calls the authorization provider of CUSTOM policies, verifies tokens, runs plugins, and authorizes the resulting
     /// request.
-    async fn admit(&mut self, accepted: &mut Accepted) -> Result<Admitted, Stop> {
+    async fn admit(
+        &mut self,
+        accepted: &mut NormalizedRequest,
+    ) -> Result<AdmittedRequest, EarlyResponse> {
         if let Some(plugins) = &mut self.plugins {
             plugins.set_hops(accepted.hops);
         }
         let external = self.authorize_externally(accepted).await?;
-        self.extend(ExtensionPhase::Authn, accepted).await?;
+        self.run_plugins(ExtensionPhase::Authn, accepted).await?;
         let (session, record) = (&self.session, &mut self.record);
         let proved = authenticate(
             session,
@@ -238,17 +245,20 @@ impl Exchange {
             &mut accepted.normalized,
             record,
         )?;
-        self.extend(ExtensionPhase::Authz, accepted).await?;
+        self.run_plugins(ExtensionPhase::Authz, accepted).await?;
         let mut admission = self.authorize(accepted, &proved, &external)?;
         // Authorized again, so that the authorized form is the forwarded one.
-        if self.extend(ExtensionPhase::Unspecified, accepted).await? {
+        if self
+            .run_plugins(ExtensionPhase::Unspecified, accepted)
+            .await?
+        {
             admission = self.authorize(accepted, &proved, &external)?;
         }
         // A plugin may have changed the method.
         if *accepted.request.method() != Method::GET && accepted.upgrade.take().is_some() {
-            Upgrade::withdraw(accepted.request.headers_mut());
+            Upgrade::remove_upgrade_headers(accepted.request.headers_mut());
         }
-        Ok(Admitted {
+        Ok(AdmittedRequest {
             admission,
             external,
         })
@@ -257,11 +267,11 @@ impl Exchange {
     /// Authorizes the request in its current form, after changes by the provider and by plugins so far.
     fn authorize(
         &mut self,
-        accepted: &Accepted,
-        proved: &Authenticated,
+        accepted: &NormalizedRequest,
+        proved: &AuthenticatedRequest,
         external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
-        let Accepted {
+        let NormalizedRequest {
             request,
             normalized,
             ..
@@ -272,9 +282,9 @@ impl Exchange {
 
     async fn authorize_externally(
         &mut self,
-        accepted: &mut Accepted,
-    ) -> Result<ExternalAuthorization, Stop> {
-        let Accepted {
+        accepted: &mut NormalizedRequest,
+    ) -> Result<ExternalAuthorization, EarlyResponse> {
+        let NormalizedRequest {
             request,
             normalized,
             hops,
@@ -287,33 +297,33 @@ impl Exchange {
             authorize_externally(session, request, normalized, record, *hops, is_grpc, idle);
         match Box::pin(authorizing).await? {
             ExternalOutcome::Allowed(external) => Ok(external),
-            ExternalOutcome::Responded(response) => {
-                Err(Stop::Responded(Box::new(response.map(ResponseBody::Own))))
-            }
+            ExternalOutcome::Responded(response) => Err(EarlyResponse::Responded(Box::new(
+                response.map(ResponseBody::Generated),
+            ))),
         }
     }
 
     /// Runs the plugins up to a phase (`AUTHN`, `AUTHZ`, `STATS`). Returns whether a plugin may have changed the
     /// request.
-    async fn extend(
+    async fn run_plugins(
         &mut self,
         upto: ExtensionPhase,
-        accepted: &mut Accepted,
-    ) -> Result<bool, Stop> {
+        accepted: &mut NormalizedRequest,
+    ) -> Result<bool, EarlyResponse> {
         let Some(plugins) = &mut self.plugins else {
             return Ok(false);
         };
-        let running = plugins.request(upto, &mut accepted.request, &mut accepted.normalized);
+        let running = plugins.run_on_request(upto, &mut accepted.request, &mut accepted.normalized);
         match running.await? {
             PluginsOutcome::Unchanged => Ok(false),
             PluginsOutcome::MayHaveChanged => Ok(true),
-            PluginsOutcome::Responded(response) => Err(Stop::Responded(response)),
+            PluginsOutcome::Responded(response) => Err(EarlyResponse::Responded(response)),
         }
     }
 
     /// Chooses the route rule and the backend of the request.
-    fn route(&mut self, accepted: &Accepted) -> Result<SelectedRoute, Stop> {
-        let Accepted {
+    fn route(&mut self, accepted: &NormalizedRequest) -> Result<SelectedRoute, EarlyResponse> {
+        let NormalizedRequest {
             request,
             normalized,
             ..
@@ -321,20 +331,24 @@ impl Exchange {
         let (record, cors_headers) = (&mut self.record, &mut self.cors_headers);
         match route(&self.session, request, normalized, record, cors_headers)? {
             RoutingResult::Selected(selected) => Ok(selected),
-            RoutingResult::Responded(response) => {
-                Err(Stop::Responded(Box::new(response.map(ResponseBody::Own))))
-            }
+            RoutingResult::Responded(response) => Err(EarlyResponse::Responded(Box::new(
+                response.map(ResponseBody::Generated),
+            ))),
         }
     }
 
     /// Counts the request against the rate limits of the requested service.
-    async fn limit(&mut self, accepted: &Accepted, admitted: &Admitted) -> Result<(), Reply> {
+    async fn check_rate_limits(
+        &mut self,
+        accepted: &NormalizedRequest,
+        admitted: &AdmittedRequest,
+    ) -> Result<(), Reply> {
         let attachments = self.session.attachments();
         let counted = CountedRequest {
             services: attachments.services(),
-            request: accepted.normalized.as_received(&accepted.request),
+            request: accepted.normalized.route_request(&accepted.request),
         };
-        limits::limit(
+        limits::enforce(
             &self.session,
             counted,
             None,
@@ -347,23 +361,23 @@ impl Exchange {
 
     /// Applies the route's filters, after the original request has been authorized and routed, and authorizes the
     /// changed request for the backend.
-    async fn change(
+    async fn apply_route_filters(
         &mut self,
-        accepted: &mut Accepted,
+        accepted: &mut NormalizedRequest,
         selected: &mut SelectedRoute,
-        admitted: &mut Admitted,
+        admitted: &mut AdmittedRequest,
     ) -> Result<(), Reply> {
-        let Accepted {
+        let NormalizedRequest {
             request,
             normalized,
             ..
         } = accepted;
         let session = &self.session;
-        let original = Original::of(selected, request, normalized);
-        selected.change(session, request.headers_mut(), normalized)?;
-        selected.name_host(session, normalized)?;
+        let original = OriginalRequest::save(selected, request, normalized);
+        selected.apply_request_filters(session, request.headers_mut(), normalized)?;
+        selected.resolve_wildcard_host(session, normalized)?;
         if let Some(original) = &original {
-            original.restore_claims(session, request.headers_mut());
+            original.restore_token_headers(session, request.headers_mut());
         }
         let admission = admitted.admission.clone();
         admitted.admission =
@@ -382,10 +396,10 @@ impl Exchange {
     }
 
     /// Injects the delay or abort of the route's fault filter.
-    async fn delay(
+    async fn inject_fault(
         &mut self,
         selected: &SelectedRoute,
-        admitted: &Admitted,
+        admitted: &AdmittedRequest,
         deadline: Option<Instant>,
     ) -> Result<(), Reply> {
         let Some(injected) = selected.fault() else {
@@ -402,14 +416,14 @@ impl Exchange {
     }
 
     /// Converts a request to the form in which it is sent to the endpoint, and starts its mirrored requests.
-    fn prepare(
+    fn prepare_outbound(
         &mut self,
-        accepted: Accepted,
-        admitted: &mut Admitted,
+        accepted: NormalizedRequest,
+        admitted: &mut AdmittedRequest,
         selected: &SelectedRoute,
         deadline: Option<Instant>,
-    ) -> Result<Outbound, Reply> {
-        let Accepted {
+    ) -> Result<OutboundRequest, Reply> {
+        let NormalizedRequest {
             mut request,
             normalized,
             upgrade,
@@ -421,23 +435,24 @@ impl Exchange {
         } = accepted;
         let session = &self.session;
         let destination = &selected.destination;
-        let version = version(session, destination, upgrade.as_ref(), request.version());
-        complete(session, &mut request, &normalized);
+        let version = upstream_version(session, destination, upgrade.as_ref(), request.version());
+        add_generated(session, &mut request, &normalized);
         let (parts, incoming) = request.into_parts();
-        self.record.forwarded(&parts.headers);
-        let Admitted {
+        self.record.record_forwarded_headers(&parts.headers);
+        let AdmittedRequest {
             admission,
             external,
         } = admitted;
         // A client whose body a provider has read has already received `100 Continue`.
         let asks_application =
             expects_continue && version == Version::Http1 && !external.has_body();
-        let expectation = (asks_application && self.plugins.is_none()).then(Expectation::default);
+        let expectation =
+            (asks_application && self.plugins.is_none()).then(ContinueExpectation::default);
         let incoming = external.body(incoming);
         let received = self.record.received.clone();
-        let (admitted, trailers) = (admission.clone(), Trailers::OfRequest);
-        let body = Passing::body(incoming, received, admitted, trailers, None, ());
-        let body = interim::hold(idle.request(body), expectation.as_ref());
+        let (admitted, trailers) = (admission.clone(), TrailersDirection::Request);
+        let body = AuthorizedBody::wrap(incoming, received, admitted, trailers, None, ());
+        let body = interim::hold_body(idle.wrap_request(body), expectation.as_ref());
         let unread = Arc::new(Notify::new());
         let mut body = session.shard.stalls.watch(body, &unread);
         if let (Some(plugins), None) = (&self.plugins, &upgrade) {
@@ -457,21 +472,25 @@ impl Exchange {
         };
         let (body, mirroring) = mirror::mirror(session, &mirrors, source, body);
         let mut request = Request::from_parts(parts, body);
-        outgoing::address(&mut request, &normalized.host, &normalized.target, version)?;
+        outgoing::set_request_target(&mut request, &normalized.host, &normalized.target, version)?;
         match &upgrade {
-            Some(upgrade) => upgrade.send_as(version, &mut request),
-            None if version == Version::Http1 => outgoing::frame_body(&mut request),
+            Some(upgrade) => upgrade.convert_for(version, &mut request),
+            None if version == Version::Http1 => outgoing::set_chunked_framing(&mut request),
             None => {}
         }
         // Plugins see no interim responses.
-        interim::follow(&mut request, expectation.as_ref(), self.plugins.is_none());
-        Ok(Outbound {
+        interim::forward_interim_responses(
+            &mut request,
+            expectation.as_ref(),
+            self.plugins.is_none(),
+        );
+        Ok(OutboundRequest {
             request,
             hops,
             retry_mark,
             mirroring,
             unread,
-            awaited: Awaited {
+            awaited: ResponseContext {
                 version,
                 upgrade,
                 idle,
@@ -484,10 +503,10 @@ impl Exchange {
     /// Sends a request to an endpoint, with retries, and waits for the response headers.
     async fn send(
         &mut self,
-        outbound: Outbound,
+        outbound: OutboundRequest,
         selected: &SelectedRoute,
-    ) -> Result<Arrived, Stop> {
-        let Outbound {
+    ) -> Result<ReceivedResponse, EarlyResponse> {
+        let OutboundRequest {
             request,
             hops,
             retry_mark,
@@ -495,13 +514,13 @@ impl Exchange {
             unread,
             awaited,
         } = outbound;
-        let sending = Sending {
+        let sending = SendOptions {
             hops,
             attempt_timeout: selected.timeouts().backend_request,
             again: match selected.retry() {
-                _ if retry_mark.is_set() => RetryPolicy::Unsent,
-                Some(rule) => RetryPolicy::ByRule(rule),
-                None => RetryPolicy::Safely,
+                _ if retry_mark.is_set() => RetryPolicy::OnlyUnsent,
+                Some(rule) => RetryPolicy::RoutePolicy(rule),
+                None => RetryPolicy::OnlySafe,
             },
             retry_mark,
             sticky: selected.sticky(),
@@ -511,14 +530,16 @@ impl Exchange {
         let sending = pin!(sending);
         let plugins = self.plugins.as_deref();
         let first = first_response(sending, awaited.deadline, &unread, plugins).await;
-        mirroring.original_over();
+        mirroring.detach();
         match first {
-            FirstResponse::Upstream(Ok(sent)) => Ok(Arrived { sent, awaited }),
+            FirstResponse::Upstream(Ok(sent)) => Ok(ReceivedResponse { sent, awaited }),
             FirstResponse::Upstream(Err(failure)) => {
-                let reply = awaited.idle.reply();
-                Err(Stop::Refused(reply.unwrap_or_else(|| self.fail(failure))))
+                let reply = awaited.idle.timeout_reply();
+                Err(EarlyResponse::Rejected(
+                    reply.unwrap_or_else(|| self.record_failure(failure)),
+                ))
             }
-            FirstResponse::Plugin(response) => Err(Stop::Responded(Box::new(response))),
+            FirstResponse::Plugin(response) => Err(EarlyResponse::Responded(Box::new(response))),
         }
     }
 
@@ -526,11 +547,11 @@ impl Exchange {
     /// upgrade.
     fn respond(
         &mut self,
-        arrived: Arrived,
-        admitted: Admitted,
+        arrived: ReceivedResponse,
+        admitted: AdmittedRequest,
         selected: &SelectedRoute,
     ) -> Result<Response<ResponseBody>, Reply> {
-        let Arrived { sent, awaited } = arrived;
+        let ReceivedResponse { sent, awaited } = arrived;
         let UpstreamResponse {
             mut response,
             chosen,
@@ -542,13 +563,13 @@ impl Exchange {
         if let Some(workload) = &chosen.workload {
             selected.continue_session(workload.uid(), response.headers_mut());
         }
-        self.record.reached(chosen, flags);
+        self.record.record_endpoint(chosen, flags);
         let is_switched = match &awaited.upgrade {
-            Some(upgrade) => upgrade.is_switched(version, &response)?,
+            Some(upgrade) => upgrade.is_accepted_by(version, &response)?,
             None => response.status() == StatusCode::SWITCHING_PROTOCOLS,
         };
         if is_switched {
-            let switched = upgrade::switch(
+            let switched = upgrade::switch_protocols(
                 session,
                 awaited.upgrade,
                 version,
@@ -557,26 +578,26 @@ impl Exchange {
                 response,
             )?;
             // The stream after the switch is not a part of the response.
-            self.record.sent.completed();
-            return Ok(switched.map(ResponseBody::Own));
+            self.record.sent.mark_complete();
+            return Ok(switched.map(ResponseBody::Generated));
         }
-        response_headers::check(session, &mut response)?;
+        response_headers::sanitize(session, &mut response)?;
         let headers = response.headers_mut();
         admitted.external.change_response(session, headers);
         selected.change_response(headers);
         Ok(response.map(|incoming| {
-            ResponseBody::Application(ApplicationBody {
+            ResponseBody::Streamed(ApplicationBody {
                 incoming,
                 admission: admitted.admission,
                 deadline: awaited.deadline,
-                early: Expectation::answered(awaited.expectation.as_ref()),
+                early: ContinueExpectation::record_final_response(awaited.expectation.as_ref()),
                 idle: awaited.idle,
             })
         }))
     }
 
     /// Records the failure of a request to which no endpoint responded, and returns the reply to the client.
-    fn fail(&mut self, failure: Failure) -> Reply {
+    fn record_failure(&mut self, failure: Failure) -> Reply {
         if self.record.received.is_broken() {
             return Reply::refused("the request's body is not what HTTP allows", "body");
         }
@@ -584,9 +605,11 @@ impl Exchange {
         failure.reply
     }
 
-    fn refuse(&mut self, reply: Reply) -> Response<ResponseBody> {
-        self.record.replied(&reply);
-        reply.into_response(self.is_grpc).map(ResponseBody::Own)
+    fn reject(&mut self, reply: Reply) -> Response<ResponseBody> {
+        self.record.record_reply(&reply);
+        reply
+            .into_response(self.is_grpc)
+            .map(ResponseBody::Generated)
     }
 
     /// Adds the CORS and rate-limit headers to a response, runs plugins on it, and streams its body.
@@ -598,9 +621,9 @@ impl Exchange {
         self.cors_headers.change_response(response.headers_mut());
         self.limit_headers.change_response(response.headers_mut());
         if let Some(plugins) = &self.plugins {
-            response = Box::pin(plugins.answer(response, &mut self.record)).await;
+            response = Box::pin(plugins.run_on_response(response, &mut self.record)).await;
         }
-        self.record.answered(&response);
+        self.record.record_response(&response);
         let (parts, body) = response.into_parts();
         let Self {
             session,
@@ -609,20 +632,20 @@ impl Exchange {
             ..
         } = self;
         let body = match body {
-            ResponseBody::Own(body) => body,
-            ResponseBody::Application(body) => {
+            ResponseBody::Generated(body) => body,
+            ResponseBody::Streamed(body) => {
                 let sent = record.sent.clone();
                 let keep = (record, body.early);
-                let incoming = Passing::body(
+                let incoming = AuthorizedBody::wrap(
                     body.incoming,
                     sent,
                     body.admission,
-                    Trailers::OfResponse,
+                    TrailersDirection::Response,
                     body.deadline,
                     keep,
                 );
                 let stalls = &session.shard.stalls;
-                stalls.watch(body.idle.response(incoming), unread)
+                stalls.watch(body.idle.wrap_response(incoming), unread)
             }
         };
         let body = match &plugins {

@@ -6,21 +6,23 @@ mod words;
 
 use std::sync::Arc;
 
-use ambit_jwt::{Authenticated, Denial};
+use ambit_jwt::{AuthenticatedRequest, RejectionReason};
 use ambit_l7::{
     authz::{HttpDecision, HttpExplanation, RequiredCheck},
     route::Rule,
 };
-use ambit_mesh_json::explain::{Considered, End, Explanation, Peer, Step, StepKind, StepResult};
+use ambit_mesh_json::explain::{
+    EvaluatedObject, ExplainedResult, Explanation, Peer, Step, StepKind, StepResult,
+};
 use ambit_model::Share;
-use ambit_proxy::{Local, explain as shared};
+use ambit_proxy::{LocalPod, explain as shared};
 use ambit_resilience::PickRequest;
 use ambit_route::Route;
 use http::{Request, Response, header::LOCATION, uri::PathAndQuery};
 
 use super::{
     admit::{
-        admission::{Admission, Facts},
+        admission::{Admission, RequestAttributes},
         authentication::authenticate,
         authorizer::{self, ExternalAuthorization},
         request_authorization::authorize,
@@ -29,12 +31,12 @@ use super::{
     fault,
     normalized_target::{self, NormalizedTarget, is_grpc},
     reply::Reply,
-    report::observer::Observer,
-    request_headers::strip,
+    report::observer::RequestObserver,
+    request_headers::sanitize,
     routing::{
         backend_authorization::authorize_backend,
-        client_route::{ChangedRequest, Original},
-        routed::{self, CorsHeaders, RoutingResult, SelectedRoute, misdirected},
+        client_route::{ChangedRequest, OriginalRequest},
+        routed::{self, CorsHeaders, RoutingResult, SelectedRoute, misdirected_reply},
     },
     send::Failure,
 };
@@ -44,19 +46,19 @@ use crate::{
 };
 
 /// Maximum number of route rules that an explanation lists with the reason why they do not match.
-const MAX_CONSIDERED: usize = 50;
+const MAX_EXPLAINED_RULES: usize = 50;
 
 /// Predicts the response to a request in the tunnel of a session.
 pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Explanation {
     let is_grpc = is_grpc(&request);
-    let mut walk = Walk {
+    let mut walk = ExplanationBuilder {
         session: Arc::new(session),
         steps: Vec::new(),
-        seen: Decisions::default(),
+        seen: ObservedDecisions::default(),
     };
     let end = match walk.run(&mut request).await {
         Ok(end) => end,
-        Err(reply) => words::answered(&reply.clone().into_response(is_grpc), &reply.text),
+        Err(reply) => words::response_end(&reply.clone().into_response(is_grpc), &reply.text),
     };
     Explanation {
         steps: walk.steps,
@@ -65,57 +67,59 @@ pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Expla
 }
 
 /// Explanation in progress: the steps of a request that have been explained so far.
-struct Walk {
+struct ExplanationBuilder {
     session: Arc<Session>,
     steps: Vec<Step>,
-    seen: Decisions,
+    seen: ObservedDecisions,
 }
 
 /// Decisions that the functions of the data path report while they evaluate the predicted request.
 #[derive(Default)]
-struct Decisions {
-    unauthenticated: Option<Denial>,
+struct ObservedDecisions {
+    unauthenticated: Option<RejectionReason>,
     decision: Option<HttpDecision>,
     rule: Option<Arc<Rule>>,
 }
 
-impl Observer for Decisions {
-    fn normalized(&mut self, _host: &str, _target: &PathAndQuery) {}
+impl RequestObserver for ObservedDecisions {
+    fn on_normalized(&mut self, _host: &str, _target: &PathAndQuery) {}
 
-    fn unauthenticated(&mut self, why: &Denial) {
+    fn on_unauthenticated(&mut self, why: &RejectionReason) {
         self.unauthenticated = Some(why.clone());
     }
 
-    fn policies_decided(&mut self, decision: &HttpDecision) {
+    fn on_policy_decision(&mut self, decision: &HttpDecision) {
         self.decision = Some(decision.clone());
     }
 
-    fn routed(&mut self, rule: &Arc<Rule>) {
+    fn on_route_selected(&mut self, rule: &Arc<Rule>) {
         self.rule = Some(rule.clone());
     }
 }
 
-impl Walk {
-    async fn run(&mut self, request: &mut Request<()>) -> Result<End, Reply> {
+impl ExplanationBuilder {
+    async fn run(&mut self, request: &mut Request<()>) -> Result<ExplainedResult, Reply> {
         let mut normalized = self.normalize(request)?;
-        self.plugins();
-        let external = self.provider(request, &normalized)?;
-        let proved = self.authentication(request, &mut normalized)?;
-        let admission = self.authorization(request, &normalized, &proved, &external)?;
-        let mut selected = match self.route(request, &normalized)? {
+        self.explain_plugins();
+        let external = self.explain_provider(request, &normalized)?;
+        let proved = self.explain_authentication(request, &mut normalized)?;
+        let admission = self.explain_authorization(request, &normalized, &proved, &external)?;
+        let mut selected = match self.explain_route(request, &normalized)? {
             RoutingResult::Selected(selected) => selected,
-            RoutingResult::Responded(response) => return Ok(self.answered_by_route(&response)),
+            RoutingResult::Responded(response) => return Ok(self.explain_route_response(&response)),
         };
-        self.limits();
-        let original = Original::of(&selected, request, &normalized);
-        let changed = selected.change(&self.session, request.headers_mut(), &mut normalized);
-        let changed = changed.and_then(|()| selected.name_host(&self.session, &normalized));
-        self.filters(&selected, changed.as_ref().err());
+        self.explain_rate_limits();
+        let original = OriginalRequest::save(&selected, request, &normalized);
+        let changed =
+            selected.apply_request_filters(&self.session, request.headers_mut(), &mut normalized);
+        let changed =
+            changed.and_then(|()| selected.resolve_wildcard_host(&self.session, &normalized));
+        self.explain_filters(&selected, changed.as_ref().err());
         changed?;
         if let Some(original) = &original {
-            original.restore_claims(&self.session, request.headers_mut());
+            original.restore_token_headers(&self.session, request.headers_mut());
         }
-        self.backend_authorization(admission, &selected, request, &normalized)?;
+        self.explain_backend_authorization(admission, &selected, request, &normalized)?;
         if let Some(original) = &original {
             let sent = ChangedRequest {
                 destination: &selected.destination,
@@ -128,8 +132,8 @@ impl Walk {
                 return Err(reply);
             }
         }
-        self.fault(&selected)?;
-        self.destination(&selected.destination).await
+        self.explain_fault(&selected)?;
+        self.explain_destination(&selected.destination).await
     }
 
     fn push(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
@@ -142,9 +146,9 @@ impl Walk {
         match &normalized {
             Ok(normalized) => {
                 let why = format!("host {:?}, path {:?}", normalized.host, normalized.path);
-                self.push(StepKind::Form, StepResult::Passed, why);
+                self.push(StepKind::RequestValidity, StepResult::Passed, why);
             }
-            Err(reply) => self.push(StepKind::Form, StepResult::Refused, &*reply.text),
+            Err(reply) => self.push(StepKind::RequestValidity, StepResult::Refused, &*reply.text),
         }
         normalized
     }
@@ -154,28 +158,28 @@ impl Walk {
         request: &mut Request<()>,
     ) -> Result<NormalizedTarget, Reply> {
         // A request with an invalid host is refused below.
-        if let Ok(host) = normalized_target::host(request)
-            && let Some(specific) = self.session.of_host(&host).map_err(misdirected)?
+        if let Ok(host) = normalized_target::request_host(request)
+            && let Some(specific) = self.session.for_host(&host).map_err(misdirected_reply)?
         {
             self.session = Arc::new(specific);
         }
         headers::join_cookies(request.headers_mut());
-        let normalized = NormalizedTarget::of(&self.session, request)?;
+        let normalized = NormalizedTarget::from_request(&self.session, request)?;
         Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
         let _mark = RetryMark::take(request.headers_mut());
-        strip(request)?;
+        sanitize(request)?;
         Ok(normalized)
     }
 
-    fn plugins(&mut self) {
+    fn explain_plugins(&mut self) {
         let Some(chain) = self.session.shard.waypoint.published.extensions() else {
             return;
         };
-        let plugins = chain.of(&self.session.attachments());
+        let plugins = chain.plugins_for(&self.session.attachments());
         let seeing = plugins.iter().map(|plugin| &plugin.config);
-        let seeing = seeing.filter(|one| !self.session.caller.calls_for(&one.namespace));
+        let seeing = seeing.filter(|one| !self.session.caller.acts_for(&one.namespace));
         let considered: Vec<_> = seeing
-            .map(|one| Considered {
+            .map(|one| EvaluatedObject {
                 object: format!("{}/{}", one.namespace, one.name),
                 effect: "WASMPLUGIN".to_owned(),
                 result: "not run".to_owned(),
@@ -183,13 +187,13 @@ impl Walk {
             .collect();
         if !considered.is_empty() {
             let why = "plugins see the request and may change or answer it; they are not run here";
-            let step = Step::new(StepKind::Plugins, StepResult::Open, why);
-            self.steps.push(step.considering(considered));
+            let step = Step::new(StepKind::Plugins, StepResult::NotEvaluated, why);
+            self.steps.push(step.with_evaluated_objects(considered));
         }
     }
 
     /// Explains the check by an authorization provider, which is assumed to allow the request.
-    fn provider(
+    fn explain_provider(
         &mut self,
         request: &Request<()>,
         normalized: &NormalizedTarget,
@@ -197,18 +201,22 @@ impl Walk {
         match authorizer::required_check(&self.session, request, normalized) {
             RequiredCheck::NotRequired => Ok(ExternalAuthorization::default()),
             RequiredCheck::Denied(why) => {
-                self.push(StepKind::Provider, StepResult::Refused, why);
-                Err(authorizer::without_provider())
+                self.push(StepKind::ExternalAuthorization, StepResult::Refused, why);
+                Err(authorizer::missing_provider_reply())
             }
-            RequiredCheck::Provider(provider, rule) => {
+            RequiredCheck::CheckBy(provider, rule) => {
                 let why = format!(
                     "its rule {} requires a check by the provider {}; it is not called here, and may deny",
                     rule.rule + 1,
                     provider.name
                 );
-                let step = Step::new(StepKind::Provider, StepResult::Open, why);
+                let step = Step::new(
+                    StepKind::ExternalAuthorization,
+                    StepResult::NotEvaluated,
+                    why,
+                );
                 self.steps
-                    .push(step.by(format!("AuthorizationPolicy {}", rule.policy)));
+                    .push(step.with_object(format!("AuthorizationPolicy {}", rule.policy)));
                 Ok(ExternalAuthorization::assume_allowed(
                     &provider,
                     request.headers(),
@@ -217,14 +225,14 @@ impl Walk {
         }
     }
 
-    fn authentication(
+    fn explain_authentication(
         &mut self,
         request: &mut Request<()>,
         normalized: &mut NormalizedTarget,
-    ) -> Result<Authenticated, Reply> {
+    ) -> Result<AuthenticatedRequest, Reply> {
         let all = self.session.shard.waypoint.published.authentications();
         let attachments = self.session.attachments();
-        let applied: Vec<_> = all.applied(attachments.services()).collect();
+        let applied: Vec<_> = all.attached_policies(attachments.services()).collect();
         let outcome = authenticate(&self.session, request, normalized, &mut self.seen);
         if !applied.is_empty() {
             let denial = self.seen.unauthenticated.as_ref();
@@ -234,30 +242,35 @@ impl Walk {
         outcome
     }
 
-    fn authorization(
+    fn explain_authorization(
         &mut self,
         request: &Request<()>,
         normalized: &NormalizedTarget,
-        proved: &Authenticated,
+        proved: &AuthenticatedRequest,
         external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
-        let facts = Facts::of(request, normalized);
+        let facts = RequestAttributes::received(request, normalized);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
         let seen = &mut self.seen;
         let admission = authorize(&self.session, request, normalized, proved, external, seen);
-        self.policies_decided(StepKind::Authorization, explanation, admission.is_ok());
+        self.explain_policy_decision(StepKind::Authorization, explanation, admission.is_ok());
         admission
     }
 
     /// Explains the decision of the policies, as the data path's function has returned it, with all evaluated policies.
-    fn policies_decided(&mut self, step: StepKind, explanation: HttpExplanation, is_allowed: bool) {
+    fn explain_policy_decision(
+        &mut self,
+        step: StepKind,
+        explanation: HttpExplanation,
+        is_allowed: bool,
+    ) {
         let decision = self.seen.decision.take();
         let decision = decision.unwrap_or(explanation.decision);
         let step = words::authorization(step, &decision, &explanation.policies, is_allowed);
         self.steps.push(step);
     }
 
-    fn route(
+    fn explain_route(
         &mut self,
         request: &Request<()>,
         normalized: &NormalizedTarget,
@@ -270,13 +283,13 @@ impl Walk {
             &mut self.seen,
             &mut cors_headers,
         );
-        let considered = self.considered(request, normalized);
+        let considered = self.considered_rules(request, normalized);
         let is_answered = matches!(&routed, Ok(RoutingResult::Responded(_)));
         let step = match (&self.seen.rule, &routed) {
             (Some(rule), result) => {
                 let refused = result.as_ref().err().map(|reply| &*reply.text);
                 let step = words::route(rule, refused, is_answered);
-                step.considering(considered)
+                step.with_evaluated_objects(considered)
             }
             (None, Ok(_)) => {
                 let why = "no route matches: it goes to the called destination";
@@ -288,7 +301,7 @@ impl Walk {
                     text => text,
                 };
                 let step = Step::new(StepKind::Route, StepResult::Refused, why);
-                step.considering(considered)
+                step.with_evaluated_objects(considered)
             }
         };
         self.steps.push(step);
@@ -296,45 +309,49 @@ impl Walk {
     }
 
     /// Lists the route rules up to the one that matches, each with the reason why the request does not match it.
-    fn considered(&self, request: &Request<()>, normalized: &NormalizedTarget) -> Vec<Considered> {
-        let Ok(Some(table)) = routed::table(&self.session) else {
+    fn considered_rules(
+        &self,
+        request: &Request<()>,
+        normalized: &NormalizedTarget,
+    ) -> Vec<EvaluatedObject> {
+        let Ok(Some(table)) = routed::route_table(&self.session) else {
             return Vec::new();
         };
-        let request = normalized.as_received(request);
-        let considered = table.considered(&request).take(MAX_CONSIDERED);
+        let request = normalized.route_request(request);
+        let considered = table.explain_candidates(&request).take(MAX_EXPLAINED_RULES);
         considered
-            .map(|(rule, mismatch)| words::rule(rule, mismatch.as_ref()))
+            .map(|(rule, mismatch)| words::considered_rule(rule, mismatch.as_ref()))
             .collect()
     }
 
-    fn answered_by_route(&mut self, response: &Response<Body>) -> End {
+    fn explain_route_response(&mut self, response: &Response<Body>) -> ExplainedResult {
         let location = response.headers().get(LOCATION);
         let why = match location.and_then(|location| location.to_str().ok()) {
             Some(location) => format!("the route redirects to {location}"),
             None => "the route answers the preflight request itself".to_owned(),
         };
-        self.push(StepKind::Filters, StepResult::Answered, &*why);
-        words::answered(response, &why)
+        self.push(StepKind::Filters, StepResult::Responded, &*why);
+        words::response_end(response, &why)
     }
 
-    fn limits(&mut self) {
+    fn explain_rate_limits(&mut self) {
         let Some(limits) = self.session.shard.waypoint.published.limits() else {
             return;
         };
-        let limits = limits.of(self.session.attachments().services());
+        let limits = limits.for_services(self.session.attachments().services());
         let considered: Vec<_> = limits
             .iter()
-            .map(|limiter| words::limit(&limiter.config))
+            .map(|limiter| words::considered_limit(&limiter.config))
             .collect();
         if !considered.is_empty() {
             let why = "rate limits count the request, and answer 429 above the limit; it is not counted here";
-            let step = Step::new(StepKind::Limits, StepResult::Open, why);
-            self.steps.push(step.considering(considered));
+            let step = Step::new(StepKind::RateLimits, StepResult::NotEvaluated, why);
+            self.steps.push(step.with_evaluated_objects(considered));
         }
     }
 
-    fn filters(&mut self, selected: &SelectedRoute, refused: Option<&Reply>) {
-        let names = selected.applied().map(|applied| applied.names());
+    fn explain_filters(&mut self, selected: &SelectedRoute, refused: Option<&Reply>) {
+        let names = selected.applied().map(|applied| applied.filter_names());
         let names = names.unwrap_or_default().join(", ");
         match refused {
             Some(reply) => self.push(StepKind::Filters, StepResult::Refused, &*reply.text),
@@ -343,55 +360,58 @@ impl Walk {
         }
     }
 
-    fn backend_authorization(
+    fn explain_backend_authorization(
         &mut self,
         admission: Admission,
         selected: &SelectedRoute,
         request: &Request<()>,
         normalized: &NormalizedTarget,
     ) -> Result<Admission, Reply> {
-        let sent = || Facts::as_sent(request, normalized);
+        let sent = || RequestAttributes::forwarded(request, normalized);
         let sent = selected.changes_request().then(sent);
         let explanation =
             admission.explain_backend(&selected.destination, selected.route_owner(), sent);
         let admission = authorize_backend(admission, selected, request, normalized, &mut self.seen);
         if let Some(explanation) = explanation {
             let is_allowed = admission.is_ok();
-            self.policies_decided(StepKind::BackendAuthorization, explanation, is_allowed);
+            self.explain_policy_decision(StepKind::BackendAuthorization, explanation, is_allowed);
         }
         admission
     }
 
-    fn fault(&mut self, selected: &SelectedRoute) -> Result<(), Reply> {
+    fn explain_fault(&mut self, selected: &SelectedRoute) -> Result<(), Reply> {
         let fault = selected
             .applied()
-            .and_then(|applied| applied.possible_fault());
+            .and_then(|applied| applied.configured_fault());
         let Some(fault) = fault else {
             return Ok(());
         };
         let is_certain = |share: Share| share.numerator >= share.denominator;
         let aborts = fault.abort.filter(|(_, share)| is_certain(*share));
         let result = match aborts {
-            Some(_) => StepResult::Answered,
-            None => StepResult::Open,
+            Some(_) => StepResult::Responded,
+            None => StepResult::NotEvaluated,
         };
         self.push(StepKind::Filters, result, words::fault(fault));
-        aborts.map_or(Ok(()), |(status, _)| Err(fault::aborted(status)))
+        aborts.map_or(Ok(()), |(status, _)| Err(fault::abort_reply(status)))
     }
 
-    async fn destination(&mut self, destination: &Destination) -> Result<End, Reply> {
+    async fn explain_destination(
+        &mut self,
+        destination: &Destination,
+    ) -> Result<ExplainedResult, Reply> {
         if let Destination::Host(host) = destination {
             let why = format!("{host} is outside of the mesh; its name is not looked up here");
-            self.push(StepKind::Endpoint, StepResult::Open, &*why);
-            return Ok(End::Delivered {
+            self.push(StepKind::Endpoint, StepResult::NotEvaluated, &*why);
+            return Ok(ExplainedResult::Delivered {
                 address: host.to_string(),
             });
         }
-        let Some(own) = self.session.shard.waypoint.local.known().await else {
+        let Some(own) = self.session.shard.waypoint.local.wait_until_known().await else {
             return Err(Failure::without_own_workload().reply);
         };
-        match Box::pin(self.endpoint(destination, &own)).await {
-            Ok(route) => Ok(self.forwarded(&route, &own)),
+        match Box::pin(self.explain_endpoint(destination, &own)).await {
+            Ok(route) => Ok(self.explain_forwarding(&route, &own)),
             Err(failure) => {
                 self.push(StepKind::Endpoint, StepResult::Refused, failure.details);
                 Err(failure.reply)
@@ -400,15 +420,19 @@ impl Walk {
     }
 
     /// Explains the choice of an endpoint by the destination's rule, and the route to it.
-    async fn endpoint(&mut self, destination: &Destination, own: &Local) -> Result<Route, Failure> {
+    async fn explain_endpoint(
+        &mut self,
+        destination: &Destination,
+        own: &LocalPod,
+    ) -> Result<Route, Failure> {
         let session = self.session.clone();
         let waypoint = &session.shard.waypoint;
         if matches!(destination, Destination::Target)
-            && let Some(route) = session.target.passed_through(waypoint)
+            && let Some(route) = session.target.pass_through_route(waypoint)
         {
             return Ok(route);
         }
-        let Some(port) = destination.ruled_port(&session) else {
+        let Some(port) = destination.destination_rule_port(&session) else {
             if let Destination::Subset(service, _, subset) = destination {
                 return Err(NoUpstream::Subset(service.to_string(), subset.clone()).into());
             }
@@ -417,7 +441,7 @@ impl Walk {
         };
         let step = words::destination(destination, &port);
         self.steps.push(step);
-        port.supported()?;
+        port.check_supported()?;
         let wish = PickRequest {
             hash: None,
             failed: &[],
@@ -435,7 +459,7 @@ impl Walk {
         }
     }
 
-    fn forwarded(&mut self, route: &Route, own: &Local) -> End {
+    fn explain_forwarding(&mut self, route: &Route, own: &LocalPod) -> ExplainedResult {
         let waypoint = &self.session.shard.waypoint;
         let is_same =
             |hop: &std::net::IpAddr| route_ip(route).is_none_or(|to| to.is_ipv4() == hop.is_ipv4());
@@ -443,18 +467,18 @@ impl Walk {
         let address = ips.iter().find(|ip| is_same(ip)).or_else(|| ips.first());
         let sender = Peer {
             identity: Some(waypoint.dialer.identity.to_string()),
-            address: *address.unwrap_or(&crate::target::UNKNOWN),
+            address: *address.unwrap_or(&crate::target::UNKNOWN_ADDRESS),
         };
-        let Some(hop) = shared::hop(route, sender) else {
+        let Some(hop) = shared::next_hop(route, sender) else {
             let why = "the endpoint is known by name only; its name is not looked up here";
-            self.push(StepKind::Endpoint, StepResult::Open, why);
-            return End::Delivered {
+            self.push(StepKind::Endpoint, StepResult::NotEvaluated, why);
+            return ExplainedResult::Delivered {
                 address: "a host outside of the mesh".to_owned(),
             };
         };
         let why = words::endpoint(&hop);
         self.push(StepKind::Endpoint, StepResult::Passed, why);
-        End::Forwarded(hop)
+        ExplainedResult::Forwarded(hop)
     }
 }
 

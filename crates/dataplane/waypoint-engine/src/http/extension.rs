@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use ambit_model::ExtensionPhase;
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use ambit_wasm::{Direction, Failure, Head, LocalResponse, Outcome};
+use ambit_wasm::{Direction, HeaderSection, LocalResponse, StreamDecision, VmError};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, HOST},
@@ -20,16 +20,16 @@ use http::{
 use hyper::body::{Body as _, Incoming};
 
 use super::{
-    normalized_target::NormalizedTarget, reply::Reply, report::record::Record,
+    normalized_target::NormalizedTarget, reply::Reply, report::record::RequestRecord,
     response_body::ResponseBody,
 };
 use crate::{
-    extensions::{CallCause, Counts, Plugin},
+    call_initiator::CallInitiator,
+    extensions::{CallCause, Plugin, PluginCounters},
     headers,
     hops::Hops,
     message::{self, Body},
-    on_behalf::OnBehalf,
-    plugins::{self, RequestFacts},
+    plugins::{self, RequestProperties},
     session::Session,
 };
 use body::FilteredBody;
@@ -47,7 +47,7 @@ pub(super) struct RequestPlugins {
     /// Number of waypoints that the request has passed.
     hops: Hops,
     /// Caller on whose behalf plugins make calls for this request.
-    on_behalf: Arc<OnBehalf>,
+    initiator: Arc<CallInitiator>,
 }
 
 /// Result of the plugins of one phase.
@@ -62,11 +62,11 @@ pub(super) enum PluginsOutcome {
 
 impl RequestPlugins {
     /// Returns the plugins that apply to a request; `None` if there are none.
-    pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
+    pub(super) fn for_request(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
-        let mut waiting = chain.of(&session.attachments());
+        let mut waiting = chain.plugins_for(&session.attachments());
         // A plugin's own calls would call the plugin again.
-        waiting.retain(|plugin| !session.caller.calls_for(&plugin.config.namespace));
+        waiting.retain(|plugin| !session.caller.acts_for(&plugin.config.namespace));
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
             Box::new(Self {
@@ -76,7 +76,7 @@ impl RequestPlugins {
                 called: Vec::new(),
                 answered: Arc::default(),
                 hops: session.hops,
-                on_behalf: Arc::new(session.on_behalf()),
+                initiator: Arc::new(session.initiator()),
             })
         })
     }
@@ -87,7 +87,7 @@ impl RequestPlugins {
     }
 
     /// Runs the plugins up to a phase on the request headers.
-    pub(super) async fn request(
+    pub(super) async fn run_on_request(
         &mut self,
         upto: ExtensionPhase,
         request: &mut Request<Incoming>,
@@ -95,7 +95,7 @@ impl RequestPlugins {
     ) -> Result<PluginsOutcome, Reply> {
         let mut seen = PluginsOutcome::Unchanged;
         while let Some(plugin) = self.waiting.pop_if(|next| next.config.phase <= upto) {
-            match self.one(&plugin, request, normalized).await {
+            match self.run_plugin(&plugin, request, normalized).await {
                 Ok(None) => seen = PluginsOutcome::MayHaveChanged,
                 Ok(Some(response)) => return Ok(PluginsOutcome::Responded(Box::new(response))),
                 Err(PluginError::Failed(why)) => apply_fail_strategy(&plugin, &why)?,
@@ -105,21 +105,21 @@ impl RequestPlugins {
         Ok(seen)
     }
 
-    async fn one(
+    async fn run_plugin(
         &mut self,
         plugin: &Arc<Plugin>,
         request: &mut Request<Incoming>,
         normalized: &mut NormalizedTarget,
     ) -> Result<Option<Response<ResponseBody>>, PluginError> {
         let shard = &self.session.shard;
-        let instance = plugins::instance(shard, plugin).await;
+        let instance = plugins::running_instance(shard, plugin).await;
         let instance = instance.map_err(PluginError::Failed)?;
         let cause = CallCause {
             hops: self.hops,
-            on_behalf: Some(self.on_behalf.clone()),
+            initiator: Some(self.initiator.clone()),
         };
-        let facts = Arc::new(RequestFacts::new(&self.session, request.version()));
-        let (id, signal) = instance.open(facts, cause)?;
+        let facts = Arc::new(RequestProperties::new(&self.session, request.version()));
+        let (id, signal) = instance.create_context(facts, cause)?;
         let running = Arc::new(StreamContext {
             plugin: plugin.clone(),
             instance,
@@ -128,7 +128,7 @@ impl RequestPlugins {
             hold: shard.waypoint.config.plugins.hold,
         });
         let is_end = request.body().is_end_stream();
-        let head = Head {
+        let head = HeaderSection {
             pseudo: vec![
                 (":method", request.method().to_string()),
                 (":scheme", "http".to_owned()),
@@ -139,37 +139,41 @@ impl RequestPlugins {
         };
         let outcome = running
             .instance
-            .call(|vm| vm.headers(Direction::Request, id, head, is_end))?;
-        match running.settled(Direction::Request, outcome).await? {
-            Outcome::Answered(response) => {
+            .run_callback(|vm| vm.on_headers(Direction::Request, id, head, is_end))?;
+        match running
+            .wait_until_resumed(Direction::Request, outcome)
+            .await?
+        {
+            StreamDecision::LocalResponse(response) => {
                 self.called.push(running);
-                return Ok(Some(self.local(response)));
+                return Ok(Some(self.local_response(response)));
             }
-            Outcome::Closed => return Err(PluginError::Refused(closed())),
+            StreamDecision::Reset => return Err(PluginError::Refused(closed_reply())),
             _ => {}
         }
-        let head = running
-            .instance
-            .call(|vm| vm.take_head(Direction::Request, id).ok_or(Failure::Dead))?;
+        let head = running.instance.run_callback(|vm| {
+            vm.take_head(Direction::Request, id)
+                .ok_or(VmError::InstanceFailed)
+        })?;
         self.called.push(running);
-        self.changed(head, request, normalized)
+        self.apply_changed_headers(head, request, normalized)
             .map_err(PluginError::Refused)?;
         Ok(None)
     }
 
     /// Validates and normalizes the request headers after a plugin has changed them.
-    fn changed(
+    fn apply_changed_headers(
         &self,
-        mut head: Head,
+        mut head: HeaderSection,
         request: &mut Request<Incoming>,
         normalized: &mut NormalizedTarget,
     ) -> Result<(), Reply> {
         let method = head.take_pseudo(":method").unwrap_or_default();
         if method != request.method().as_str() {
             let method = Method::from_bytes(method.as_bytes());
-            let method = method.map_err(|_| malformed("the method"))?;
+            let method = method.map_err(|_| malformed_reply("the method"))?;
             if method == Method::CONNECT || *request.method() == Method::CONNECT {
-                return Err(malformed("the method"));
+                return Err(malformed_reply("the method"));
             }
             *request.method_mut() = method;
         }
@@ -177,18 +181,18 @@ impl RequestPlugins {
         let path = head.take_pseudo(":path").unwrap_or_default();
         if host != normalized.host || path != normalized.target.as_str() {
             *normalized =
-                NormalizedTarget::of_plugin(&self.session, request.method(), host, &path)?;
+                NormalizedTarget::from_plugin(&self.session, request.method(), host, &path)?;
         }
         let mut all = head.headers;
-        remove_forbidden_headers(&mut all).map_err(|()| malformed("the headers"))?;
+        remove_forbidden_headers(&mut all).map_err(|()| malformed_reply("the headers"))?;
         all.remove(HOST);
         all.remove(CONTENT_LENGTH);
-        headers::remove_claims(&mut all);
-        headers::restore_addresses(&mut all, request.headers());
+        headers::remove_mesh_only_headers(&mut all);
+        headers::restore_client_address_headers(&mut all, request.headers());
         // The number of passed waypoints is known already.
         let _forged = Hops::take(&mut all);
         // Headers of a requested upgrade are kept.
-        for kept in headers::UPGRADE_OF_REQUESTS {
+        for kept in headers::UPGRADE_REQUEST_HEADERS {
             for value in request.headers().get_all(&kept) {
                 all.append(kept.clone(), value.clone());
             }
@@ -202,7 +206,7 @@ impl RequestPlugins {
         let mut body = body;
         for running in &self.called {
             let memory = &self.session.memory;
-            body = FilteredBody::of(Direction::Request, memory, running, &self.answered, body);
+            body = FilteredBody::new(Direction::Request, memory, running, &self.answered, body);
         }
         body
     }
@@ -212,7 +216,7 @@ impl RequestPlugins {
         loop {
             self.answered.notify.notified().await;
             if let Some(response) = self.answered.response.lock().take() {
-                return self.local(response);
+                return self.local_response(response);
             }
         }
     }
@@ -221,27 +225,29 @@ impl RequestPlugins {
     /// failed.
     pub(super) fn take_response(&self) -> Option<Response<ResponseBody>> {
         let response = self.answered.response.lock().take()?;
-        Some(self.local(response))
+        Some(self.local_response(response))
     }
 
     /// Runs the plugins that have handled the request on its response, in reverse order.
-    pub(super) async fn answer(
+    pub(super) async fn run_on_response(
         &self,
         mut response: Response<ResponseBody>,
-        record: &mut Record,
+        record: &mut RequestRecord,
     ) -> Response<ResponseBody> {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             match self.response(&mut response).await {
                 Ok(None) => {}
                 Ok(Some(own)) => response = own,
                 Err(reply) => {
-                    record.replied(&reply);
-                    response = reply.into_response(self.is_grpc).map(ResponseBody::Own);
+                    record.record_reply(&reply);
+                    response = reply
+                        .into_response(self.is_grpc)
+                        .map(ResponseBody::Generated);
                 }
             }
         }
-        if let Some(Details(details, bytes)) = response.extensions_mut().remove() {
-            record.replied_by_extension(&details, bytes);
+        if let Some(LocalReplyDetails(details, bytes)) = response.extensions_mut().remove() {
+            record.record_plugin_reply(&details, bytes);
         }
         response
     }
@@ -253,30 +259,37 @@ impl RequestPlugins {
         response: &mut Response<ResponseBody>,
     ) -> Result<Option<Response<ResponseBody>>, Reply> {
         let is_end = match response.body() {
-            ResponseBody::Own(body) => body.is_end_stream(),
-            ResponseBody::Application(body) => body.incoming.is_end_stream(),
+            ResponseBody::Generated(body) => body.is_end_stream(),
+            ResponseBody::Streamed(body) => body.incoming.is_end_stream(),
         };
         for running in self.called.iter().rev() {
-            let head = Head {
+            let head = HeaderSection {
                 pseudo: vec![(":status", response.status().as_str().to_owned())],
                 headers: response.headers().clone(),
             };
             let id = running.id;
             let pass_through = running
                 .instance
-                .call(|vm| vm.headers(Direction::Response, id, head, is_end));
+                .run_callback(|vm| vm.on_headers(Direction::Response, id, head, is_end));
             let settled = match pass_through {
-                Ok(outcome) => running.settled(Direction::Response, outcome).await,
+                Ok(outcome) => {
+                    running
+                        .wait_until_resumed(Direction::Response, outcome)
+                        .await
+                }
                 Err(failure) => Err(failure.into()),
             };
             let head = match settled {
-                Ok(Outcome::Answered(response)) => {
-                    return Ok(Some(self.local(response)));
+                Ok(StreamDecision::LocalResponse(response)) => {
+                    return Ok(Some(self.local_response(response)));
                 }
-                Ok(Outcome::Closed) => return Err(closed()),
+                Ok(StreamDecision::Reset) => return Err(closed_reply()),
                 Ok(_) => running
                     .instance
-                    .call(|vm| vm.take_head(Direction::Response, id).ok_or(Failure::Dead))
+                    .run_callback(|vm| {
+                        vm.take_head(Direction::Response, id)
+                            .ok_or(VmError::InstanceFailed)
+                    })
                     .map_err(PluginError::from),
                 Err(unable) => Err(unable),
             };
@@ -294,20 +307,20 @@ impl RequestPlugins {
         let mut body = body;
         for running in self.called.iter().rev() {
             let memory = &self.session.memory;
-            body = FilteredBody::of(Direction::Response, memory, running, &self.answered, body);
+            body = FilteredBody::new(Direction::Response, memory, running, &self.answered, body);
         }
         body
     }
 
-    fn local(&self, response: LocalResponse) -> Response<ResponseBody> {
-        local_body(self.is_grpc, response).map(ResponseBody::Own)
+    fn local_response(&self, response: LocalResponse) -> Response<ResponseBody> {
+        build_local_response(self.is_grpc, response).map(ResponseBody::Generated)
     }
 }
 
 /// Applies the fail strategy of a failed plugin: rejects the request, or bypasses the plugin.
 fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.config.fail_open {
-        Counts::add(&plugin.counts.passed);
+        PluginCounters::increment(&plugin.counts.passed);
         tracing::debug!(
             plugin = plugin.key,
             why,
@@ -315,25 +328,25 @@ fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
         );
         return Ok(());
     }
-    Counts::add(&plugin.counts.refused);
+    PluginCounters::increment(&plugin.counts.refused);
     tracing::debug!(
         plugin = plugin.key,
         why,
         "a request is refused for a plugin"
     );
-    Err(failed())
+    Err(failed_reply())
 }
 
-fn failed() -> Reply {
-    Reply::of_extension(
+fn failed_reply() -> Reply {
+    Reply::for_plugin(
         StatusCode::SERVICE_UNAVAILABLE,
         FAILED,
         ResponseFlags::default(),
     )
 }
 
-fn closed() -> Reply {
-    Reply::of_extension(
+fn closed_reply() -> Reply {
+    Reply::for_plugin(
         StatusCode::SERVICE_UNAVAILABLE,
         "wasm_close_stream",
         ResponseFlags::default(),
@@ -341,7 +354,7 @@ fn closed() -> Reply {
 }
 
 /// Returns the reply to a request to which a plugin has given invalid headers.
-fn malformed(what: &str) -> Reply {
+fn malformed_reply(what: &str) -> Reply {
     let text = format!("a plugin gave the request {what} that cannot be sent");
     Reply::new(
         StatusCode::INTERNAL_SERVER_ERROR,
@@ -353,17 +366,17 @@ fn malformed(what: &str) -> Reply {
 /// Removes headers that plugins may not set. Fails for a transfer encoding other than chunked, and for a `Connection`
 /// header that names an end-to-end header.
 fn remove_forbidden_headers(all: &mut HeaderMap) -> Result<(), ()> {
-    if headers::has_other_encoding(all) {
+    if headers::has_unsupported_transfer_encoding(all) {
         return Err(());
     }
     headers::remove_hop_by_hop(all).map_err(|_| ())?;
-    headers::remove_claims_of_response(all);
+    headers::remove_mesh_only_response_headers(all);
     Ok(())
 }
 
 fn change_response<B>(
     running: &StreamContext,
-    mut head: Head,
+    mut head: HeaderSection,
     response: &mut Response<B>,
 ) -> Result<(), Reply> {
     let status = head.take_pseudo(":status").unwrap_or_default();
@@ -371,14 +384,14 @@ fn change_response<B>(
         let status = status.parse::<u16>().ok();
         let status = status.and_then(|status| StatusCode::from_u16(status).ok());
         let status = status.filter(|status| (200..600).contains(&status.as_u16()));
-        *response.status_mut() = status.ok_or_else(|| malformed("a status"))?;
+        *response.status_mut() = status.ok_or_else(|| malformed_reply("a status"))?;
     }
     let mut all = head.headers;
-    remove_forbidden_headers(&mut all).map_err(|()| malformed("the headers"))?;
+    remove_forbidden_headers(&mut all).map_err(|()| malformed_reply("the headers"))?;
     all.remove(CONTENT_LENGTH);
     let wants_body = running
         .instance
-        .call(|vm| Ok(vm.wants_body(Direction::Response)));
+        .run_callback(|vm| Ok(vm.has_body_callback(Direction::Response)));
     if !wants_body.unwrap_or(false) {
         for length in response.headers().get_all(CONTENT_LENGTH) {
             all.append(CONTENT_LENGTH, length.clone());
@@ -390,7 +403,7 @@ fn change_response<B>(
 
 /// Converts the response that a plugin gives in place of the application. gRPC clients receive it as a gRPC status and
 /// message.
-fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
+fn build_local_response(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     let LocalResponse {
         status,
         details,
@@ -402,7 +415,7 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = if is_grpc {
         let text = String::from_utf8_lossy(&body).into_owned();
-        let reply = Reply::of_extension(status, "", ResponseFlags::default());
+        let reply = Reply::for_plugin(status, "", ResponseFlags::default());
         let mut response = Reply { text, ..reply }.into_response(true);
         if let Some(grpc_status) = grpc_status {
             response
@@ -412,7 +425,7 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
         headers.remove(CONTENT_TYPE);
         response
     } else {
-        let mut response = Response::new(message::text(body));
+        let mut response = Response::new(message::text_body(body));
         *response.status_mut() = status;
         response
     };
@@ -420,11 +433,13 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
         headers.remove(CONTENT_LENGTH);
         response.headers_mut().extend(headers);
     }
-    response.extensions_mut().insert(Details(details, bytes));
+    response
+        .extensions_mut()
+        .insert(LocalReplyDetails(details, bytes));
     response
 }
 
 /// Extension of a plugin's response that carries its response-code details for the access log, and the length of its
 /// body.
 #[derive(Clone, Debug)]
-pub(super) struct Details(String, usize);
+pub(super) struct LocalReplyDetails(String, usize);

@@ -1,39 +1,41 @@
 //! Fault injection of a route rule: delays a request before it is sent, or aborts it.
 
-use ambit_l7::route::Injected;
+use ambit_l7::route::InjectedFault;
 use ambit_model::FaultStatus;
 use ambit_telemetry::http::ResponseFlag;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use super::{admit::admission::Admission, reply::Reply, report::record::Record, send::Failure};
+use super::{
+    admit::admission::Admission, reply::Reply, report::record::RequestRecord, send::Failure,
+};
 
 /// Body of the response to an aborted request, as in Envoy.
-const ABORTED: &str = "fault filter abort";
-const DETAILS: &str = "fault_filter_abort";
+const ABORT_BODY: &str = "fault filter abort";
+const ABORT_DETAILS: &str = "fault_filter_abort";
 
-/// Injects a fault: delays the request, aborts it, or both. A policy change that denies the request, or its timeout, ends the
-/// delay early.
+/// Injects a fault: delays the request, aborts it, or both. A policy change that denies the request, or its timeout,
+/// ends the delay early.
 ///
 /// # Errors
 /// The reply to a request that is aborted, denied, or out of time.
 pub(super) async fn inject(
-    injected: Injected,
+    injected: InjectedFault,
     admission: &Admission,
     deadline: Option<Instant>,
-    record: &mut Record,
+    record: &mut RequestRecord,
 ) -> Result<(), Reply> {
     if let Some(delay) = injected.delay {
-        record.flag(ResponseFlag::DelayInjected);
+        record.add_flag(ResponseFlag::DelayInjected);
         let until = Instant::now() + delay;
         let is_too_late = deadline.is_some_and(|deadline| deadline < until);
         let until = deadline.filter(|_| is_too_late).unwrap_or(until);
         tokio::select! {
             () = tokio::time::sleep_until(until) => {}
-            () = admission.revoked() => return Err(Reply::denied()),
+            () = admission.wait_until_revoked() => return Err(Reply::denied()),
         }
         if is_too_late {
-            let failure = Failure::too_late("request_timeout");
+            let failure = Failure::timed_out("request_timeout");
             record.upstream_failure = Some(failure.details);
             return Err(failure.reply);
         }
@@ -41,23 +43,23 @@ pub(super) async fn inject(
     let Some(status) = injected.abort else {
         return Ok(());
     };
-    record.explain(DETAILS);
-    Err(aborted(status))
+    record.set_details(ABORT_DETAILS);
+    Err(abort_reply(status))
 }
 
 /// Returns the reply to an aborted request.
-pub(super) fn aborted(status: FaultStatus) -> Reply {
+pub(super) fn abort_reply(status: FaultStatus) -> Reply {
     let flag = ResponseFlag::FaultInjected;
     match status {
-        FaultStatus::Http(status) => Reply::new(of(status), ABORTED, flag),
+        FaultStatus::Http(status) => Reply::new(status_code(status), ABORT_BODY, flag),
         FaultStatus::Grpc(status) => Reply {
             grpc_status: Some(status),
-            ..Reply::new(of(http_status(status)), ABORTED, flag)
+            ..Reply::new(status_code(http_status(status)), ABORT_BODY, flag)
         },
     }
 }
 
-fn of(status: u16) -> StatusCode {
+fn status_code(status: u16) -> StatusCode {
     StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 

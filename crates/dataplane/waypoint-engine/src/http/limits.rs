@@ -12,8 +12,8 @@ use ambit_l7::route::RouteRequest;
 use ambit_model::{NamespacedHostname, RateLimit};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::{
-    ext_authz::{HeaderChange, HeaderOption},
-    rate_limit_service::Answer,
+    ext_authz::{HeaderAction, HeaderMutation},
+    rate_limit_service::ShouldRateLimitResponse,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER};
 
@@ -36,12 +36,12 @@ const SERVICE_ERROR: &str = "rate_limiter_error";
 #[derive(Debug, Default)]
 pub(super) struct RateLimitHeaders {
     /// Limit with the fewest remaining requests, among the limits that report to clients (`tellClients`).
-    tightest: Option<EvaluatedLimit>,
+    nearest_limit: Option<EvaluatedLimit>,
     is_refused: bool,
     /// Time after which the client may retry (`Retry-After`).
     after: Option<Duration>,
     /// Response headers that rate-limit services have returned.
-    headers_to_add: Vec<HeaderOption>,
+    headers_to_add: Vec<HeaderMutation>,
 }
 
 /// State of a rate limit after it has counted the request.
@@ -58,19 +58,19 @@ impl RateLimitHeaders {
         let is_tighter = |known: &EvaluatedLimit| {
             (evaluated.remaining, known.reset) < (known.remaining, evaluated.reset)
         };
-        if self.tightest.as_ref().is_none_or(is_tighter) {
-            self.tightest = Some(evaluated);
+        if self.nearest_limit.as_ref().is_none_or(is_tighter) {
+            self.nearest_limit = Some(evaluated);
         }
     }
 
     /// Adds the rate-limit headers to a response.
     pub(super) fn change_response(&self, headers: &mut HeaderMap) {
-        changes::apply(headers, &self.headers_to_add);
+        changes::apply_header_changes(headers, &self.headers_to_add);
         if self.is_refused {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
         // Format of Envoy (draft-polli-ratelimit-headers-03).
-        if let Some(evaluated) = &self.tightest {
+        if let Some(evaluated) = &self.nearest_limit {
             let window = seconds(evaluated.per);
             let lines = [
                 (
@@ -109,7 +109,7 @@ pub(super) struct CountedRequest<'a> {
 ///
 /// # Errors
 /// The response, if a limit rejects the request.
-pub(super) async fn limit(
+pub(super) async fn enforce(
     session: &Session,
     counted: CountedRequest<'_>,
     before: Option<CountedRequest<'_>>,
@@ -121,8 +121,8 @@ pub(super) async fn limit(
     let Some(limits) = published.limits() else {
         return Ok(());
     };
-    let all = limits.of(counted.services);
-    let known = before.map(|before| (limits.of(before.services), before.request));
+    let all = limits.for_services(counted.services);
+    let known = before.map(|before| (limits.for_services(before.services), before.request));
     let before = |one: &Arc<Limiter>| {
         let (known, request) = known.as_ref()?;
         let mut known = known.iter();
@@ -131,7 +131,7 @@ pub(super) async fn limit(
             .then_some(request)
     };
     for one in all.iter() {
-        local(session, one, &counted.request, before(one), limit_headers)?;
+        enforce_local(session, one, &counted.request, before(one), limit_headers)?;
     }
     // Rate-limit services are called only when no local limit refuses.
     for one in all.iter() {
@@ -139,10 +139,10 @@ pub(super) async fn limit(
             continue;
         };
         // The call would cause itself.
-        if session.caller.calls_for(&one.config.key.namespace) {
+        if session.caller.acts_for(&one.config.key.namespace) {
             continue;
         }
-        let question = global::request(session, one, global, &counted.request, before(one));
+        let question = global::build_query(session, one, global, &counted.request, before(one));
         let Some(question) = question else {
             continue;
         };
@@ -150,14 +150,14 @@ pub(super) async fn limit(
         let checking = Box::pin(global::check(session, namespace, global, question, hops));
         let decided = tokio::select! {
             decided = checking => decided,
-            () = admission.revoked() => return Err(Reply::denied()),
+            () = admission.wait_until_revoked() => return Err(Reply::denied()),
         };
-        decide(session, &one.config, decided, limit_headers)?;
+        apply_decision(session, &one.config, decided, limit_headers)?;
     }
     Ok(())
 }
 
-fn local(
+fn enforce_local(
     session: &Session,
     limiter: &Limiter,
     request: &RouteRequest<'_>,
@@ -167,14 +167,14 @@ fn local(
     let config = &limiter.config;
     if let Some(why) = &config.not_understood {
         tracing::debug!(limit = %config.key, %why, "a rate limit decides nothing");
-        return undecided(session, config, "local", "not_understood", true);
+        return apply_failure_mode(session, config, "local", "not_understood", true);
     }
     let key = |of: &ambit_model::LocalLimit, request: &RouteRequest<'_>| -> Vec<_> {
-        let parts = of.by.iter();
+        let parts = of.bucket_keys.iter();
         parts.map(|key| key_value(session, request, key)).collect()
     };
     for (of, decision) in limiter.take(request, before, key, Instant::now()) {
-        if config.tells && !config.dry_run {
+        if config.sends_headers && !config.dry_run {
             limit_headers.record(EvaluatedLimit {
                 requests: of.requests,
                 per: of.per,
@@ -198,23 +198,23 @@ fn local(
 }
 
 /// Applies the decision of a rate-limit service, or the configured behaviour if the call has failed.
-fn decide(
+fn apply_decision(
     session: &Session,
     config: &RateLimit,
-    decided: Result<Answer, global::LimitError>,
+    decided: Result<ShouldRateLimitResponse, global::LimitError>,
     limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     let decided = match decided {
         Ok(decided) => decided,
-        Err(global::LimitError::Ask(CheckError::Exhausted(exhausted))) => {
+        Err(global::LimitError::Call(CheckError::BudgetExhausted(exhausted))) => {
             count(session, config, "global", "no_memory");
             return Err(Reply::overloaded(exhausted));
         }
         Err(error) => {
-            let why = ambit_proxy::report::chain(&error);
+            let why = ambit_proxy::report::format_error_chain(&error);
             tracing::debug!(limit = %config.key, why, "a rate-limit service has not decided");
             let may_pass = error.may_fail_open();
-            return undecided(session, config, "global", error.outcome(), may_pass);
+            return apply_failure_mode(session, config, "global", error.outcome(), may_pass);
         }
     };
     if config.dry_run {
@@ -223,14 +223,14 @@ fn decide(
         }
         return Ok(());
     }
-    let header = |(name, value)| HeaderOption {
+    let header = |(name, value)| HeaderMutation {
         name,
         value,
-        how: HeaderChange::Set,
+        action: HeaderAction::Set,
     };
-    let headers = decided.answer_headers.into_iter();
+    let headers = decided.response_headers.into_iter();
     limit_headers.headers_to_add.extend(headers.map(header));
-    if let Some(evaluated) = decided.tightest.filter(|_| config.tells) {
+    if let Some(evaluated) = decided.nearest_limit.filter(|_| config.sends_headers) {
         limit_headers.record(EvaluatedLimit {
             requests: evaluated.requests,
             per: evaluated.per,
@@ -251,7 +251,7 @@ fn decide(
             ResponseFlag::RateLimited,
         )
     };
-    let after = decided.tightest.map(|evaluated| evaluated.reset);
+    let after = decided.nearest_limit.map(|evaluated| evaluated.reset);
     reject(session, config, "global", reply, after, limit_headers)
 }
 
@@ -271,12 +271,12 @@ fn reject(
     }
     count(session, config, kind, "refused");
     limit_headers.is_refused = true;
-    limit_headers.after = after.filter(|_| config.tells);
+    limit_headers.after = after.filter(|_| config.sends_headers);
     Err(reply)
 }
 
 /// Rejects or allows a request for which a rate-limit service has made no decision, as the limit configures.
-fn undecided(
+fn apply_failure_mode(
     session: &Session,
     config: &RateLimit,
     kind: &'static str,
@@ -300,7 +300,7 @@ fn undecided(
 
 fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'static str) {
     let metrics = &session.shard.waypoint.http_metrics;
-    metrics.rate_limited(&config.key, kind, outcome);
+    metrics.count_rate_limit_decision(&config.key, kind, outcome);
 }
 
 #[cfg(test)]
@@ -356,10 +356,10 @@ mod tests {
         let headers_to_add = ["transfer-encoding", "content-length", "x-left"];
         let limit_headers = RateLimitHeaders {
             headers_to_add: headers_to_add
-                .map(|name| HeaderOption {
+                .map(|name| HeaderMutation {
                     name: name.to_owned(),
                     value: b"7".to_vec(),
-                    how: HeaderChange::Set,
+                    action: HeaderAction::Set,
                 })
                 .into(),
             ..RateLimitHeaders::default()

@@ -1,5 +1,5 @@
-//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, and the original request never
-//! waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
+//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, and the original request
+//! never waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
 //!
 //! A mirror receives the forwarded form of an admitted request, with `-shadow` appended to the host, as in Istio and
 //! Envoy, so that applications can tell these requests from others.
@@ -15,19 +15,19 @@ use hyper::body::Body as _;
 use tokio::sync::{oneshot, watch};
 
 use super::{
-    admit::admission::{Admission, Facts},
+    admit::admission::{Admission, RequestAttributes},
     backend::destination::Destination,
     body::tee::{self, CopyOutcome},
     limits::{self, CountedRequest, RateLimitHeaders},
     normalized_target::NormalizedTarget,
-    send::{self, Sending, outgoing, retrying::RetryPolicy},
+    send::{self, SendOptions, outgoing, retry_state::RetryPolicy},
 };
 use crate::{
     attachments::Attachments,
     headers,
     hops::Hops,
     http::backend::destination_attachments,
-    memory::Use,
+    memory::ChargePurpose,
     message::{Body, Version},
     retry_mark::RetryMark,
     route_owner::RouteOwner,
@@ -40,18 +40,18 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Handle to the mirrored requests of one request. If it is dropped before the original request has a response, because
 /// the client has disconnected, the mirrored requests are cancelled.
 #[derive(Debug)]
-pub(super) struct Mirroring(watch::Sender<bool>);
+pub(super) struct MirrorCancellation(watch::Sender<bool>);
 
-impl Mirroring {
+impl MirrorCancellation {
     /// Lets the mirrored requests complete on their own, since the original request has a response or has failed.
-    pub(super) fn original_over(self) {
+    pub(super) fn detach(self) {
         // There may be no mirrored requests.
         let _none = self.0.send(true);
     }
 }
 
 /// Completes when the original request is cancelled before it has a response.
-async fn cancelled(mut is_over: watch::Receiver<bool>) {
+async fn wait_for_cancellation(mut is_over: watch::Receiver<bool>) {
     if is_over.wait_for(|is_over| *is_over).await.is_ok() {
         std::future::pending().await
     }
@@ -75,9 +75,9 @@ pub(super) fn mirror(
     mirrors: &[&HttpMirror],
     source: MirrorSource<'_>,
     body: Body,
-) -> (Body, Mirroring) {
+) -> (Body, MirrorCancellation) {
     let (mirroring, is_over) = watch::channel(false);
-    let mirroring = Mirroring(mirroring);
+    let mirroring = MirrorCancellation(mirroring);
     if mirrors.is_empty() {
         return (body, mirroring);
     }
@@ -85,9 +85,9 @@ pub(super) fn mirror(
     let metrics = &session.shard.waypoint.http_metrics;
     let mut begun = Vec::new();
     for to in mirrors {
-        match state.begin() {
+        match state.acquire() {
             Some(slot) => begun.push((to, slot)),
-            None => metrics.mirrored(MirrorOutcome::Busy),
+            None => metrics.count_mirrored_request(MirrorOutcome::Busy),
         }
     }
     let (body, copies) = tee::tee(body, begun.len(), &state.buffered, &session.memory);
@@ -96,23 +96,25 @@ pub(super) fn mirror(
         let version = match destination.app_protocol(session) {
             AppProtocol::Http11 => Version::Http1,
             AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
-            _ => outgoing::version_of(source.head.version),
+            _ => outgoing::default_upstream_version(source.head.version),
         };
-        let host = shadow(&source.normalized.host);
+        let host = shadow_host(&source.normalized.host);
         let mut request = Request::new(copy);
         request.method_mut().clone_from(&source.head.method);
         request.headers_mut().clone_from(&source.head.headers);
         if let Ok(value) = HeaderValue::from_str(&host) {
             request.headers_mut().insert(HOST, value);
         }
-        if outgoing::address(&mut request, &host, &source.normalized.target, version).is_err() {
-            metrics.mirrored(MirrorOutcome::Failed);
+        if outgoing::set_request_target(&mut request, &host, &source.normalized.target, version)
+            .is_err()
+        {
+            metrics.count_mirrored_request(MirrorOutcome::Failed);
             continue;
         }
         // The copy's headers are charged while it is in flight.
-        let bytes = headers::cost(request.headers());
-        let Ok(held) = session.memory.take(Use::Headers, bytes) else {
-            metrics.mirrored(MirrorOutcome::Busy);
+        let bytes = headers::header_memory_bytes(request.headers());
+        let Ok(held) = session.memory.take(ChargePurpose::Headers, bytes) else {
+            metrics.count_mirrored_request(MirrorOutcome::Busy);
             continue;
         };
         let there = destination_attachments::find(session, &destination, source.route_owner);
@@ -121,7 +123,7 @@ pub(super) fn mirror(
             && (!destination_attachments::are_tokens_applied(session, there)
                 || destination_attachments::have_plugins(session, there))
         {
-            metrics.mirrored(MirrorOutcome::Denied);
+            metrics.count_mirrored_request(MirrorOutcome::Denied);
             continue;
         }
         let counted = there.map(|there| MirroredRequest {
@@ -132,7 +134,7 @@ pub(super) fn mirror(
             method: request.method().clone(),
         });
         // Authorized in the form that the mirror receives, since its service may have policies of its own.
-        let sent = Facts {
+        let sent = RequestAttributes {
             method: source.head.method.clone(),
             host,
             path: source.normalized.target.path().to_owned(),
@@ -144,11 +146,11 @@ pub(super) fn mirror(
                 .authorize_backend(&destination, source.route_owner, Some(sent));
         let (_, admission) = authorized;
         let Some(admission) = admission else {
-            metrics.mirrored(MirrorOutcome::Denied);
+            metrics.count_mirrored_request(MirrorOutcome::Denied);
             continue;
         };
-        let sending = Sending {
-            hops: source.hops.mirrored(),
+        let sending = SendOptions {
+            hops: source.hops.for_mirror(),
             attempt_timeout: None,
             again: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
@@ -164,17 +166,21 @@ pub(super) fn mirror(
                 {
                     return MirrorOutcome::Denied;
                 }
-                answer(&session, &destination, version, sending, request).await
+                send_mirrored_request(&session, &destination, version, sending, request).await
             };
             let outcome = tokio::select! {
                 outcome = answering => outcome,
                 outcome = mirror_timed_out(copied) => outcome,
-                () = cancelled(is_over) => MirrorOutcome::Failed,
-                () = admission.revoked() => MirrorOutcome::Denied,
-                () = drain.cut() => MirrorOutcome::Late,
+                () = wait_for_cancellation(is_over) => MirrorOutcome::Failed,
+                () = admission.wait_until_revoked() => MirrorOutcome::Denied,
+                () = drain.wait_until_deadline() => MirrorOutcome::Late,
             };
             tracing::debug!(?destination, ?outcome, "a request was mirrored");
-            session.shard.waypoint.http_metrics.mirrored(outcome);
+            session
+                .shard
+                .waypoint
+                .http_metrics
+                .count_mirrored_request(outcome);
         });
     }
     (body, mirroring)
@@ -208,7 +214,7 @@ impl MirroredRequest {
             services: self.there.services(),
             request,
         };
-        limits::limit(
+        limits::enforce(
             session,
             counted,
             None,
@@ -221,11 +227,11 @@ impl MirroredRequest {
 }
 
 /// Sends a mirrored request, and discards the response.
-async fn answer(
+async fn send_mirrored_request(
     session: &Session,
     destination: &Destination,
     version: Version,
-    sending: Sending<'_>,
+    sending: SendOptions<'_>,
     request: Request<Body>,
 ) -> MirrorOutcome {
     match send::send(session, destination, version, sending, request).await {
@@ -258,7 +264,7 @@ async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutco
 }
 
 /// Appends `-shadow` to the host of a mirrored request, except to an IPv6 address in brackets.
-fn shadow(host: &str) -> String {
+fn shadow_host(host: &str) -> String {
     if host.is_empty() || host.starts_with('[') {
         return host.to_owned();
     }
@@ -281,7 +287,7 @@ mod tests {
             ("[::1]:80", "[::1]:80"),
             ("", ""),
         ] {
-            assert_eq!(shadow(host), expected);
+            assert_eq!(shadow_host(host), expected);
         }
     }
 }

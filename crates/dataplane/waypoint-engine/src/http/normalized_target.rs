@@ -32,7 +32,7 @@ pub(super) struct NormalizedTarget {
 
 impl NormalizedTarget {
     /// Returns the path and query for rewrites, with the number of bytes that the rule's match consumed as prefix.
-    pub(super) fn matched(&self, prefix: usize) -> MatchedPath<'_> {
+    pub(super) fn matched_path(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
             path: &self.path,
             query: self.target.query(),
@@ -41,7 +41,7 @@ impl NormalizedTarget {
     }
 
     /// Returns the attributes of a request that route rules and rate limits match.
-    pub(super) fn as_received<'a, B>(&'a self, request: &'a Request<B>) -> RouteRequest<'a> {
+    pub(super) fn route_request<'a, B>(&'a self, request: &'a Request<B>) -> RouteRequest<'a> {
         RouteRequest {
             method: request.method().as_str(),
             path: &self.path,
@@ -52,23 +52,23 @@ impl NormalizedTarget {
     }
 
     /// Returns the path of the request target as it is sent to the application.
-    pub(super) fn path_as_sent(&self) -> &str {
+    pub(super) fn outgoing_path(&self) -> &str {
         self.target.path()
     }
 
     /// Normalizes a request that a plugin has changed, like a received one.
-    pub(super) fn of_plugin(
+    pub(super) fn from_plugin(
         session: &Session,
         method: &Method,
         host: String,
         path: &str,
     ) -> Result<Self, Reply> {
-        checked(&host).map_err(|error| Reply::refused(error, "host"))?;
-        Self::normal(session, method, host, path)
+        check_host(&host).map_err(|error| Reply::refused(error, "host"))?;
+        Self::normalize(session, method, host, path)
     }
 
     /// Normalizes a received request; rejects ambiguous hosts and paths.
-    pub(super) fn of<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
+    pub(super) fn from_request<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
             let reply = Reply::refused(text, "connect_protocol");
@@ -78,13 +78,13 @@ impl NormalizedTarget {
             let reply = Reply::refused("CONNECT is not supported", "method");
             return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
-        let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
+        let host = request_host(request).map_err(|error| Reply::refused(error, "host"))?;
         let pass_through = request.uri().path_and_query();
         let pass_through = pass_through.map_or("/", PathAndQuery::as_str);
-        Self::normal(session, request.method(), host, pass_through)
+        Self::normalize(session, request.method(), host, pass_through)
     }
 
-    fn normal(
+    fn normalize(
         session: &Session,
         method: &Method,
         host: String,
@@ -96,7 +96,7 @@ impl NormalizedTarget {
             .published
             .gateway()
             .path_normalization;
-        let normal = path::for_request(method, pass_through, mode);
+        let normal = path::normalize_request_target(method, pass_through, mode);
         let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
         let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
@@ -110,7 +110,7 @@ impl NormalizedTarget {
 
 /// Parses the host of a request. Rejects ambiguous ones: a target and a `Host` header that differ, several `Host`
 /// headers, or user info.
-pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
+pub(super) fn request_host<B>(request: &Request<B>) -> Result<String, &'static str> {
     let mut lines = request.headers().get_all(HOST).iter();
     let header = lines.next().map(HeaderValue::to_str).transpose();
     let header = header.map_err(|_| "the host is no text")?;
@@ -126,12 +126,12 @@ pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
         (None, None) if request.version() <= http::Version::HTTP_10 => "",
         (None, None) => return Err("there is no host"),
     };
-    checked(host)?;
+    check_host(host)?;
     Ok(host.to_owned())
 }
 
 /// Checks that a text is a valid host.
-fn checked(host: &str) -> Result<(), &'static str> {
+fn check_host(host: &str) -> Result<(), &'static str> {
     if host.contains('@') || (!host.is_empty() && host.parse::<http::uri::Authority>().is_err()) {
         return Err("the host cannot be one");
     }

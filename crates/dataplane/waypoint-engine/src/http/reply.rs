@@ -4,7 +4,7 @@ use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::{
-    memory::{Exhausted, Scope},
+    memory::{BudgetExhausted, BudgetScope},
     message::{self, Body},
 };
 
@@ -55,7 +55,7 @@ impl Reply {
     }
 
     /// Returns the reply for a plugin that has failed, or has ended the request.
-    pub(crate) fn of_extension(
+    pub(crate) fn for_plugin(
         status: StatusCode,
         details: &'static str,
         flags: ResponseFlags,
@@ -81,11 +81,11 @@ impl Reply {
     }
 
     /// Returns the reply to a request for which a memory budget has no room.
-    pub(crate) fn overloaded(Exhausted(scope): Exhausted) -> Self {
+    pub(crate) fn overloaded(BudgetExhausted(scope): BudgetExhausted) -> Self {
         let reason = match scope {
-            Scope::Connection => "memory_budget_connection",
-            Scope::Caller => "memory_budget_caller",
-            Scope::Process => "memory_budget_process",
+            BudgetScope::Connection => "memory_budget_connection",
+            BudgetScope::Caller => "memory_budget_caller",
+            BudgetScope::Process => "memory_budget_process",
         };
         Self {
             refused: Some(reason),
@@ -118,7 +118,7 @@ impl Reply {
             challenge,
             ..
         } = self;
-        let mut response = Response::new(message::text(if is_grpc {
+        let mut response = Response::new(message::text_body(if is_grpc {
             String::new()
         } else {
             text.clone()
@@ -143,7 +143,7 @@ impl Reply {
                 "grpc-status",
                 match grpc_status {
                     Some(status) => HeaderValue::from(u16::from(status)),
-                    None => HeaderValue::from_static(meaning(status)),
+                    None => HeaderValue::from_static(grpc_status_for(status)),
                 },
             );
             if let Ok(message) = HeaderValue::from_str(&text.replace('%', "%25")) {
@@ -158,7 +158,7 @@ impl Reply {
 }
 
 /// Maps an HTTP status to a gRPC status (gRPC's doc/http-grpc-status-mapping.md), and returns the gRPC code.
-fn meaning(status: StatusCode) -> &'static str {
+fn grpc_status_for(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "13",
         401 => "16",

@@ -9,9 +9,9 @@ use super::{normalized_target::NormalizedTarget, reply::Reply};
 use crate::{headers, session::Session};
 
 /// Removes hop-by-hop headers, and headers that only proxies of the mesh may send.
-pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
+pub(super) fn sanitize<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let all = request.headers_mut();
-    if headers::has_other_encoding(all) {
+    if headers::has_unsupported_transfer_encoding(all) {
         let reply = Reply::refused(
             "only the transfer encoding chunked is supported",
             "transfer_encoding",
@@ -20,7 +20,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     }
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
-    headers::remove_claims(all);
+    headers::remove_mesh_only_headers(all);
     // The body is framed again, and `Expect` sent again if needed.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
@@ -28,7 +28,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
 }
 
 /// Adds the headers that the waypoint generates, such as `x-forwarded-for`.
-pub(super) fn complete<B>(
+pub(super) fn add_generated<B>(
     session: &Session,
     request: &mut Request<B>,
     normalized: &NormalizedTarget,

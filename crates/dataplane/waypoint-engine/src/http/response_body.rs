@@ -12,9 +12,9 @@ use crate::message::Body;
 /// Body of a response.
 pub(super) enum ResponseBody {
     /// Body that the waypoint itself, a plugin or an authorization provider has generated.
-    Own(Body),
+    Generated(Body),
     /// Body that an application streams.
-    Application(ApplicationBody),
+    Streamed(ApplicationBody),
 }
 
 /// Body of an application's response, which is terminated when changed policies deny the request.

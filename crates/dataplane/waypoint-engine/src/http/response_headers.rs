@@ -10,16 +10,16 @@ use crate::{headers, session::Session};
 ///
 /// # Errors
 /// With the reply that replaces a response with too many fields, or one that violates HTTP.
-pub(super) fn check<B>(session: &Session, response: &mut Response<B>) -> Result<(), Reply> {
+pub(super) fn sanitize<B>(session: &Session, response: &mut Response<B>) -> Result<(), Reply> {
     let limits = session.shard.waypoint.config.headers;
     let all = response.headers_mut();
     if has_too_many_fields(all, limits) {
         return Err(too_many_headers(limits.fields));
     }
-    if headers::has_other_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
+    if headers::has_unsupported_transfer_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
         return Err(protocol_error("upstream protocol error"));
     }
-    headers::remove_claims_of_response(all);
+    headers::remove_mesh_only_response_headers(all);
     Ok(())
 }
 

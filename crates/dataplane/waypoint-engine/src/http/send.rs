@@ -2,12 +2,12 @@
 
 pub(super) mod outgoing;
 mod retry_permit;
-pub(super) mod retrying;
+pub(super) mod retry_state;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_model::{ArcStr, Service};
-use ambit_proxy::{Local, report::chain};
+use ambit_proxy::{LocalPod, report::format_error_chain};
 use ambit_route::{BackendEndpoint, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{Method, Request, Response, StatusCode};
@@ -15,28 +15,29 @@ use hyper::body::{Body as _, Incoming};
 
 use super::{
     backend::{
-        broken::Broken,
         destination::{Destination, NoEndpointError},
         endpoint::{self, DestinationDecision},
+        upstream_failure::UpstreamFailure,
     },
     reply::Reply,
     send::{
         retry_permit::RetryPermit,
-        retrying::{Outcome, RetryPolicy, Retrying},
+        retry_state::{AttemptOutcome, RetryPolicy, RetryState},
     },
 };
 use crate::{
     destination::{EndpointLease, NoUpstream},
     hops::Hops,
-    memory::{Exhausted, Permit, Use},
+    memory::{BudgetExhausted, ChargePurpose, MemoryPermit},
     message::{self, Body, Version},
     origination::TlsUpstream,
     retry_mark::RetryMark,
     session::Session,
     target::Target,
     upstream::{
-        Checkout, Connect, ConnectOptions, HttpKey, Preamble, RequestGuard, ReuseLimits,
-        STREAM_WINDOW, StreamSlot, Upstream, UpstreamError, own_client,
+        Checkout, ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, RequestGuard,
+        ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot, Upstream, UpstreamError,
+        forwarded_for_waypoint,
     },
 };
 
@@ -57,12 +58,12 @@ pub(super) struct SelectedEndpoint {
     /// Guard of a pooled HTTP/1 connection, which aborts the request on drop.
     guard: Option<RequestGuard>,
     /// Memory permit for the bytes of an HTTP/2 response that the endpoint may send before they are read.
-    window: Option<Arc<Permit>>,
+    window: Option<Arc<MemoryPermit>>,
 }
 
 impl SelectedEndpoint {
     /// Returns the endpoint of a request to `destination` through this upstream.
-    fn of(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
+    fn new(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
         Self {
             endpoint: upstream.endpoint(),
             workload: upstream.workload().cloned(),
@@ -82,7 +83,7 @@ impl SelectedEndpoint {
 
 /// Retry, timeout and session parameters of one request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sending<'a> {
+pub(super) struct SendOptions<'a> {
     pub(super) hops: Hops,
     /// Timeout of one attempt (`backendRequest` in a route's timeouts).
     pub(super) attempt_timeout: Option<Duration>,
@@ -140,9 +141,9 @@ fn preamble(
     session: &Session,
     decision: Option<&DestinationDecision>,
     upstream: &Upstream,
-) -> Option<Preamble> {
+) -> Option<ProxyProtocolHeader> {
     let (client, called) = (session.caller.address, session.target.address());
-    Preamble::of(decision?.port.policy(), upstream, client, called)
+    ProxyProtocolHeader::for_policy(decision?.port.policy(), upstream, client, called)
 }
 
 /// Sends a request to an endpoint, with retries; returns the response headers with a streaming body.
@@ -150,30 +151,33 @@ pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    sending: Sending<'_>,
+    sending: SendOptions<'_>,
     request: Request<Body>,
 ) -> Result<UpstreamResponse, Failure> {
-    let Some(own) = session.shard.waypoint.local.known().await else {
+    let Some(own) = session.shard.waypoint.local.wait_until_known().await else {
         return Err(Failure::without_own_workload());
     };
-    let Sending {
+    let SendOptions {
         hops,
         attempt_timeout,
         again,
         mut retry_mark,
         sticky,
     } = sending;
-    let decision = destination.decision(session, version, request.headers(), request.uri());
+    let decision = destination.apply_rule(session, version, request.headers(), request.uri());
     let decision = decision.await?;
     let ruled = decision.as_ref();
     let limits = decision.as_ref().map(|decision| *decision.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
-    let host = destination.host(session);
+    let host = destination.default_sni(session);
     let tls_upstream = tls_upstream(session, decision.as_deref(), &host, version);
-    let window = window(session, version).map_err(Failure::overloaded)?;
-    let (mut retrying, mut request) = Retrying::of(again, request, &session.memory);
-    let active = session.shard.retries.active(destination.account(session));
+    let window = reserve_window(session, version).map_err(Failure::overloaded)?;
+    let (mut retrying, mut request) = RetryState::new(again, request, &session.memory);
+    let active = session
+        .shard
+        .retries
+        .begin_request(destination.retry_budget_key(session));
     let mut retry_permit: Option<RetryPermit> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
     let choose = async |failed: &[ArcStr]| {
@@ -184,17 +188,17 @@ pub(super) async fn send(
     loop {
         let (to, held) = upstream?;
         let to = &to;
-        let mut chosen = SelectedEndpoint::of(destination, session, to);
+        let mut chosen = SelectedEndpoint::new(destination, session, to);
         failed.extend(chosen.workload.iter().map(|one| one.uid().clone()));
-        let _load = session.shard.upstreams.http.load(chosen.endpoint);
-        tell_waypoint(&mut request, to, hops, retry_mark);
+        let _load = session.shard.upstreams.http.count_request(chosen.endpoint);
+        add_waypoint_headers(&mut request, to, hops, retry_mark);
         // Where the next waypoint chooses the endpoint, that waypoint originates TLS.
         let over = tls_upstream.filter(|_| held.is_some() || !to.is_waypoint());
         if let Some(over) = over {
             chosen.remote = Some(host.clone());
             chosen.remote_identity = over.identity();
             if version == Version::Http2 {
-                message::secure(&mut request);
+                message::set_https_scheme(&mut request);
             }
         }
         let preamble = preamble(session, decision.as_deref(), to);
@@ -208,30 +212,30 @@ pub(super) async fn send(
             None => Some(trying.await),
             Some(attempt_timeout) => tokio::time::timeout(attempt_timeout, trying).await.ok(),
         };
-        report(session, held.as_ref(), outcome.as_ref(), has_body);
+        report_outcome(session, held.as_ref(), outcome.as_ref(), has_body);
         chosen.window.clone_from(&window);
         chosen.held = held.zip(decision.clone()).map(Arc::new);
         let AttemptResult {
             mut ended,
             is_reason,
             unsent,
-        } = AttemptResult::of(outcome, chosen, &retrying, decision.as_deref());
+        } = AttemptResult::new(outcome, chosen, &retrying, decision.as_deref());
         // An unsent request is no load on the endpoint.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
             return ended;
         }
-        let Some(wait) = retrying.next() else {
-            flag(&mut ended, ResponseFlag::RetryLimitExceeded);
+        let Some(wait) = retrying.next_delay() else {
+            add_flag(&mut ended, ResponseFlag::RetryLimitExceeded);
             return ended;
         };
         retry_mark = retry_mark.or(is_burden);
         if is_burden {
             // The previous attempt has ended.
             drop(retry_permit.take());
-            retry_permit = RetryPermit::of(session, decision.as_ref(), &active);
+            retry_permit = RetryPermit::acquire(session, decision.as_ref(), &active);
             if retry_permit.is_none() {
-                flag(&mut ended, ResponseFlag::UpstreamOverflow);
+                add_flag(&mut ended, ResponseFlag::UpstreamOverflow);
                 return ended;
             }
         }
@@ -240,15 +244,15 @@ pub(super) async fn send(
         }
         // Another endpoint if there is one, since this one has just failed.
         upstream = choose(&failed).await;
-        if upstream.is_err() && retrying.may_try_the_same() {
+        if upstream.is_err() && retrying.may_try_same_endpoint() {
             failed.clear();
             upstream = choose(&failed).await;
         }
-        if upstream.is_err() || is_one_pod(destination, session) {
+        if upstream.is_err() || is_single_pod(destination, session) {
             return ended;
         }
         // Rewound only now: without a retry, the current reader of the body continues.
-        request = match unsent.or_else(|| retrying.request()) {
+        request = match unsent.or_else(|| retrying.next_request()) {
             Some(again) => again,
             None => return ended,
         };
@@ -256,7 +260,7 @@ pub(super) async fn send(
 }
 
 /// Whether the destination is a single pod, so that no other endpoint can be tried.
-fn is_one_pod(destination: &Destination, session: &Session) -> bool {
+fn is_single_pod(destination: &Destination, session: &Session) -> bool {
     let of = (destination, &session.target);
     matches!(of, (Destination::Target, Target::Pod { .. }))
 }
@@ -266,22 +270,30 @@ fn is_one_pod(destination: &Destination, session: &Session) -> bool {
 pub(super) fn window_bytes(version: Version) -> usize {
     match version {
         Version::Http1 => 0,
-        Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX),
+        Version::Http2 => usize::try_from(STREAM_WINDOW_BYTES).unwrap_or(usize::MAX),
     }
 }
 
 /// Charges the caller for the bytes that the endpoint may send before they are read.
-fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Exhausted> {
+fn reserve_window(
+    session: &Session,
+    version: Version,
+) -> Result<Option<Arc<MemoryPermit>>, BudgetExhausted> {
     let bytes = window_bytes(version);
     if bytes == 0 {
         return Ok(None);
     }
-    let permit = session.memory.take(Use::Upstream, bytes)?;
+    let permit = session.memory.take(ChargePurpose::Upstream, bytes)?;
     Ok(Some(Arc::new(permit)))
 }
 
 /// Writes the hop count and the retry mark, if the next hop is a waypoint.
-fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_mark: RetryMark) {
+fn add_waypoint_headers(
+    request: &mut Request<Body>,
+    to: &Upstream,
+    hops: Hops,
+    retry_mark: RetryMark,
+) {
     let (headers, is_next) = (request.headers_mut(), to.is_waypoint());
     hops.write(headers, is_next);
     retry_mark.write(headers, is_next);
@@ -298,27 +310,27 @@ struct AttemptResult {
 
 impl AttemptResult {
     /// Converts the outcome of an attempt; `None` means that the attempt timed out.
-    fn of(
+    fn new(
         outcome: Option<Result<Response<Incoming>, FailedAttempt>>,
         mut chosen: SelectedEndpoint,
-        retrying: &Retrying<'_>,
+        retrying: &RetryState<'_>,
         decision: Option<&DestinationDecision>,
     ) -> Self {
         let mut unsent = None;
         let (is_reason, ended) = match outcome {
             None => {
-                let late = Failure::too_late("backend_request_timeout");
-                (retrying.is_reason(&Outcome::Late), Err(late))
+                let late = Failure::timed_out("backend_request_timeout");
+                (retrying.should_retry(&AttemptOutcome::TimedOut), Err(late))
             }
             Some(Ok(mut response)) => {
                 let extensions = response.extensions_mut();
                 chosen.stream = extensions.remove();
                 chosen.guard = extensions.remove();
                 if let Some(decision) = decision {
-                    decision.answer(response.headers_mut());
+                    decision.add_cookie(response.headers_mut());
                 }
-                let answer = Outcome::Answer(response.status(), response.headers());
-                let is_reason = retrying.is_reason(&answer);
+                let answer = AttemptOutcome::Response(response.status(), response.headers());
+                let is_reason = retrying.should_retry(&answer);
                 (is_reason, Ok(UpstreamResponse::new(response, chosen)))
             }
             Some(Err(FailedAttempt {
@@ -327,10 +339,10 @@ impl AttemptResult {
             })) => {
                 let endpoint = chosen.endpoint;
                 tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
-                unsent = whole.filter(|_| retrying.may_try_another());
+                unsent = whole.filter(|_| retrying.may_try_other_endpoint());
                 let is_untouched = broken.is_untouched;
-                let is_reason = retrying.is_reason(&Outcome::Broken { is_untouched });
-                (is_reason, Err(Failure::of(broken)))
+                let is_reason = retrying.should_retry(&AttemptOutcome::Failed { is_untouched });
+                (is_reason, Err(Failure::from_upstream_failure(broken)))
             }
         };
         Self {
@@ -341,7 +353,7 @@ impl AttemptResult {
     }
 }
 
-fn flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
+fn add_flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
     match ended {
         Ok(sent) => sent.flags.insert(flag),
         Err(failure) => failure.reply.flags.insert(flag),
@@ -349,7 +361,7 @@ fn flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
 }
 
 /// Reports the outcome of an attempt to the outlier detection of the destination's rule.
-fn report(
+fn report_outcome(
     session: &Session,
     held: Option<&EndpointLease>,
     outcome: Option<&Result<Response<Incoming>, FailedAttempt>>,
@@ -358,10 +370,10 @@ fn report(
     let seen = match outcome {
         Some(outcome) => {
             let status = outcome.as_ref().map(Response::status);
-            endpoint::outcome(status.map_err(|attempt| &attempt.broken), has_body)
+            endpoint::outlier_outcome(status.map_err(|attempt| &attempt.broken), has_body)
         }
         // A timeout is only the endpoint's failure without a body: the client may send the body slowly.
-        None => (!has_body).then_some(ambit_resilience::Outcome::Failed),
+        None => (!has_body).then_some(ambit_resilience::EndpointOutcome::Failed),
     };
     if let (Some(held), Some(seen)) = (held, seen) {
         held.report(session.shard.waypoint.rule_context(), seen);
@@ -370,14 +382,14 @@ fn report(
 
 /// Attempt that ended without a response.
 struct FailedAttempt {
-    broken: Broken,
+    broken: UpstreamFailure,
     /// Request of which nothing was sent, so that it can be retried.
     unsent: Option<Request<Body>>,
 }
 
 async fn attempt(
     session: &Session,
-    own: &Local,
+    own: &LocalPod,
     upstream: &Upstream,
     version: Version,
     options: ConnectOptions<'_>,
@@ -391,7 +403,7 @@ async fn attempt(
     let key = key.with_applied(applied.clone());
     let pool = &session.shard.upstreams.http;
     let sent = |error| FailedAttempt {
-        broken: Broken::of(&error, version),
+        broken: UpstreamFailure::request_failure(&error, version),
         unsent: None,
     };
     // Only extended CONNECT requests are sent.
@@ -411,22 +423,22 @@ async fn attempt(
         }
     }
     let reader = caller.identity.as_ref().map(|one| &*one.namespace);
-    let connect = Connect {
+    let connect = ConnectParameters {
         upstream,
         own,
         // Callers share HTTP connections, so that tunnels name none of them.
-        forwarded: &own_client(own),
+        forwarded: &forwarded_for_waypoint(own),
         applied: &applied,
         options,
         hops: None,
         identity: None,
         memory: Some(&session.memory),
     };
-    let checkout = match open(session, connect, &key, is_connect).await {
+    let checkout = match open_connection(session, connect, &key, is_connect).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(FailedAttempt {
-                broken: Broken::unreached(&*error, reader),
+                broken: UpstreamFailure::connect_failure(&*error, reader),
                 unsent: Some(request),
             });
         }
@@ -438,9 +450,9 @@ async fn attempt(
     })
 }
 
-async fn open(
+async fn open_connection(
     session: &Session,
-    connect: Connect<'_>,
+    connect: ConnectParameters<'_>,
     key: &HttpKey,
     is_connect: bool,
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
@@ -448,10 +460,12 @@ async fn open(
     let (pool, share) = (&upstreams.http, &session.share);
     let stream = upstreams.connect(connect).await?;
     if is_connect {
-        return Ok(pool.begin_extended(key, stream, share).await?);
+        return Ok(pool.handshake_extended_connect(key, stream, share).await?);
     }
-    let reuse_limits = ReuseLimits::of(connect.options.limits);
-    Ok(pool.begin(key, stream, reuse_limits, Some(share)).await?)
+    let reuse_limits = ReuseLimits::from_destination_limits(connect.options.limits);
+    Ok(pool
+        .handshake(key, stream, reuse_limits, Some(share))
+        .await?)
 }
 
 impl From<NoUpstream> for Failure {
@@ -480,8 +494,8 @@ impl From<NoUpstream> for Failure {
 impl From<NoEndpointError> for Failure {
     fn from(from: NoEndpointError) -> Self {
         match from {
-            NoEndpointError::Rule(rule) => rule.into(),
-            NoEndpointError::Upstream(error @ UpstreamError::Lookups(_)) => Self {
+            NoEndpointError::DestinationRule(rule) => rule.into(),
+            NoEndpointError::Upstream(error @ UpstreamError::TooManyLookups(_)) => Self {
                 reply: Reply::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "overloaded: too many names are looked up for the caller",
@@ -490,15 +504,15 @@ impl From<NoEndpointError> for Failure {
                 details: error.to_string(),
             },
             NoEndpointError::Upstream(error) => {
-                Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(&error))
+                Self::unavailable(ResponseFlag::NoHealthyUpstream, &format_error_chain(&error))
             }
         }
     }
 }
 
 impl Failure {
-    fn of(broken: Broken) -> Self {
-        let Broken {
+    fn from_upstream_failure(broken: UpstreamFailure) -> Self {
+        let UpstreamFailure {
             status,
             flag,
             body,
@@ -524,7 +538,7 @@ impl Failure {
     }
 
     /// Returns the failure of a request when a memory budget has no room for its response.
-    fn overloaded(full: Exhausted) -> Self {
+    fn overloaded(full: BudgetExhausted) -> Self {
         Self {
             details: full.to_string(),
             reply: Reply::overloaded(full),
@@ -532,7 +546,7 @@ impl Failure {
     }
 
     /// Returns the failure of a request that exceeds the route's timeout.
-    pub(super) fn too_late(details: &str) -> Self {
+    pub(super) fn timed_out(details: &str) -> Self {
         let flag = ResponseFlag::UpstreamRequestTimeout;
         Self {
             reply: Reply::new(

@@ -35,9 +35,9 @@ use tokio::io::AsyncWriteExt as _;
 use super::{admit::admission::Admission, reply::Reply, send::window_bytes};
 use crate::{
     config::WEBSOCKET,
+    counting_io::{CountingIo, wait_for_client_reset},
     headers,
     message::{self, Body, Version},
-    metered::{Metered, reset_by_client},
     session::Session,
     tunnel_windows,
 };
@@ -52,22 +52,22 @@ const KEY_BYTES: usize = 16;
 pub(super) struct Upgrade {
     protocol: HeaderValue,
     /// Key for the WebSocket handshake with an HTTP/1.1 application (`Sec-WebSocket-Key`).
-    key: Option<Key>,
+    key: Option<WebSocketKey>,
     /// Whether the request is an extended CONNECT.
     is_extended: bool,
 }
 
 /// Value of `Sec-WebSocket-Key`: sixteen bytes in base64.
 #[derive(Clone, Debug)]
-struct Key(HeaderValue);
+struct WebSocketKey(HeaderValue);
 
 /// Request extension that marks a request received as extended CONNECT, with a generated key for an HTTP/1.1
 /// application, since HTTP/2 has none.
 #[derive(Clone, Debug)]
-struct Extended(Key);
+struct ExtendedConnect(WebSocketKey);
 
 /// Converts an extended CONNECT to the equivalent upgrade request, if WebSocket is allowed.
-pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
+pub(super) fn convert_extended_connect(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     if *request.method() != Method::CONNECT || !upgrades.iter().any(|one| one == WEBSOCKET) {
         return;
     }
@@ -86,7 +86,7 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     headers.insert(UPGRADE, HeaderValue::from_static(WEBSOCKET));
     let extensions = request.extensions_mut();
     extensions.remove::<Protocol>();
-    extensions.insert(Extended(Key(key)));
+    extensions.insert(ExtendedConnect(WebSocketKey(key)));
 }
 
 /// Handle to the client's connection, which the waypoint takes over if the upgrade succeeds.
@@ -95,7 +95,7 @@ pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
 impl PendingUpgrade {
     /// Takes hyper's upgrade handle from a received request that may switch protocols.
-    pub(super) fn of(request: &mut Request<Incoming>) -> Self {
+    pub(super) fn take_from(request: &mut Request<Incoming>) -> Self {
         let has_upgrade =
             request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
         Self(has_upgrade.then(|| hyper::upgrade::on(request)))
@@ -119,22 +119,24 @@ impl Drop for PendingUpgrade {
 
 /// Parses the requested upgrade; `None` if its protocol is not one of `upgrades`. Must be called before hop-by-hop
 /// headers are removed.
-pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
+pub(super) fn parse_requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
     let headers = request.headers();
     let has_upgrade = headers
         .get_all(CONNECTION)
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
         .any(|token| token.trim_ascii().eq_ignore_ascii_case(b"upgrade"));
-    let protocol = only_protocol(headers)?.clone();
+    let protocol = single_protocol(headers)?.clone();
     let is_known = upgrades
         .iter()
-        .any(|one| is_same(&protocol, one.as_bytes()));
-    let extended = request.extensions().get::<Extended>();
+        .any(|one| is_protocol(&protocol, one.as_bytes()));
+    let extended = request.extensions().get::<ExtendedConnect>();
     let is_extended = extended.is_some();
     let key = match extended {
-        Some(Extended(key)) => Some(key.clone()),
-        None if is_same(&protocol, WEBSOCKET.as_bytes()) => Some(Key::of(headers)?),
+        Some(ExtendedConnect(key)) => Some(key.clone()),
+        None if is_protocol(&protocol, WEBSOCKET.as_bytes()) => {
+            Some(WebSocketKey::from_headers(headers)?)
+        }
         None => None,
     };
     let is_http11 = request.version() == http::Version::HTTP_11;
@@ -148,20 +150,20 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
 }
 
 /// Returns the value of `Upgrade`, if it names a single protocol.
-fn only_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
+fn single_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut protocols = headers.get_all(UPGRADE).iter();
     let first = protocols.next()?;
     protocols.next().is_none().then_some(first)
 }
 
-fn is_same(protocol: &HeaderValue, other: &[u8]) -> bool {
+fn is_protocol(protocol: &HeaderValue, other: &[u8]) -> bool {
     protocol.as_bytes().eq_ignore_ascii_case(other)
 }
 
 impl Upgrade {
     /// Removes the upgrade headers of a request that is not forwarded as an upgrade.
-    pub(super) fn withdraw(headers: &mut HeaderMap) {
-        for name in headers::UPGRADE_OF_REQUESTS {
+    pub(super) fn remove_upgrade_headers(headers: &mut HeaderMap) {
+        for name in headers::UPGRADE_REQUEST_HEADERS {
             headers.remove(name);
         }
     }
@@ -181,8 +183,8 @@ impl Upgrade {
     }
 
     /// Converts an upgrade received as extended CONNECT for a connection of this HTTP version.
-    pub(super) fn send_as(&self, version: Version, request: &mut Request<Body>) {
-        let Some(Key(key)) = self.key.as_ref().filter(|_| self.is_extended) else {
+    pub(super) fn convert_for(&self, version: Version, request: &mut Request<Body>) {
+        let Some(WebSocketKey(key)) = self.key.as_ref().filter(|_| self.is_extended) else {
             return;
         };
         let headers = request.headers_mut();
@@ -202,7 +204,7 @@ impl Upgrade {
     ///
     /// # Errors
     /// When a response would switch protocols for the client, and is invalid.
-    pub(super) fn is_switched(
+    pub(super) fn is_accepted_by(
         &self,
         version: Version,
         answer: &Response<Incoming>,
@@ -212,9 +214,10 @@ impl Upgrade {
         let is_accepted = || self.key.as_ref().is_none_or(|key| key.is_accepted(headers));
         if !self.is_extended {
             let is_switched = status == StatusCode::SWITCHING_PROTOCOLS;
-            let is_requested = |to| is_same(to, self.protocol.as_bytes());
-            if is_switched && !(only_protocol(headers).is_some_and(is_requested) && is_accepted()) {
-                return Err(refused());
+            let is_requested = |to| is_protocol(to, self.protocol.as_bytes());
+            if is_switched && !(single_protocol(headers).is_some_and(is_requested) && is_accepted())
+            {
+                return Err(violation_reply());
             }
             return Ok(is_switched);
         }
@@ -223,15 +226,15 @@ impl Upgrade {
             Version::Http2 => status == StatusCode::OK,
         };
         if !is_switched && (status.is_success() || status.is_informational()) {
-            return Err(refused());
+            return Err(violation_reply());
         }
         Ok(is_switched)
     }
 }
 
-impl Key {
+impl WebSocketKey {
     /// Parses `Sec-WebSocket-Key` of a request; `None` if it is missing or invalid.
-    fn of(headers: &HeaderMap) -> Option<Self> {
+    fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut keys = headers.get_all(SEC_WEBSOCKET_KEY).iter();
         let key = keys.next()?;
         let bytes = STANDARD.decode(key.as_bytes()).ok()?;
@@ -255,13 +258,13 @@ impl Key {
 const COPY_BYTES: usize = 4 * (8 << 10);
 
 /// Returns the reply for an application that violates the upgrade protocol (502).
-fn refused() -> Reply {
+fn violation_reply() -> Reply {
     let flag = ResponseFlag::UpstreamProtocolError;
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
 /// Relays bytes between client and application after the protocol switch.
-pub(super) fn switch(
+pub(super) fn switch_protocols(
     session: &Arc<Session>,
     upgrade: Option<Upgrade>,
     version: Version,
@@ -269,7 +272,7 @@ pub(super) fn switch(
     admission: Admission,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
-    let upgrade = upgrade.ok_or_else(refused)?;
+    let upgrade = upgrade.ok_or_else(violation_reply)?;
     // An HTTP/1 client's tunnel is no longer charged once hyper has ended its connection.
     let tunnel = if upgrade.is_extended {
         0
@@ -277,13 +280,13 @@ pub(super) fn switch(
         tunnel_windows::TUNNEL_COST_BYTES
     };
     let bytes = COPY_BYTES + tunnel + window_bytes(version);
-    let taken = session.memory.open(bytes);
+    let taken = session.memory.charge_tunnel(bytes);
     let permit = taken.map_err(Reply::overloaded)?;
-    let client = pending_upgrade.0.take().ok_or_else(refused)?;
+    let client = pending_upgrade.0.take().ok_or_else(violation_reply)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();
-    headers::remove_hop_by_hop(all).map_err(|_| refused())?;
-    headers::remove_claims_of_response(all);
+    headers::remove_hop_by_hop(all).map_err(|_| violation_reply())?;
+    headers::remove_mesh_only_response_headers(all);
     if upgrade.is_extended {
         all.remove(SEC_WEBSOCKET_ACCEPT);
         *response.status_mut() = StatusCode::OK;
@@ -302,7 +305,7 @@ pub(super) fn switch(
             Mutex::new(TokioIo::new(client)),
             Mutex::new(TokioIo::new(server)),
         );
-        let (mut client, mut server) = (Metered::new(&near, drop), Metered::new(&far, drop));
+        let (mut client, mut server) = (CountingIo::new(&near, drop), CountingIo::new(&far, drop));
         let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
         tokio::select! {
             biased;
@@ -311,15 +314,15 @@ pub(super) fn switch(
                     tracing::debug!(%error, "an upgraded connection broke");
                 }
             }
-            error = reset_by_client(&near) => {
+            error = wait_for_client_reset(&near) => {
                 tracing::debug!(%error, "an upgraded connection's client has gone");
             }
-            () = drain.cut() => {}
-            () = admission.revoked() => {
+            () = drain.wait_until_deadline() => {}
+            () = admission.wait_until_revoked() => {
                 tracing::info!(caller = %session.caller.address, "an upgraded connection is closed: a policy denies it now");
             }
         }
     });
     ambit_rt::spawn("upgraded connection", running);
-    Ok(response.map(|_| message::text("")))
+    Ok(response.map(|_| message::text_body("")))
 }

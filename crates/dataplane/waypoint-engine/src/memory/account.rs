@@ -8,7 +8,7 @@ use std::sync::{
 
 /// Level of a memory account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Scope {
+pub(crate) enum BudgetScope {
     /// Account of one connection, or of all connections of one caller.
     Connection,
     /// Account of one caller.
@@ -17,7 +17,7 @@ pub(crate) enum Scope {
     Process,
 }
 
-impl Scope {
+impl BudgetScope {
     /// Returns the name of the level in metrics and access logs.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -31,36 +31,36 @@ impl Scope {
 /// Error of a charge for which a memory account has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory budget of the {} is used up", .0.name())]
-pub(crate) struct Exhausted(pub(crate) Scope);
+pub(crate) struct BudgetExhausted(pub(crate) BudgetScope);
 
 /// Memory account with a limit. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Account(Arc<Node>);
+pub(crate) struct MemoryAccount(Arc<AccountNode>);
 
 #[derive(Debug)]
-struct Node {
-    scope: Scope,
+struct AccountNode {
+    scope: BudgetScope,
     limit: usize,
     /// Part of the limit that only nested accounts with few charged bytes may use.
     reserve: usize,
     held: AtomicUsize,
-    above: Option<Account>,
+    above: Option<MemoryAccount>,
 }
 
-impl Account {
+impl MemoryAccount {
     /// Creates an outermost account. A quarter of its limit is reserved for nested accounts that hold less than a 64th
     /// of it, so that a few callers that exhaust their budgets leave room for all others.
-    pub(crate) fn root(scope: Scope, limit: usize) -> Self {
+    pub(crate) fn root(scope: BudgetScope, limit: usize) -> Self {
         Self::new(scope, limit, limit / 4, None)
     }
 
     /// Creates an account nested in this one.
-    pub(crate) fn part(&self, scope: Scope, limit: usize) -> Self {
+    pub(crate) fn nested(&self, scope: BudgetScope, limit: usize) -> Self {
         Self::new(scope, limit, 0, Some(self.clone()))
     }
 
-    fn new(scope: Scope, limit: usize, reserve: usize, above: Option<Self>) -> Self {
-        Self(Arc::new(Node {
+    fn new(scope: BudgetScope, limit: usize, reserve: usize, above: Option<Self>) -> Self {
+        Self(Arc::new(AccountNode {
             scope,
             limit,
             reserve,
@@ -73,16 +73,16 @@ impl Account {
     ///
     /// # Errors
     /// When this budget or an enclosing one has no room.
-    pub(crate) fn take(&self, bytes: usize) -> Result<Permit, Exhausted> {
+    pub(crate) fn charge(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
         self.add(bytes, 0)?;
-        Ok(Permit {
+        Ok(MemoryPermit {
             account: self.clone(),
             bytes,
         })
     }
 
     /// Returns the number of bytes that are currently charged.
-    pub(crate) fn held(&self) -> usize {
+    pub(crate) fn charged_bytes(&self) -> usize {
         self.0.held.load(Relaxed)
     }
 
@@ -92,25 +92,25 @@ impl Account {
     }
 
     /// Returns the number of bytes that may still be charged to this account.
-    pub(crate) fn left(&self) -> usize {
-        self.limit().saturating_sub(self.held())
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.limit().saturating_sub(self.charged_bytes())
     }
 
     /// Returns the number of bytes that may still be charged to the outermost account.
-    pub(crate) fn left_at_root(&self) -> usize {
+    pub(crate) fn free_bytes_at_root(&self) -> usize {
         let above = self.0.above.as_ref();
-        above.map_or_else(|| self.left(), Self::left_at_root)
+        above.map_or_else(|| self.free_bytes(), Self::free_bytes_at_root)
     }
 
     /// Returns the number of references to this account: clones, nested accounts, and permits.
-    pub(crate) fn holders(&self) -> usize {
+    pub(crate) fn reference_count(&self) -> usize {
         Arc::strong_count(&self.0)
     }
 
     /// Charges bytes to this account and those that enclose it. `below` is the number of bytes charged to the nested
     /// account from which the charge comes, which decides whether it may use the reserve.
-    fn add(&self, bytes: usize, below: usize) -> Result<(), Exhausted> {
-        let Node {
+    fn add(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
+        let AccountNode {
             scope,
             limit,
             reserve,
@@ -122,7 +122,7 @@ impl Account {
         // Added first, so that two callers cannot both take the last bytes.
         let sum = held.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let added = if sum > limit {
-            Err(Exhausted(*scope))
+            Err(BudgetExhausted(*scope))
         } else {
             above.as_ref().map_or(Ok(()), |above| above.add(bytes, sum))
         };
@@ -142,17 +142,17 @@ impl Account {
 
 /// Charged bytes, released on drop.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    account: Account,
+pub(crate) struct MemoryPermit {
+    account: MemoryAccount,
     bytes: usize,
 }
 
-impl Permit {
+impl MemoryPermit {
     /// Charges more bytes to the permit.
     ///
     /// # Errors
     /// When there is no room; the permit stays unchanged.
-    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         self.account.add(bytes, 0)?;
         self.bytes += bytes;
         Ok(())
@@ -164,7 +164,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for MemoryPermit {
     fn drop(&mut self) {
         self.account.subtract(self.bytes);
     }
@@ -176,20 +176,22 @@ mod tests {
 
     /// Creates the accounts of a process (limit 6400 bytes), of two callers (1600 each), and of one connection of each
     /// caller (800).
-    fn accounts() -> (Account, [Account; 2], [Account; 2]) {
-        let process = Account::root(Scope::Process, 6400);
-        let callers = [(); 2].map(|()| process.part(Scope::Caller, 1600));
-        let connections = [&callers[0], &callers[1]].map(|one| one.part(Scope::Connection, 800));
+    fn accounts() -> (MemoryAccount, [MemoryAccount; 2], [MemoryAccount; 2]) {
+        let process = MemoryAccount::root(BudgetScope::Process, 6400);
+        let callers = [(); 2].map(|()| process.nested(BudgetScope::Caller, 1600));
+        let connections =
+            [&callers[0], &callers[1]].map(|one| one.nested(BudgetScope::Connection, 800));
         (process, callers, connections)
     }
 
     #[test]
     fn bytes_count_at_every_level_until_the_permit_is_dropped() {
         let (process, callers, [connection, other]) = accounts();
-        let mut permit = connection.take(300).unwrap();
+        let mut permit = connection.charge(300).unwrap();
         permit.grow(200).unwrap();
-        let beside = other.take(100).unwrap();
-        let held = || [&process, &callers[0], &callers[1], &connection].map(Account::held);
+        let beside = other.charge(100).unwrap();
+        let held =
+            || [&process, &callers[0], &callers[1], &connection].map(MemoryAccount::charged_bytes);
         assert_eq!(held(), [600, 500, 100, 500]);
         assert_eq!(permit.bytes(), 500);
         drop(permit);
@@ -201,62 +203,76 @@ mod tests {
     #[test]
     fn exhausted_budget_closest_to_the_account_is_named() {
         let (process, [caller, _], [connection, _]) = accounts();
-        let one = connection.take(800).unwrap();
+        let one = connection.charge(800).unwrap();
         assert_eq!(
-            connection.take(1).unwrap_err(),
-            Exhausted(Scope::Connection)
+            connection.charge(1).unwrap_err(),
+            BudgetExhausted(BudgetScope::Connection)
         );
-        let other = caller.part(Scope::Connection, 1600);
-        let two = other.take(800).unwrap();
-        assert_eq!(other.take(1).unwrap_err(), Exhausted(Scope::Caller));
+        let other = caller.nested(BudgetScope::Connection, 1600);
+        let two = other.charge(800).unwrap();
         assert_eq!(
-            [&process, &caller, &other].map(Account::held),
+            other.charge(1).unwrap_err(),
+            BudgetExhausted(BudgetScope::Caller)
+        );
+        assert_eq!(
+            [&process, &caller, &other].map(MemoryAccount::charged_bytes),
             [1600, 1600, 800]
         );
         drop(one);
-        let mut three = other.take(1).unwrap();
+        let mut three = other.charge(1).unwrap();
         assert!(three.grow(800).is_err());
         // The permit keeps its bytes, and none of the refused ones.
-        assert_eq!([&process, &caller].map(Account::held), [801, 801]);
+        assert_eq!(
+            [&process, &caller].map(MemoryAccount::charged_bytes),
+            [801, 801]
+        );
         drop((two, three));
-        assert_eq!([&process, &caller].map(Account::held), [0, 0]);
+        assert_eq!(
+            [&process, &caller].map(MemoryAccount::charged_bytes),
+            [0, 0]
+        );
     }
 
     #[test]
     fn last_quarter_is_reserved_for_callers_that_hold_little() {
-        let process = Account::root(Scope::Process, 6400);
-        let greedy: Vec<_> = (0..8).map(|_| process.part(Scope::Caller, 1600)).collect();
+        let process = MemoryAccount::root(BudgetScope::Process, 6400);
+        let greedy: Vec<_> = (0..8)
+            .map(|_| process.nested(BudgetScope::Caller, 1600))
+            .collect();
         let mut held = Vec::new();
         for caller in &greedy {
-            while let Ok(permit) = caller.take(200) {
+            while let Ok(permit) = caller.charge(200) {
                 held.push(permit);
             }
         }
-        assert_eq!(process.held(), 4800);
-        assert_eq!(greedy[7].take(200).unwrap_err(), Exhausted(Scope::Process));
-        let modest = process.part(Scope::Caller, 1600);
-        let small = modest.take(100).unwrap();
-        assert!(modest.take(100).is_err());
+        assert_eq!(process.charged_bytes(), 4800);
+        assert_eq!(
+            greedy[7].charge(200).unwrap_err(),
+            BudgetExhausted(BudgetScope::Process)
+        );
+        let modest = process.nested(BudgetScope::Caller, 1600);
+        let small = modest.charge(100).unwrap();
+        assert!(modest.charge(100).is_err());
         drop((small, held));
-        assert_eq!(process.held(), 0);
+        assert_eq!(process.charged_bytes(), 0);
     }
 
     #[test]
     fn concurrent_threads_never_exceed_the_limit() {
-        let process = Account::root(Scope::Process, 6400);
-        let caller = process.part(Scope::Caller, 1000);
+        let process = MemoryAccount::root(BudgetScope::Process, 6400);
+        let caller = process.nested(BudgetScope::Caller, 1000);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for bytes in (1..400).cycle().take(20_000) {
-                        if let Ok(permit) = caller.take(bytes) {
+                        if let Ok(permit) = caller.charge(bytes) {
                             assert!(permit.bytes() <= 1000);
                         }
                     }
                 });
             }
         });
-        assert_eq!((process.held(), caller.held()), (0, 0));
-        assert!(caller.take(1000).is_ok());
+        assert_eq!((process.charged_bytes(), caller.charged_bytes()), (0, 0));
+        assert!(caller.charge(1000).is_ok());
     }
 }

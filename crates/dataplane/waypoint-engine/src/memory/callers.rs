@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{
     MemoryLimits,
-    account::{Account, Exhausted, Permit, Scope},
+    account::{BudgetExhausted, BudgetScope, MemoryAccount, MemoryPermit},
 };
 
 /// Number of callers in the table from which callers without charged memory are removed.
@@ -17,7 +17,7 @@ const MIN_SWEPT_CALLERS: usize = 1024;
 /// Divisors of the free budgets of a caller and of the process, whose quotients bound the receive windows of a new
 /// connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WindowShares {
+pub(crate) struct WindowDivisors {
     /// Divisor of the caller's free budget.
     pub(crate) of_caller: usize,
     /// Divisor of the process's free budget.
@@ -26,7 +26,7 @@ pub(crate) struct WindowShares {
 
 /// Purpose of a charge, which is the reason label in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Use {
+pub(crate) enum ChargePurpose {
     /// Windows and buffers of a connection, or of a tunnel in it.
     Connection,
     /// Header section of a request, and the memory of handling it.
@@ -49,7 +49,7 @@ pub(crate) enum Use {
     Call,
 }
 
-impl Use {
+impl ChargePurpose {
     fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -68,7 +68,7 @@ impl Use {
 
 /// Identity and address by which a caller's budget is found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct CallerKey {
     identity: Option<Identity>,
     address: IpAddr,
 }
@@ -76,21 +76,21 @@ struct Key {
 /// Memory accounts of one caller.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
-    all: Account,
-    connections: Account,
+    all: MemoryAccount,
+    connections: MemoryAccount,
 }
 
 impl CallerAccounts {
     /// Whether a connection still uses the accounts, so that they must stay in the table.
     fn is_used(&self) -> bool {
         // The caller's account has the account of its connections as part.
-        self.connections.holders() > 1 || self.all.holders() > 2
+        self.connections.reference_count() > 1 || self.all.reference_count() > 2
     }
 }
 
 #[derive(Debug, Default)]
-struct Callers {
-    known: HashMap<Key, CallerAccounts>,
+struct CallerTable {
+    known: HashMap<CallerKey, CallerAccounts>,
     /// Number of callers at which unused accounts are removed next.
     sweep_at: usize,
 }
@@ -99,15 +99,15 @@ struct Callers {
 #[derive(Debug)]
 pub(crate) struct Memory {
     limits: MemoryLimits,
-    process: Account,
-    callers: Mutex<Callers>,
+    process: MemoryAccount,
+    callers: Mutex<CallerTable>,
     metrics: Arc<HttpMetrics>,
 }
 
 impl Memory {
     pub(crate) fn new(limits: MemoryLimits, metrics: Arc<HttpMetrics>) -> Self {
         Self {
-            process: Account::root(Scope::Process, limits.process),
+            process: MemoryAccount::root(BudgetScope::Process, limits.process),
             limits,
             callers: Mutex::default(),
             metrics,
@@ -115,8 +115,8 @@ impl Memory {
     }
 
     /// Returns the number of bytes charged for all callers.
-    pub(crate) fn held(&self) -> usize {
-        self.process.held()
+    pub(crate) fn charged_bytes(&self) -> usize {
+        self.process.charged_bytes()
     }
 
     /// Returns the limit of all callers together, in bytes.
@@ -132,14 +132,14 @@ impl Memory {
     ) -> ConnectionMemory {
         let CallerAccounts { all, connections } = self.caller(identity, address);
         ConnectionMemory {
-            requests: all.part(Scope::Connection, self.limits.requests),
+            requests: all.nested(BudgetScope::Connection, self.limits.requests),
             connections,
             metrics: self.metrics.clone(),
         }
     }
 
     fn caller(&self, identity: Option<&Identity>, address: IpAddr) -> CallerAccounts {
-        let key = Key {
+        let key = CallerKey {
             identity: identity.cloned(),
             address,
         };
@@ -149,9 +149,9 @@ impl Memory {
             callers.sweep_at = callers.known.len() * 2;
         }
         let new = || {
-            let all = self.process.part(Scope::Caller, self.limits.caller);
+            let all = self.process.nested(BudgetScope::Caller, self.limits.caller);
             CallerAccounts {
-                connections: all.part(Scope::Connection, self.limits.connections),
+                connections: all.nested(BudgetScope::Connection, self.limits.connections),
                 all,
             }
         };
@@ -163,9 +163,9 @@ impl Memory {
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionMemory {
     /// Account of the requests on this connection.
-    requests: Account,
+    requests: MemoryAccount,
     /// Account of all connections of the caller.
-    connections: Account,
+    connections: MemoryAccount,
     metrics: Arc<HttpMetrics>,
 }
 
@@ -174,16 +174,25 @@ impl ConnectionMemory {
     ///
     /// # Errors
     /// When the budget has no room, which is counted.
-    pub(crate) fn take(&self, of: Use, bytes: usize) -> Result<Permit, Exhausted> {
-        self.counted(of, self.requests.take(bytes))
+    pub(crate) fn take(
+        &self,
+        of: ChargePurpose,
+        bytes: usize,
+    ) -> Result<MemoryPermit, BudgetExhausted> {
+        self.count_exhausted(of, self.requests.charge(bytes))
     }
 
     /// Charges further bytes to a permit of [`Self::take`].
     ///
     /// # Errors
     /// When the budget has no room, which is counted.
-    pub(crate) fn grow(&self, of: Use, permit: &mut Permit, bytes: usize) -> Result<(), Exhausted> {
-        self.counted(of, permit.grow(bytes))
+    pub(crate) fn grow(
+        &self,
+        of: ChargePurpose,
+        permit: &mut MemoryPermit,
+        bytes: usize,
+    ) -> Result<(), BudgetExhausted> {
+        self.count_exhausted(of, permit.grow(bytes))
     }
 
     /// Charges the HTTP receive windows of the connection: a share of the caller's remaining budget between `least` and
@@ -191,21 +200,21 @@ impl ConnectionMemory {
     ///
     /// # Errors
     /// When not even the minimum has room, which is counted.
-    pub(crate) fn window(
+    pub(crate) fn charge_window(
         &self,
         share: usize,
         least: usize,
         most: usize,
-    ) -> Result<Permit, Exhausted> {
-        let bytes = (self.connections.left() / share.max(1)).clamp(least, most.max(least));
-        self.counted(Use::Connection, self.connections.take(bytes))
+    ) -> Result<MemoryPermit, BudgetExhausted> {
+        let bytes = (self.connections.free_bytes() / share.max(1)).clamp(least, most.max(least));
+        self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }
 
     /// Returns the bytes that the windows of a new connection may share: small parts of the free budgets of its caller
     /// and of the process, so that neither many connections of one caller nor many callers with one each exhaust them.
-    pub(crate) fn share_of_windows(&self, shares: WindowShares) -> usize {
-        let by_caller = self.connections.left() / shares.of_caller.max(1);
-        let by_process = self.connections.left_at_root() / shares.of_process.max(1);
+    pub(crate) fn window_bytes(&self, shares: WindowDivisors) -> usize {
+        let by_caller = self.connections.free_bytes() / shares.of_caller.max(1);
+        let by_process = self.connections.free_bytes_at_root() / shares.of_process.max(1);
         by_caller.min(by_process)
     }
 
@@ -213,20 +222,29 @@ impl ConnectionMemory {
     ///
     /// # Errors
     /// When the budget has no room, which is counted.
-    pub(crate) fn open_upstream(&self, bytes: usize) -> Result<Permit, Exhausted> {
-        self.counted(Use::Upstream, self.connections.take(bytes))
+    pub(crate) fn charge_upstream_tunnel(
+        &self,
+        bytes: usize,
+    ) -> Result<MemoryPermit, BudgetExhausted> {
+        self.count_exhausted(ChargePurpose::Upstream, self.connections.charge(bytes))
     }
 
     /// Charges a tunnel of the connection.
     ///
     /// # Errors
     /// When the budget has no room, which is counted.
-    pub(crate) fn open(&self, bytes: usize) -> Result<Permit, Exhausted> {
-        self.counted(Use::Connection, self.connections.take(bytes))
+    pub(crate) fn charge_tunnel(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
+        self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }
 
-    fn counted<T>(&self, of: Use, taken: Result<T, Exhausted>) -> Result<T, Exhausted> {
-        taken.inspect_err(|Exhausted(scope)| self.metrics.memory_refused(of.name(), scope.name()))
+    fn count_exhausted<T>(
+        &self,
+        of: ChargePurpose,
+        taken: Result<T, BudgetExhausted>,
+    ) -> Result<T, BudgetExhausted> {
+        taken.inspect_err(|BudgetExhausted(scope)| {
+            self.metrics.count_memory_refusal(of.name(), scope.name())
+        })
     }
 }
 
@@ -237,7 +255,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn memory() -> Memory {
-        Memory::new(MemoryLimits::of(512 * MIB), Arc::default())
+        Memory::new(MemoryLimits::from_process_limit(512 * MIB), Arc::default())
     }
 
     fn ip(number: u32) -> IpAddr {
@@ -252,28 +270,31 @@ mod tests {
         let first = memory.connection(Some(&web), ip(1));
         let again = memory.connection(Some(&web), ip(1));
         let held: Vec<_> = [&first, &again]
-            .map(|one| one.take(Use::Headers, 64 * MIB).unwrap())
+            .map(|one| one.take(ChargePurpose::Headers, 64 * MIB).unwrap())
             .into();
         let third = memory.connection(Some(&web), ip(1));
-        let refused = third.take(Use::Headers, 1).unwrap_err();
-        assert_eq!(refused, Exhausted(Scope::Caller));
+        let refused = third.take(ChargePurpose::Headers, 1).unwrap_err();
+        assert_eq!(refused, BudgetExhausted(BudgetScope::Caller));
         for (identity, address) in [(Some(&web), ip(2)), (Some(&other), ip(1)), (None, ip(1))] {
             let beside = memory.connection(identity, address);
-            assert!(beside.take(Use::Headers, 64 * MIB).is_ok());
+            assert!(beside.take(ChargePurpose::Headers, 64 * MIB).is_ok());
         }
         drop(held);
-        assert!(third.take(Use::Headers, 64 * MIB).is_ok());
-        assert_eq!(memory.held(), 0);
+        assert!(third.take(ChargePurpose::Headers, 64 * MIB).is_ok());
+        assert_eq!(memory.charged_bytes(), 0);
     }
 
     #[test]
     fn windows_shrink_as_a_caller_opens_connections() {
         let memory = memory();
         let mut windows = Vec::new();
-        while let Ok(window) = memory.connection(None, ip(1)).window(64, 64 << 10, 4 * MIB) {
+        while let Ok(window) = memory
+            .connection(None, ip(1))
+            .charge_window(64, 64 << 10, 4 * MIB)
+        {
             windows.push(window);
         }
-        let sizes: Vec<_> = windows.iter().map(Permit::bytes).collect();
+        let sizes: Vec<_> = windows.iter().map(MemoryPermit::bytes).collect();
         assert_eq!(sizes[0], MIB);
         assert_eq!(sizes.last(), Some(&(64 << 10)));
         assert!(sizes.is_sorted_by(|one, next| one >= next));
@@ -284,23 +305,23 @@ mod tests {
         );
         // Connections leave the other half of the budget to requests.
         let requests = memory.connection(None, ip(1));
-        assert!(requests.take(Use::Headers, 60 * MIB).is_ok());
+        assert!(requests.take(ChargePurpose::Headers, 60 * MIB).is_ok());
     }
 
     #[test]
     fn callers_without_charges_are_forgotten() {
         let memory = memory();
         let stays = memory.connection(None, ip(0));
-        let held = stays.take(Use::Headers, 1).unwrap();
+        let held = stays.take(ChargePurpose::Headers, 1).unwrap();
         drop(stays);
         for number in 1..5000 {
             drop(memory.connection(None, ip(number)));
         }
         assert!(memory.callers.lock().known.len() <= 2 * MIN_SWEPT_CALLERS);
         let again = memory.connection(None, ip(0));
-        let taken = again.take(Use::Headers, 64 * MIB);
+        let taken = again.take(ChargePurpose::Headers, 64 * MIB);
         let other = memory.connection(None, ip(0));
-        assert!(other.take(Use::Headers, 64 * MIB).is_err());
+        assert!(other.take(ChargePurpose::Headers, 64 * MIB).is_err());
         drop((held, taken));
     }
 }

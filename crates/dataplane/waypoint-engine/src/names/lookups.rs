@@ -29,7 +29,7 @@ pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
 /// Cached result of a lookup: at least one address, or the failure.
-pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
+pub(crate) type CachedLookup = Result<Arc<[IpAddr]>, ResolveError>;
 
 /// Error of a caller that has too many lookups in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,33 +41,33 @@ pub(crate) type Caller = (Option<Identity>, IpAddr);
 
 /// Cache and limits of one group of names: those of objects, or those that clients choose.
 #[derive(Debug)]
-pub(super) struct Lookups {
-    known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
+pub(super) struct LookupCache {
+    known: Mutex<HashMap<ArcStr, (Instant, CachedLookup)>>,
     in_flight: Mutex<HashMap<ArcStr, InFlight>>,
     slots: Semaphore,
-    callers: Callers,
+    callers: CallerLookupCounts,
 }
 
 /// Number of lookups in flight for each caller.
 #[derive(Clone, Debug, Default)]
-struct Callers(Arc<Mutex<HashMap<Caller, usize>>>);
+struct CallerLookupCounts(Arc<Mutex<HashMap<Caller, usize>>>);
 
 /// Lookup in flight, which counts towards the limit of the caller that started it.
 #[derive(Debug)]
 struct Lookup {
-    outcome: OnceCell<(Instant, Known)>,
+    outcome: OnceCell<(Instant, CachedLookup)>,
     /// Slot in the caller's limit, released on drop.
     _of_caller: Option<CallerSlot>,
 }
 
 #[derive(Debug)]
 struct CallerSlot {
-    callers: Callers,
+    callers: CallerLookupCounts,
     caller: Caller,
 }
 
-impl Callers {
-    fn begin(&self, caller: Caller) -> Result<CallerSlot, TooManyLookups> {
+impl CallerLookupCounts {
+    fn acquire(&self, caller: Caller) -> Result<CallerSlot, TooManyLookups> {
         let mut counts = self.0.lock();
         let count = counts.entry(caller.clone()).or_default();
         if *count >= MAX_LOOKUPS_PER_CALLER {
@@ -92,8 +92,8 @@ impl Drop for CallerSlot {
     }
 }
 
-/// Lookup in flight, and the number of requests that wait for it. The number is apart from the references to the lookup,
-/// which requests drop only after they have left the lock.
+/// Lookup in flight, and the number of requests that wait for it. The number is apart from the references to the
+/// lookup, which requests drop only after they have left the lock.
 #[derive(Debug)]
 struct InFlight {
     lookup: Arc<Lookup>,
@@ -101,13 +101,13 @@ struct InFlight {
 }
 
 /// Request that waits for a lookup. The lookup is cancelled when the last one is dropped.
-struct Waiting<'a> {
-    lookups: &'a Lookups,
+struct LookupWaiter<'a> {
+    lookups: &'a LookupCache,
     host: &'a str,
     lookup: Arc<Lookup>,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for LookupWaiter<'_> {
     fn drop(&mut self) {
         let mut in_flight = self.lookups.in_flight.lock();
         // A later lookup of the same host is not this request's.
@@ -124,13 +124,13 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Lookups {
+impl LookupCache {
     pub(super) fn new() -> Self {
         Self {
             known: Mutex::default(),
             in_flight: Mutex::default(),
             slots: Semaphore::new(MAX_LOOKUPS),
-            callers: Callers::default(),
+            callers: CallerLookupCounts::default(),
         }
     }
 
@@ -144,7 +144,7 @@ impl Lookups {
         host: &str,
         caller: Option<Caller>,
         look_up: impl FnOnce() -> F,
-    ) -> Result<Known, TooManyLookups>
+    ) -> Result<CachedLookup, TooManyLookups>
     where
         F: Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,
     {
@@ -158,7 +158,7 @@ impl Lookups {
         let (_, known) = outcome
             .get_or_init(|| async {
                 let (until, known) = self.look_up(host, look_up()).await;
-                self.remember(host.into(), until, known.clone());
+                self.cache_result(host.into(), until, known.clone());
                 (until, known)
             })
             .await;
@@ -170,7 +170,7 @@ impl Lookups {
         &'a self,
         host: &'a str,
         caller: Option<Caller>,
-    ) -> Result<Waiting<'a>, TooManyLookups> {
+    ) -> Result<LookupWaiter<'a>, TooManyLookups> {
         let mut in_flight = self.in_flight.lock();
         let lookup = match in_flight.get_mut(host) {
             Some(entry) => {
@@ -178,7 +178,7 @@ impl Lookups {
                 entry.lookup.clone()
             }
             None => {
-                let of_caller = caller.map(|caller| self.callers.begin(caller));
+                let of_caller = caller.map(|caller| self.callers.acquire(caller));
                 let lookup = Arc::new(Lookup {
                     outcome: OnceCell::new(),
                     _of_caller: of_caller.transpose()?,
@@ -191,7 +191,7 @@ impl Lookups {
                 lookup
             }
         };
-        Ok(Waiting {
+        Ok(LookupWaiter {
             lookups: self,
             host,
             lookup,
@@ -202,7 +202,7 @@ impl Lookups {
         &self,
         host: &str,
         look_up: impl Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,
-    ) -> (Instant, Known) {
+    ) -> (Instant, CachedLookup) {
         let failed = |why: String| ResolveError::Lookup {
             host: host.into(),
             why,
@@ -231,7 +231,7 @@ impl Lookups {
     }
 
     /// Caches the result of a lookup. A full cache evicts the name that expires first.
-    fn remember(&self, host: ArcStr, until: Instant, known: Known) {
+    fn cache_result(&self, host: ArcStr, until: Instant, known: CachedLookup) {
         let mut all = self.known.lock();
         if all.len() >= MAX_NAMES {
             let first = all.iter().min_by_key(|(_, (until, _))| *until);
@@ -254,12 +254,12 @@ mod tests {
         Some((None, [10, 0, 0, last].into()))
     }
 
-    fn found(ip: [u8; 4]) -> io::Result<(Vec<IpAddr>, Instant)> {
+    fn resolved(ip: [u8; 4]) -> io::Result<(Vec<IpAddr>, Instant)> {
         Ok((vec![ip.into()], Instant::now() + MAX_TTL))
     }
 
     /// Polls a future once to start it.
-    async fn begun<F: Future + Unpin>(future: &mut F) {
+    async fn poll_once<F: Future + Unpin>(future: &mut F) {
         let once = std::future::poll_fn(|cx| {
             let polled = std::pin::Pin::new(&mut *future).poll(cx);
             std::task::Poll::Ready(polled.is_pending())
@@ -269,7 +269,7 @@ mod tests {
 
     #[tokio::test]
     async fn lookups_in_flight_are_limited_per_caller() {
-        let lookups = Lookups::new();
+        let lookups = LookupCache::new();
         let mut pending = Vec::new();
         for number in 0..MAX_LOOKUPS_PER_CALLER {
             let (lookups, name) = (&lookups, format!("{number}.example.com"));
@@ -277,30 +277,32 @@ mod tests {
                 let never = std::future::pending;
                 lookups.get(&name, caller(1), never).await
             });
-            begun(&mut one).await;
+            poll_once(&mut one).await;
             pending.push(one);
         }
-        let ninth = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
+        let ninth = lookups.get("9.example.com", caller(1), || async { resolved([1; 4]) });
         assert_eq!(ninth.await.unwrap_err(), TooManyLookups);
         // A look-up that is in flight already does not count again.
         let mut same = Box::pin(lookups.get("0.example.com", caller(1), std::future::pending));
-        begun(&mut same).await;
+        poll_once(&mut same).await;
         for other in [caller(2), None] {
             let host = format!("{}.example.com", other.is_none());
-            let known = lookups.get(&host, other, || async { found([1; 4]) }).await;
+            let known = lookups
+                .get(&host, other, || async { resolved([1; 4]) })
+                .await;
             assert_eq!(known.unwrap().unwrap()[..], [IpAddr::from([1; 4])]);
         }
         drop((pending, same));
         assert!(lookups.in_flight.lock().is_empty());
         assert!(lookups.callers.0.lock().is_empty());
-        let again = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
+        let again = lookups.get("9.example.com", caller(1), || async { resolved([1; 4]) });
         assert!(again.await.is_ok());
     }
 
     /// Tests two requests of different threads: the first has left the lock, but not yet dropped its reference.
     #[test]
     fn lookup_ends_with_requests_that_are_cancelled_at_once() {
-        let lookups = Lookups::new();
+        let lookups = LookupCache::new();
         let first = lookups.join("a.example.com", caller(1)).unwrap();
         let second = lookups.join("a.example.com", caller(1)).unwrap();
         let not_dropped_yet = first.lookup.clone();
@@ -314,19 +316,19 @@ mod tests {
 
     #[tokio::test]
     async fn lookups_of_the_same_name_are_joined() {
-        let lookups = Lookups::new();
+        let lookups = LookupCache::new();
         let (started, answer) = (AtomicUsize::new(0), Notify::new());
         let ask = |last| {
             lookups.get("a.example.com", caller(last), || async {
                 started.fetch_add(1, Relaxed);
                 answer.notified().await;
-                found([1; 4])
+                resolved([1; 4])
             })
         };
         let mut first = Box::pin(ask(1));
-        begun(&mut first).await;
+        poll_once(&mut first).await;
         let mut second = Box::pin(ask(2));
-        begun(&mut second).await;
+        poll_once(&mut second).await;
         let third = ask(3);
         answer.notify_one();
         let all = tokio::join!(first, second, third);
@@ -339,24 +341,24 @@ mod tests {
 
     #[tokio::test]
     async fn waiter_continues_the_lookup_of_a_caller_that_left() {
-        let lookups = Lookups::new();
+        let lookups = LookupCache::new();
         let mut first = Box::pin(lookups.get("a.example.com", caller(1), std::future::pending));
-        begun(&mut first).await;
-        let second = lookups.get("a.example.com", caller(2), || async { found([2; 4]) });
+        poll_once(&mut first).await;
+        let second = lookups.get("a.example.com", caller(2), || async { resolved([2; 4]) });
         let mut second = Box::pin(second);
-        begun(&mut second).await;
+        poll_once(&mut second).await;
         drop(first);
         assert_eq!(second.await.unwrap().unwrap()[..], [IpAddr::from([2; 4])]);
     }
 
     #[test]
     fn name_that_expires_first_is_evicted() {
-        let lookups = Lookups::new();
+        let lookups = LookupCache::new();
         let now = Instant::now();
         for number in 0..MAX_NAMES + 10 {
             let until = now + MAX_TTL + Duration::from_secs(u64::try_from(number).unwrap());
             let known = Ok(Arc::from([IpAddr::from([127, 0, 0, 1])]));
-            lookups.remember(arcstr::format!("{number}"), until, known);
+            lookups.cache_result(arcstr::format!("{number}"), until, known);
         }
         let known = lookups.known.lock();
         assert_eq!(known.len(), MAX_NAMES);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ambit_codec::grpc_frame;
 use ambit_model::{ArcStr, NamespacedHostname, WaypointExtension};
-use ambit_wasm::{Call, CallKind, CallResponse, Head};
+use ambit_wasm::{Call, CallKind, CallResponse, HeaderSection};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
@@ -14,17 +14,17 @@ use http::{
 use http_body_util::{BodyExt as _, Full, Limited};
 
 use crate::{
-    calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
+    calls::{self, CallCharge, CallError, CallIdentity, Callee, CollectError},
     extensions::CallCause,
     headers,
     in_flight_checks::{CheckPermit, CheckService},
-    memory::Exhausted,
+    memory::BudgetExhausted,
     message::{Body, Version},
     waypoint::Shard,
 };
 
 /// Maximum size of the response to a plugin's call, in bytes.
-pub(super) const MAX_ANSWER: usize = 1 << 20;
+pub(super) const MAX_RESPONSE_BYTES: usize = 1 << 20;
 /// Timeout of a plugin's call that sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// gRPC status UNAVAILABLE, for calls that failed.
@@ -33,7 +33,7 @@ const DEADLINE_EXCEEDED: u32 = 4;
 
 /// Reason why a plugin's call has no response.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub(super) enum CallFailure {
     #[error(
         "{0:?} is no upstream: give outbound|<port>||<host>, <host>:<port> or <namespace>/<host>:<port>"
     )]
@@ -46,21 +46,21 @@ pub(super) enum Failed {
         namespace: ArcStr,
     },
     #[error("the request cannot be made")]
-    Request,
+    InvalidRequest,
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("the response is truncated, or has more than {MAX_ANSWER} bytes")]
-    Answer,
+    #[error("the response is truncated, or has more than {MAX_RESPONSE_BYTES} bytes")]
+    InvalidResponse,
     #[error("no answer in time")]
-    TooLate,
+    Timeout,
     #[error("too many calls because of this caller's requests, or of this plugin, are in flight")]
-    TooMany,
+    TooManyCalls,
     #[error(transparent)]
-    Exhausted(#[from] Exhausted),
+    BudgetExhausted(#[from] BudgetExhausted),
 }
 
 /// Makes a plugin's call and returns the response, or an empty one if the call has failed.
-pub(super) async fn make(
+pub(super) async fn make_call(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
@@ -72,11 +72,11 @@ pub(super) async fn make(
     } else {
         call.timeout
     };
-    let made = tokio::time::timeout(timeout, Box::pin(answer(shard, plugin, call, &cause))).await;
-    match made.unwrap_or(Err(Failed::TooLate)) {
+    let made = tokio::time::timeout(timeout, Box::pin(try_call(shard, plugin, call, &cause))).await;
+    match made.unwrap_or(Err(CallFailure::Timeout)) {
         Ok(response) => response,
         Err(error) => {
-            let text = ambit_proxy::report::chain(&error);
+            let text = ambit_proxy::report::format_error_chain(&error);
             tracing::debug!(
                 plugin = plugin.key(),
                 upstream,
@@ -85,7 +85,7 @@ pub(super) async fn make(
             );
             let status = match (kind, &error) {
                 (CallKind::Http, _) => 0,
-                (CallKind::Grpc, Failed::TooLate) => DEADLINE_EXCEEDED,
+                (CallKind::Grpc, CallFailure::Timeout) => DEADLINE_EXCEEDED,
                 (CallKind::Grpc, _) => UNAVAILABLE,
             };
             CallResponse {
@@ -96,39 +96,39 @@ pub(super) async fn make(
     }
 }
 
-async fn answer(
+async fn try_call(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
     cause: &CallCause,
-) -> Result<CallResponse, Failed> {
-    let (service, port) = callee(plugin, &call.upstream)?;
+) -> Result<CallResponse, CallFailure> {
+    let (service, port) = resolve_callee(plugin, &call.upstream)?;
     let kind = call.kind;
     let version = match kind {
         CallKind::Http => Version::Http1,
         CallKind::Grpc => Version::Http2,
     };
-    let request = request(call, &service, port)?;
+    let request = build_request(call, &service, port)?;
     let callee = Callee {
         service: &service,
         port,
-        caller: CallFor::Namespace(&plugin.namespace),
+        caller: CallIdentity::Namespace(&plugin.namespace),
         hops: cause.hops,
-        on_behalf: cause.on_behalf.as_deref(),
+        initiator: cause.initiator.as_deref(),
     };
-    let mut counted = begin(shard, plugin, cause, version, &request)?;
+    let mut counted = acquire_permits(shard, plugin, cause, version, &request)?;
     let response = calls::request(shard, callee, version, request).await?;
     let (parts, body) = response.into_parts();
     let collected = match &mut counted {
-        Some((_, charge)) => charge.collect(body, MAX_ANSWER).await?,
+        Some((_, charge)) => charge.collect(body, MAX_RESPONSE_BYTES).await?,
         None => {
-            let collected = Limited::new(body, MAX_ANSWER).collect().await;
-            collected.map_err(|_| Failed::Answer)?
+            let collected = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+            collected.map_err(|_| CallFailure::InvalidResponse)?
         }
     };
     let trailers = collected.trailers().cloned().unwrap_or_default();
     let body = collected.to_bytes();
-    let head = Head {
+    let head = HeaderSection {
         pseudo: vec![(":status", parts.status.as_str().to_owned())],
         headers: parts.headers,
     };
@@ -139,45 +139,45 @@ async fn answer(
             trailers,
             ..CallResponse::default()
         },
-        CallKind::Grpc => of_grpc(head, &body, trailers),
+        CallKind::Grpc => grpc_response(head, &body, trailers),
     })
 }
 
 /// Counts a call as in flight and charges it to the caller of the causing request, until the returned permits are
 /// dropped; `None` for a call that the plugin makes on its own.
-pub(super) fn begin(
+pub(super) fn acquire_permits(
     shard: &Shard,
     plugin: &WaypointExtension,
     cause: &CallCause,
     version: Version,
     request: &Request<Body>,
-) -> Result<Option<(CheckPermit, CallCharge)>, Failed> {
-    let Some(caller) = cause.on_behalf.as_deref() else {
+) -> Result<Option<(CheckPermit, CallCharge)>, CallFailure> {
+    let Some(caller) = cause.initiator.as_deref() else {
         return Ok(None);
     };
     let service = CheckService::Plugin(plugin.key().into());
     let checks = &shard.checks;
-    let permit = checks.begin(caller.identity.as_ref(), caller.ip, service);
-    let permit = permit.ok_or(Failed::TooMany)?;
+    let permit = checks.acquire(caller.identity.as_ref(), caller.ip, service);
+    let permit = permit.ok_or(CallFailure::TooManyCalls)?;
     let charge = CallCharge::new(&caller.memory, version, request)?;
     Ok(Some((permit, charge)))
 }
 
-impl From<CollectError> for Failed {
+impl From<CollectError> for CallFailure {
     fn from(from: CollectError) -> Self {
         match from {
-            CollectError::Broken => Self::Answer,
-            CollectError::Exhausted(exhausted) => Self::Exhausted(exhausted),
+            CollectError::TooLargeOrTruncated => Self::InvalidResponse,
+            CollectError::BudgetExhausted(exhausted) => Self::BudgetExhausted(exhausted),
         }
     }
 }
 
 /// Builds the HTTP request of a plugin's call.
-pub(super) fn request(
+pub(super) fn build_request(
     call: Call,
     service: &NamespacedHostname,
     port: u16,
-) -> Result<Request<Body>, Failed> {
+) -> Result<Request<Body>, CallFailure> {
     let Call {
         mut head,
         body,
@@ -186,41 +186,41 @@ pub(super) fn request(
         ..
     } = call;
     let method = head.take_pseudo(":method").unwrap_or_default();
-    let method = Method::from_bytes(method.as_bytes()).map_err(|_| Failed::Request)?;
+    let method = Method::from_bytes(method.as_bytes()).map_err(|_| CallFailure::InvalidRequest)?;
     if method == Method::CONNECT {
-        return Err(Failed::Request);
+        return Err(CallFailure::InvalidRequest);
     }
     let path = head
         .take_pseudo(":path")
         .filter(|path| path.starts_with('/'));
-    let path = path.ok_or(Failed::Request)?;
+    let path = path.ok_or(CallFailure::InvalidRequest)?;
     let host = head.take_pseudo(":authority");
     let host = host.unwrap_or_else(|| format!("{}:{port}", service.hostname));
     let mut all = head.headers;
     if headers::remove_hop_by_hop(&mut all).is_err() {
-        return Err(Failed::Request);
+        return Err(CallFailure::InvalidRequest);
     }
-    headers::remove_claims(&mut all);
+    headers::remove_mesh_only_headers(&mut all);
     all.remove(http::header::CONTENT_LENGTH);
     all.remove(HOST);
     let uri: Uri;
     let content;
     match kind {
         CallKind::Http => {
-            uri = path.parse().map_err(|_| Failed::Request)?;
+            uri = path.parse().map_err(|_| CallFailure::InvalidRequest)?;
             all.insert(
                 HOST,
-                HeaderValue::from_str(&host).map_err(|_| Failed::Request)?,
+                HeaderValue::from_str(&host).map_err(|_| CallFailure::InvalidRequest)?,
             );
             content = body;
         }
         CallKind::Grpc => {
             uri = format!("http://{host}{path}")
                 .parse()
-                .map_err(|_| Failed::Request)?;
+                .map_err(|_| CallFailure::InvalidRequest)?;
             all.insert(TE, HeaderValue::from_static("trailers"));
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            content = framed(&body).ok_or(Failed::Request)?;
+            content = add_grpc_prefix(&body).ok_or(CallFailure::InvalidRequest)?;
         }
     }
     let mut request = Request::new(with_trailers(content, trailers));
@@ -234,8 +234,8 @@ pub(super) fn request(
 }
 
 /// Adds the gRPC length prefix to a message.
-pub(super) fn framed(message: &[u8]) -> Option<Bytes> {
-    grpc_frame::framed(message).map(Bytes::from)
+pub(super) fn add_grpc_prefix(message: &[u8]) -> Option<Bytes> {
+    grpc_frame::encode_grpc_frame(message).map(Bytes::from)
 }
 
 fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
@@ -254,7 +254,7 @@ pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
 
 /// Converts a unary gRPC response: its single message, and the status from the trailers, or from the headers of a
 /// response without body.
-fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
+fn grpc_response(head: HeaderSection, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)
         .or_else(|| self::grpc_status(&head.headers))
@@ -277,21 +277,21 @@ fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
 }
 
 /// Resolves the upstream that a plugin names to a service, if the plugin may call it.
-pub(super) fn callee(
+pub(super) fn resolve_callee(
     plugin: &WaypointExtension,
     text: &str,
-) -> Result<(NamespacedHostname, u16), Failed> {
-    let (service, port) = upstream(text, &plugin.namespace)?;
+) -> Result<(NamespacedHostname, u16), CallFailure> {
+    let (service, port) = parse_upstream(text, &plugin.namespace)?;
     if !plugin.may_call(&service) {
         let namespace = plugin.namespace.clone();
-        return Err(Failed::NotGranted { service, namespace });
+        return Err(CallFailure::NotGranted { service, namespace });
     }
     Ok((service, port))
 }
 
 /// Parses the upstream that a plugin names: Istio's cluster name, or a host and port.
-fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
-    let wrong = || Failed::Upstream(text.chars().take(200).collect());
+fn parse_upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), CallFailure> {
+    let wrong = || CallFailure::Upstream(text.chars().take(200).collect());
     let parts: Vec<&str> = text.split('|').collect();
     let (host, port) = match parts[..] {
         ["outbound", port, _, host] => (host, port),
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn upstreams_are_named_as_clusters_or_hosts() {
         let of = |text| {
-            upstream(text, "own")
+            parse_upstream(text, "own")
                 .map(|(name, port)| format!("{name} {port}"))
                 .ok()
         };
@@ -382,7 +382,7 @@ mod tests {
             // A name of another namespace within the plugin's does not exist.
             ("tenant/vault.bank.svc.cluster.local:80", true),
         ] {
-            let called = callee(&plugin, upstream);
+            let called = resolve_callee(&plugin, upstream);
             assert_eq!(called.is_ok(), may_call, "{upstream}: {called:?}");
         }
     }
@@ -394,7 +394,11 @@ mod tests {
             if let Some(status) = status {
                 trailers.insert("grpc-status", HeaderValue::from_static(status));
             }
-            let response = of_grpc(Head::default(), &Bytes::from_static(body), trailers);
+            let response = grpc_response(
+                HeaderSection::default(),
+                &Bytes::from_static(body),
+                trailers,
+            );
             (response.grpc_status.0, response.body)
         };
         assert_eq!(

@@ -2,18 +2,18 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use ambit_wasm::{Facts, Value};
+use ambit_wasm::{PropertySource, PropertyValue};
 
 use crate::{session::Session, target::Target};
 
 /// Values of the attributes of one request.
-pub(crate) struct RequestFacts {
+pub(crate) struct RequestProperties {
     session: Arc<Session>,
     version: http::Version,
     began: SystemTime,
 }
 
-impl RequestFacts {
+impl RequestProperties {
     pub(crate) fn new(session: &Arc<Session>, version: http::Version) -> Self {
         Self {
             session: session.clone(),
@@ -23,22 +23,22 @@ impl RequestFacts {
     }
 }
 
-impl Facts for RequestFacts {
-    fn property(&self, path: &[&str]) -> Option<Value> {
+impl PropertySource for RequestProperties {
+    fn property(&self, path: &[&str]) -> Option<PropertyValue> {
         let session = &self.session;
         let (caller, target) = (&session.caller, session.target.address());
         let config = &session.shard.waypoint.config;
-        let text = |text: String| Some(Value::Text(text));
+        let text = |text: String| Some(PropertyValue::Text(text));
         match path {
             ["source", "address"] => text(caller.address.to_string()),
-            ["source", "port"] => Some(Value::Number(caller.address.port().into())),
+            ["source", "port"] => Some(PropertyValue::Number(caller.address.port().into())),
             ["source", "principal"] | ["connection", "uri_san_peer_certificate"] => {
                 text(caller.identity.as_ref()?.to_string())
             }
             ["source", "namespace"] => text(caller.identity.as_ref()?.namespace.to_string()),
             ["destination", "address"] => text(target.to_string()),
-            ["destination", "port"] => Some(Value::Number(target.port().into())),
-            ["connection", "mtls"] => Some(Value::Bool(caller.identity.is_some())),
+            ["destination", "port"] => Some(PropertyValue::Number(target.port().into())),
+            ["connection", "mtls"] => Some(PropertyValue::Bool(caller.identity.is_some())),
             ["request", "protocol"] => text(
                 match self.version {
                     http::Version::HTTP_10 => "HTTP/1.0",
@@ -49,14 +49,14 @@ impl Facts for RequestFacts {
             ),
             ["request", "time"] => {
                 let since = self.began.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-                Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
+                Some(PropertyValue::Number(i64::try_from(since.as_nanos()).ok()?))
             }
             ["request", "duration"] => {
                 let since = self.began.elapsed().ok()?;
-                Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
+                Some(PropertyValue::Number(i64::try_from(since.as_nanos()).ok()?))
             }
             // Inbound, since a waypoint acts for the servers.
-            ["listener_direction"] => Some(Value::Number(1)),
+            ["listener_direction"] => Some(PropertyValue::Number(1)),
             ["cluster_name"] => match &session.target {
                 Target::Service {
                     service, address, ..

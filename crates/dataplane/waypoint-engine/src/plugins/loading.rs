@@ -8,12 +8,12 @@ use std::{
 
 use ambit_rt::AbortOnDrop;
 use ambit_wasm::{Engine, Module};
-use ambit_wasm_modules::Fetcher;
+use ambit_wasm_modules::ModuleFetcher;
 use tokio::sync::Semaphore;
 
-use super::sources::ModuleSources;
+use super::sources::ModuleEgress;
 use crate::{
-    extensions::{Plugin, State},
+    extensions::{Plugin, PluginState},
     waypoint::Waypoint,
 };
 
@@ -25,7 +25,7 @@ const MAX_FETCH_DELAY: Duration = Duration::from_secs(120);
 const MAX_COMPILATIONS: usize = 1;
 
 /// Loads the modules of new plugin versions, while the process runs.
-pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
+pub async fn load_modules(waypoint: Arc<Waypoint>, fetcher: Arc<ModuleFetcher>) {
     let (published, shared) = (&waypoint.published, &waypoint.shared_data);
     let mut changes = published.watch();
     let compiling = Arc::new(Semaphore::new(MAX_COMPILATIONS));
@@ -38,12 +38,12 @@ pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
         let desired = published.desired_plugins();
         let present: HashSet<String> = desired.iter().map(|plugin| plugin.key.clone()).collect();
         for gone in keys.difference(&present) {
-            shared.forget(gone);
+            shared.remove_vm(gone);
         }
         keys = present;
         loading.retain(|number, _| desired.iter().any(|plugin| plugin.number == *number));
         for plugin in &desired {
-            let is_new = matches!(plugin.state(), State::Loading);
+            let is_new = matches!(plugin.state(), PluginState::Loading);
             if !is_new || loading.contains_key(&plugin.number) {
                 continue;
             }
@@ -53,12 +53,12 @@ pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
                 Ok(engine) => engine.clone(),
                 Err(error) => {
                     tracing::error!(%error, "plugins cannot be run");
-                    plugin.set(State::Failed(error.to_string().into()));
-                    published.extension_loaded();
+                    plugin.set(PluginState::Failed(error.to_string().into()));
+                    published.rebuild_plugin_chain();
                     continue;
                 }
             };
-            let work = load_one(
+            let work = load_until_ready(
                 waypoint.clone(),
                 fetcher.clone(),
                 Compiler {
@@ -74,7 +74,7 @@ pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
         }
         clock = match (&engine, desired.is_empty(), clock) {
             (Some(Ok(engine)), false, None) => {
-                let ticking = tick(engine.clone());
+                let ticking = run_epoch_clock(engine.clone());
                 Some(ambit_rt::spawn_abortable("plugin clock", ticking))
             }
             (_, true, _) => None,
@@ -87,7 +87,7 @@ pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
 }
 
 /// Advances the engine's clock, which interrupts callbacks that exceed their timeout.
-async fn tick(engine: Engine) {
+async fn run_epoch_clock(engine: Engine) {
     let mut ticks = tokio::time::interval(Engine::TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
@@ -104,9 +104,9 @@ struct Compiler {
     permits: Arc<Semaphore>,
 }
 
-async fn load_one(
+async fn load_until_ready(
     waypoint: Arc<Waypoint>,
-    fetcher: Arc<Fetcher>,
+    fetcher: Arc<ModuleFetcher>,
     compiler: Compiler,
     plugin: Arc<Plugin>,
 ) {
@@ -119,8 +119,8 @@ async fn load_one(
                     url = plugin.config.url.as_str(),
                     "a plugin's module is ready"
                 );
-                plugin.set(State::Ready(module));
-                return waypoint.published.extension_loaded();
+                plugin.set(PluginState::Ready(module));
+                return waypoint.published.rebuild_plugin_chain();
             }
             Err(why) => {
                 let fail_open = plugin.config.fail_open;
@@ -131,8 +131,8 @@ async fn load_one(
                     fail_open,
                     "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version"
                 );
-                plugin.set(State::Failed(why.into()));
-                waypoint.published.extension_loaded();
+                plugin.set(PluginState::Failed(why.into()));
+                waypoint.published.rebuild_plugin_chain();
             }
         }
         tokio::time::sleep(pause).await;
@@ -142,13 +142,13 @@ async fn load_one(
 
 async fn load_once(
     waypoint: &Arc<Waypoint>,
-    fetcher: &Fetcher,
+    fetcher: &ModuleFetcher,
     compiler: &Compiler,
     plugin: &Plugin,
 ) -> Result<Module, String> {
-    let sources = ModuleSources::of(waypoint, &plugin.config);
+    let sources = ModuleEgress::new(waypoint, &plugin.config);
     let bytes = fetcher.fetch(&plugin.config, &sources).await;
-    let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
+    let bytes = bytes.map_err(|error| ambit_proxy::report::format_error_chain(&error))?;
     let engine = compiler.engine.clone();
     // The semaphore is never closed.
     let permit = compiler.permits.clone().acquire_owned().await.ok();

@@ -14,13 +14,13 @@ use prometheus_client::{
 };
 
 use crate::{
-    extensions::{Counts, Plugin, State},
-    published::Published,
+    extensions::{Plugin, PluginCounters, PluginState},
+    published::PublishedConfig,
 };
 
 /// Collector of the metrics of plugins and of their modules.
 #[derive(Debug)]
-pub struct PluginMetrics(pub Published);
+pub struct PluginMetrics(pub PublishedConfig);
 
 impl Collector for PluginMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -28,7 +28,7 @@ impl Collector for PluginMetrics {
         if plugins.is_empty() {
             return Ok(());
         }
-        counts(&mut encoder, &plugins)?;
+        encode_counters(&mut encoder, &plugins)?;
         // A name has one kind, that of its first definition.
         let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
         for plugin in &plugins {
@@ -44,20 +44,20 @@ impl Collector for PluginMetrics {
             }
         }
         for (name, series) in all {
-            custom(&mut encoder, &name, &series)?;
+            encode_custom_metric(&mut encoder, &name, &series)?;
         }
         Ok(())
     }
 }
 
-fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::Result {
+fn encode_counters(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::Result {
     let (name, help) = (
         "ambit_wasm_plugin_ready",
         "Whether a plugin's module can be run",
     );
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for plugin in plugins {
-        let is_ready = matches!(plugin.state(), State::Ready(_));
+        let is_ready = matches!(plugin.state(), PluginState::Ready(_));
         let labels = [("plugin", plugin.key.as_str())];
         let value = ConstGauge::new(i64::from(is_ready));
         value.encode(metric.encode_family(&labels)?)?;
@@ -78,7 +78,7 @@ fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::
     );
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for plugin in plugins {
-        let Counts {
+        let PluginCounters {
             refused, passed, ..
         } = &*plugin.counts;
         for (outcome, count) in [("refused", refused), ("passed", passed)] {
@@ -89,7 +89,7 @@ fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::
     Ok(())
 }
 
-fn custom(
+fn encode_custom_metric(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     series: &[(&Plugin, MetricValue)],
@@ -111,11 +111,11 @@ fn custom(
                 let each = buckets.iter().map(|(end, upto)| {
                     let own = upto - below;
                     below = *upto;
-                    (as_float(*end), own)
+                    (as_f64(*end), own)
                 });
                 let mut buckets: Vec<(f64, u64)> = each.collect();
                 buckets.push((f64::MAX, count.saturating_sub(below)));
-                family.encode_histogram::<NoLabelSet>(as_float(*sum), *count, &buckets, None)?;
+                family.encode_histogram::<NoLabelSet>(as_f64(*sum), *count, &buckets, None)?;
             }
         }
         MetricValue::Counter(_) | MetricValue::Gauge(_) => {
@@ -145,7 +145,7 @@ fn custom(
 
 /// Converts a counter to the value of a sample.
 #[expect(clippy::cast_precision_loss, reason = "scrapes carry floating numbers")]
-fn as_float(of: u64) -> f64 {
+fn as_f64(of: u64) -> f64 {
     of as f64
 }
 

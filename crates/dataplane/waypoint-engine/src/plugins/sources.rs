@@ -25,39 +25,39 @@ pub(crate) enum SourceError {
 }
 
 /// Namespace wildcard among the callees of a plugin, which the control plane sets for plugins of the root namespace.
-const ANYWHERE: &str = "*";
+const ALL_NAMESPACES: &str = "*";
 
 /// Whether a plugin belongs to the mesh's administrator, so that its module may be fetched from Services and pods of
 /// all namespaces.
-fn is_administrators(plugin: &WaypointExtension) -> bool {
+fn is_mesh_wide(plugin: &WaypointExtension) -> bool {
     let mut callees = plugin.callees.iter();
-    callees.any(|callee| callee.namespace == ANYWHERE)
+    callees.any(|callee| callee.namespace == ALL_NAMESPACES)
 }
 
 /// Egress check for fetching the module of one plugin.
 #[derive(Clone, Debug)]
-pub(super) struct ModuleSources {
+pub(super) struct ModuleEgress {
     waypoint: Arc<Waypoint>,
     plugin: WaypointExtension,
 }
 
-impl ModuleSources {
+impl ModuleEgress {
     /// Returns the egress check for a plugin; `None` if the plugin belongs to the mesh's administrator.
-    pub(super) fn of(waypoint: &Arc<Waypoint>, plugin: &WaypointExtension) -> Option<Self> {
-        (!is_administrators(plugin)).then(|| Self {
+    pub(super) fn new(waypoint: &Arc<Waypoint>, plugin: &WaypointExtension) -> Option<Self> {
+        (!is_mesh_wide(plugin)).then(|| Self {
             waypoint: waypoint.clone(),
             plugin: plugin.clone(),
         })
     }
 }
 
-impl Admission for ModuleSources {
+impl Admission for ModuleEgress {
     type Error = SourceError;
 
     /// Checks that the module may be fetched from an address; fails also if the control plane does not report to whom
     /// the address belongs.
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
-        let at = upstream_lookup::learn_address(&self.waypoint, ip).await?;
+        let at = upstream_lookup::request_address_record(&self.waypoint, ip).await?;
         may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use ambit_model::WaypointExtension;
-use ambit_wasm::{Call, Message, StreamEvent};
+use ambit_wasm::{Call, GrpcStreamEvent, GrpcStreamMessage};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::Request;
 use http_body_util::BodyExt as _;
@@ -16,9 +16,9 @@ use hyper::body::{Body as HttpBody, Frame, Incoming};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
+use super::calls::{self, CallFailure, MAX_RESPONSE_BYTES, UNAVAILABLE, grpc_status};
 use crate::{
-    calls::{CallFor, Callee},
+    calls::{CallIdentity, Callee},
     extensions::{CallCause, StreamEventHandler},
     message::{Body, BodyError, Version},
     waypoint::Shard,
@@ -29,24 +29,24 @@ const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
 /// Opens a stream, and relays its messages until either side closes it.
-pub(super) async fn keep(
+pub(super) async fn run_stream(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
     cause: CallCause,
-    messages: mpsc::UnboundedReceiver<Message>,
+    messages: mpsc::UnboundedReceiver<GrpcStreamMessage>,
     tell: &StreamEventHandler,
 ) {
     let upstream = call.upstream.clone();
-    let sent = OutgoingMessages::of(messages);
+    let sent = OutgoingMessages::new(messages);
     let _cleared = QueueGuard(sent.messages.clone());
-    let opened = Box::pin(open(shard, plugin, call, &cause, sent)).await;
+    let opened = Box::pin(open_stream(shard, plugin, call, &cause, sent)).await;
     let (status, text) = match opened {
-        Ok((head, body, _counted)) => match follow(head, body, tell).await {
+        Ok((head, body, _counted)) => match relay_server_messages(head, body, tell).await {
             Some(end) => end,
             None => return,
         },
-        Err(error) => (UNAVAILABLE, ambit_proxy::report::chain(&error)),
+        Err(error) => (UNAVAILABLE, ambit_proxy::report::format_error_chain(&error)),
     };
     if status != 0 {
         tracing::debug!(
@@ -57,28 +57,28 @@ pub(super) async fn keep(
             "a plugin's stream failed"
         );
     }
-    tell(StreamEvent::Closed(status, text));
+    tell(GrpcStreamEvent::Closed(status, text));
 }
 
-async fn open(
+async fn open_stream(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
     cause: &CallCause,
     sent: OutgoingMessages,
-) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), Failed> {
-    let (service, port) = calls::callee(plugin, &call.upstream)?;
-    let (parts, _) = calls::request(call, &service, port)?.into_parts();
+) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), CallFailure> {
+    let (service, port) = calls::resolve_callee(plugin, &call.upstream)?;
+    let (parts, _) = calls::build_request(call, &service, port)?.into_parts();
     let body: Body = sent.boxed_unsync();
     let request = Request::from_parts(parts, body);
     let callee = Callee {
         service: &service,
         port,
-        caller: CallFor::Namespace(&plugin.namespace),
+        caller: CallIdentity::Namespace(&plugin.namespace),
         hops: cause.hops,
-        on_behalf: cause.on_behalf.as_deref(),
+        initiator: cause.initiator.as_deref(),
     };
-    let counted = calls::begin(shard, plugin, cause, Version::Http2, &request)?;
+    let counted = calls::acquire_permits(shard, plugin, cause, Version::Http2, &request)?;
     let response = crate::calls::request(shard, callee, Version::Http2, request).await?;
     let (parts, body) = response.into_parts();
     Ok((parts.headers, body, counted))
@@ -86,13 +86,13 @@ async fn open(
 
 /// Passes the server's messages to the plugin until the stream ends, and returns its gRPC status; `None` if the plugin
 /// has closed the stream.
-async fn follow(
+async fn relay_server_messages(
     head: http::HeaderMap,
     mut body: Incoming,
     tell: &StreamEventHandler,
 ) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
-    if !tell(StreamEvent::Began(head)) {
+    if !tell(GrpcStreamEvent::Headers(head)) {
         return None;
     }
     let mut waiting = BytesMut::new();
@@ -111,12 +111,12 @@ async fn follow(
             Ok(data) => {
                 waiting.extend_from_slice(&data);
                 loop {
-                    let bytes = match message(&mut waiting) {
+                    let bytes = match take_message(&mut waiting) {
                         Ok(Some(bytes)) => bytes,
                         Ok(None) => break,
                         Err(wrong) => return Some(wrong),
                     };
-                    if !tell(StreamEvent::Message(bytes)).await {
+                    if !tell(GrpcStreamEvent::Message(bytes)).await {
                         return None;
                     }
                 }
@@ -124,7 +124,7 @@ async fn follow(
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
                     end = grpc_status(&trailers).or(end);
-                    if !tell(StreamEvent::Trailers(trailers)).await {
+                    if !tell(GrpcStreamEvent::Trailers(trailers)).await {
                         return None;
                     }
                 }
@@ -137,7 +137,7 @@ async fn follow(
 
 /// Takes the next complete message from the received bytes. The error is the gRPC status with which the stream must
 /// end.
-fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
+fn take_message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     let Some([packed, a, b, c, d]) = waiting.first_chunk::<5>().copied() else {
         return Ok(None);
     };
@@ -146,8 +146,8 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
         let text = "a message is compressed without negotiation";
         return Err((UNKNOWN, text.to_owned()));
     }
-    if length > MAX_ANSWER {
-        let text = format!("a message of {length} bytes; at most {MAX_ANSWER}");
+    if length > MAX_RESPONSE_BYTES {
+        let text = format!("a message of {length} bytes; at most {MAX_RESPONSE_BYTES}");
         return Err((RESOURCE_EXHAUSTED, text));
     }
     if waiting.len() < 5 + length {
@@ -159,16 +159,16 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
 
 /// Request body with the messages that the plugin sends.
 struct OutgoingMessages {
-    messages: Waiting,
+    messages: SharedMessageQueue,
     is_over: bool,
 }
 
 /// Queue of messages that the plugin sends; `None` once the stream has ended.
-type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
+type SharedMessageQueue = Arc<Mutex<Option<mpsc::UnboundedReceiver<GrpcStreamMessage>>>>;
 
 /// Guard that clears the queue when the stream ends, since the connection may keep the request body until the server
 /// reads it.
-struct QueueGuard(Waiting);
+struct QueueGuard(SharedMessageQueue);
 
 impl Drop for QueueGuard {
     fn drop(&mut self) {
@@ -177,19 +177,19 @@ impl Drop for QueueGuard {
 }
 
 /// Message with its gRPC length prefix, which counts as unsent until the connection has sent it.
-struct Framed {
+struct FramedMessage {
     bytes: Bytes,
-    _message: Message,
+    _message: GrpcStreamMessage,
 }
 
-impl AsRef<[u8]> for Framed {
+impl AsRef<[u8]> for FramedMessage {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 impl OutgoingMessages {
-    fn of(messages: mpsc::UnboundedReceiver<Message>) -> Self {
+    fn new(messages: mpsc::UnboundedReceiver<GrpcStreamMessage>) -> Self {
         Self {
             messages: Arc::new(Mutex::new(Some(messages))),
             is_over: false,
@@ -214,10 +214,10 @@ impl HttpBody for OutgoingMessages {
                 // The sender is gone: the stream is aborted rather than ended.
                 return Poll::Ready(Some(Err("the plugin has gone".into())));
             };
-            self.is_over = message.is_end;
+            self.is_over = message.end_of_stream;
             if let Some(bytes) = message.bytes.take() {
-                let bytes = calls::framed(&bytes).ok_or("a message that is too long")?;
-                let framed = Framed {
+                let bytes = calls::add_grpc_prefix(&bytes).ok_or("a message that is too long")?;
+                let framed = FramedMessage {
                     bytes,
                     _message: message,
                 };
@@ -239,12 +239,12 @@ mod tests {
     #[test]
     fn messages_are_complete_and_bounded() {
         let mut waiting = BytesMut::from(&[0, 0, 0, 0, 2, 7, 8, 0, 0, 0, 0, 0, 0, 0][..]);
-        assert_eq!(message(&mut waiting).unwrap().unwrap(), [7, 8][..]);
-        assert_eq!(message(&mut waiting).unwrap().unwrap(), [][..]);
-        assert_eq!(message(&mut waiting), Ok(None));
+        assert_eq!(take_message(&mut waiting).unwrap().unwrap(), [7, 8][..]);
+        assert_eq!(take_message(&mut waiting).unwrap().unwrap(), [][..]);
+        assert_eq!(take_message(&mut waiting), Ok(None));
         let mut large = BytesMut::from(&[0, 255, 0, 0, 0][..]);
-        assert_eq!(message(&mut large).unwrap_err().0, RESOURCE_EXHAUSTED);
+        assert_eq!(take_message(&mut large).unwrap_err().0, RESOURCE_EXHAUSTED);
         let mut packed = BytesMut::from(&[1, 0, 0, 0, 0][..]);
-        assert_eq!(message(&mut packed).unwrap_err().0, UNKNOWN);
+        assert_eq!(take_message(&mut packed).unwrap_err().0, UNKNOWN);
     }
 }

@@ -6,20 +6,20 @@ use ambit_model::{ArcStr, NamespacedHostname, WaypointDestination};
 use serde_json::Value;
 
 use crate::{
-    destination::RuledService,
+    destination::DestinationRuleState,
     record_store::{RecordStore, RemovedRecord},
 };
 
 /// Services with a destination rule (`DestinationRule` or `BackendTLSPolicy`), and the state of their ports.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
-    by_service: HashMap<NamespacedHostname, Arc<RuledService>>,
+    by_service: HashMap<NamespacedHostname, Arc<DestinationRuleState>>,
     /// Service of each record, by xDS resource name.
     services: HashMap<ArcStr, NamespacedHostname>,
 }
 
 impl Destinations {
-    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<RuledService>> {
+    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<DestinationRuleState>> {
         self.by_service.get(service)
     }
 }
@@ -29,12 +29,12 @@ impl RecordStore for Destinations {
 
     /// Whether requests wait for the initial records: without them, requests would be sent in plaintext where a rule
     /// requires TLS.
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {
         let name = record.service.clone();
         let before = self.by_service.get(&name);
-        let entry = RuledService::new(record, before.map(|before| &**before));
+        let entry = DestinationRuleState::new(record, before.map(|before| &**before));
         self.services.insert(resource, name.clone());
         self.by_service.insert(name, Arc::new(entry));
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use ambit_jwt::Authentications;
+use ambit_jwt::RequestAuthentications;
 use ambit_l7::authz::Policies;
 use ambit_model::{ArcStr, Authentication, HttpPolicy, PolicyKey};
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub(super) struct PolicyStore {
 impl RecordStore for PolicyStore {
     type Record = HttpPolicy;
 
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: HttpPolicy) {
         self.keys.insert(resource, record.key.clone());
@@ -43,7 +43,7 @@ impl RecordStore for PolicyStore {
 /// JWT rules that apply.
 #[derive(Debug, Default)]
 pub(super) struct AuthenticationStore {
-    pub(super) all: Arc<Authentications>,
+    pub(super) all: Arc<RequestAuthentications>,
     /// JWT rule of each record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
@@ -51,7 +51,7 @@ pub(super) struct AuthenticationStore {
 impl RecordStore for AuthenticationStore {
     type Record = Authentication;
 
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: Authentication) {
         self.keys.insert(resource, record.key.clone());

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use ambit_l7::{
-    route::{RouteTable, concerns},
+    route::{RouteTable, applies_to_port},
     stream::StreamTable,
 };
 use ambit_model::{
@@ -21,7 +21,7 @@ type TableKey = (u16, Option<ArcStr>);
 
 /// Service that the waypoint serves, with its routes.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedService {
     /// Name of the service.
     pub name: NamespacedHostname,
     /// Whether the service is a wildcard whose hosts the waypoint resolves by DNS, as each request names them.
@@ -36,7 +36,7 @@ pub struct Served {
     stream_tables: Mutex<HashMap<TableKey, Arc<StreamTable>>>,
 }
 
-impl Served {
+impl ServedService {
     pub(super) fn new(service: WaypointService) -> Self {
         Self {
             name: service.service,
@@ -52,7 +52,7 @@ impl Served {
 
     /// Whether the service's attachments apply to requests to one of its endpoint pods: a pod of the service's
     /// namespace, or of a namespace whose ReferenceGrant permits that.
-    pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
+    pub(crate) fn applies_to_pod(&self, pod: &WorkloadRef) -> bool {
         let is_granted = |grant: &PodGrant| {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
             grant.namespace == *pod.namespace() && is_pod
@@ -79,7 +79,7 @@ impl Served {
     /// any, else the producer routes.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
         let is_own = |route: &&HttpRoute| {
-            client.is_some() && route.clients.as_deref() == client && concerns(route, port)
+            client.is_some() && route.clients.as_deref() == client && applies_to_port(route, port)
         };
         let own = self.routes.iter().find(is_own);
         let clients = own.and_then(|route| route.clients.clone());
@@ -128,17 +128,17 @@ impl Served {
 /// Services that the waypoint serves, by name.
 #[derive(Debug, Default)]
 pub(super) struct Services {
-    by_name: HashMap<NamespacedHostname, Arc<Served>>,
+    by_name: HashMap<NamespacedHostname, Arc<ServedService>>,
     /// Service of each record, by xDS resource name.
     names: HashMap<ArcStr, NamespacedHostname>,
 }
 
 impl Services {
-    pub(super) fn get(&self, name: &NamespacedHostname) -> Option<&Arc<Served>> {
+    pub(super) fn get(&self, name: &NamespacedHostname) -> Option<&Arc<ServedService>> {
         self.by_name.get(name)
     }
 
-    pub(super) fn values(&self) -> impl Iterator<Item = &Arc<Served>> {
+    pub(super) fn values(&self) -> impl Iterator<Item = &Arc<ServedService>> {
         self.by_name.values()
     }
 }
@@ -146,10 +146,10 @@ impl Services {
 impl RecordStore for Services {
     type Record = WaypointService;
 
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: WaypointService) {
-        let served = Served::new(record);
+        let served = ServedService::new(record);
         self.names.insert(resource, served.name.clone());
         self.by_name.insert(served.name.clone(), Arc::new(served));
     }
@@ -163,7 +163,7 @@ impl RecordStore for Services {
     fn dump(&self) -> Value {
         let mut all: Vec<_> = self.by_name.values().collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
-        let one = |served: &Arc<Served>| {
+        let one = |served: &Arc<ServedService>| {
             json!({
                 "service": to_json(&served.name),
                 "resolvesHosts": served.resolves_hosts,
@@ -193,7 +193,7 @@ mod tests {
             rules: vec![ambit_model::HttpRouteRule::default()],
             ..HttpRoute::default()
         };
-        let served = Served::new(WaypointService {
+        let served = ServedService::new(WaypointService {
             service: NamespacedHostname::new("ns", "a"),
             routes: vec![route("all", None, &[]), route("own", Some("bank"), &[80])],
             ..WaypointService::default()
@@ -208,8 +208,8 @@ mod tests {
                 host: "",
                 headers: &headers,
             };
-            match table.choose(&request) {
-                ambit_l7::route::Choice::Rule(rule, _) => rule.route.name.to_string(),
+            match table.select_rule(&request) {
+                ambit_l7::route::RouteDecision::Rule(rule, _) => rule.route.name.to_string(),
                 other => format!("{other:?}"),
             }
         };

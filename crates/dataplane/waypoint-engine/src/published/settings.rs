@@ -19,7 +19,7 @@ pub(super) struct Settings {
 impl RecordStore for Settings {
     type Record = WaypointGateway;
 
-    const IS_NEEDED: bool = true;
+    const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, _resource: ArcStr, record: WaypointGateway) {
         let cluster = record.cluster_addresses.clone();

@@ -4,7 +4,7 @@ use ambit_l7::authz::HttpDecision;
 use http::StatusCode;
 
 use super::routed::RouteError;
-use crate::{destination::NoUpstream, session::Misdirected, upstream::UpstreamError};
+use crate::{destination::NoUpstream, session::MisdirectedHost, upstream::UpstreamError};
 
 /// Reason why the waypoint does not relay a connection.
 #[derive(Debug, thiserror::Error)]
@@ -18,29 +18,31 @@ pub(crate) enum TcpError {
     )]
     NotHttp(String),
     #[error("the control plane does not name the waypoint's own pod")]
-    NoOwn,
+    NoOwnWorkload,
     #[error(transparent)]
     Route(#[from] RouteError),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error(transparent)]
-    Rule(#[from] NoUpstream),
+    DestinationRule(#[from] NoUpstream),
     #[error(transparent)]
-    Misdirected(#[from] Misdirected),
+    MisdirectedHost(#[from] MisdirectedHost),
 }
 
 impl TcpError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
+            Self::NoOwnWorkload => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream(UpstreamError::Memory(_) | UpstreamError::TooManyLookups(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             // No 503: the waypoint itself is available, so that the client's proxy neither waits nor tries another
             // replica.
-            Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
-            Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
+            Self::Route(_) | Self::Upstream(_) | Self::DestinationRule(_) => {
+                StatusCode::BAD_GATEWAY
+            }
+            Self::MisdirectedHost(_) => StatusCode::MISDIRECTED_REQUEST,
         }
     }
 }

@@ -9,10 +9,10 @@ use tokio::time::Instant;
 
 /// Idle timeout of one connection; `None` never expires.
 #[derive(Debug)]
-pub(super) struct IdleTimeout(Option<Limited>);
+pub(super) struct IdleTimeout(Option<IdleTimer>);
 
 #[derive(Debug)]
-struct Limited {
+struct IdleTimer {
     most: Duration,
     began: Instant,
     /// Time of the last relayed byte, in milliseconds since the connection began.
@@ -21,8 +21,8 @@ struct Limited {
 
 impl IdleTimeout {
     /// Starts the idle timeout of a connection; without a limit it never expires.
-    pub(super) fn of(most: Option<Duration>) -> Self {
-        Self(most.map(|most| Limited {
+    pub(super) fn new(most: Option<Duration>) -> Self {
+        Self(most.map(|most| IdleTimer {
             most,
             began: Instant::now(),
             last: AtomicU64::new(0),
@@ -39,7 +39,7 @@ impl IdleTimeout {
     }
 
     /// Completes when no byte has been relayed for the idle timeout.
-    pub(super) async fn expired(&self) {
+    pub(super) async fn wait_until_expired(&self) {
         let Some(limited) = &self.0 else {
             return std::future::pending().await;
         };
@@ -60,7 +60,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn timeout_restarts_with_every_byte() {
-        let idle_timeout = IdleTimeout::of(Some(Duration::from_secs(10)));
+        let idle_timeout = IdleTimeout::new(Some(Duration::from_secs(10)));
         let began = Instant::now();
         let noise = async {
             for _ in 0..3 {
@@ -68,10 +68,11 @@ mod tests {
                 idle_timeout.restart();
             }
         };
-        tokio::join!(noise, idle_timeout.expired());
+        tokio::join!(noise, idle_timeout.wait_until_expired());
         assert_eq!(began.elapsed().as_secs(), 37);
-        let unlimited = IdleTimeout::of(None);
-        let forever = tokio::time::timeout(Duration::from_secs(9999), unlimited.expired());
+        let unlimited = IdleTimeout::new(None);
+        let forever =
+            tokio::time::timeout(Duration::from_secs(9999), unlimited.wait_until_expired());
         forever.await.unwrap_err();
     }
 }

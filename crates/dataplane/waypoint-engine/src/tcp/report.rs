@@ -11,8 +11,8 @@ use std::{
 
 use ambit_flow::{Event, Refusal};
 use ambit_model::Service;
-use ambit_observation::Observation;
-use ambit_proxy::{flow::cut, report::chain};
+use ambit_observation::RequestObservation;
+use ambit_proxy::{flow::truncate_text, report::format_error_chain};
 use ambit_telemetry::{
     TrafficLabels, TrafficSeries,
     http::{HttpRequestReport, ResponseFlag, ResponseFlags},
@@ -45,11 +45,11 @@ pub(super) struct ConnectionRoute<'a> {
 }
 
 impl<'a> ConnectionRoute<'a> {
-    fn server(self) -> flow::Server<'a> {
-        flow::Server {
+    fn flow_upstream(self) -> flow::FlowUpstream<'a> {
+        flow::FlowUpstream {
             endpoint: self.endpoint,
             service: self.service,
-            ..flow::Server::default()
+            ..flow::FlowUpstream::default()
         }
     }
 }
@@ -72,17 +72,17 @@ pub(super) struct ConnectionEnd {
 
 impl ConnectionEnd {
     /// Describes a connection that ended with this error.
-    pub(super) fn of(error: &TcpError) -> Self {
+    pub(super) fn from_error(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
             flags: flag.into(),
             ..Self::default()
         };
         match error {
             TcpError::Denied(decision) => Self {
-                termination: decision.details(),
+                termination: decision.response_code_details(),
                 audited_by: decision.audits.first().map(ToString::to_string),
                 is_refused: true,
-                policy: decision.denied_by().map(ToString::to_string),
+                policy: decision.denying_policy().map(ToString::to_string),
                 ..Self::default()
             },
             TcpError::NotHttp(_) => Self {
@@ -95,17 +95,21 @@ impl ConnectionEnd {
                 is_refused: true,
                 ..flagged(ResponseFlag::UnauthorizedExternal)
             },
-            TcpError::Route(_) | TcpError::Misdirected(_) => flagged(ResponseFlag::NoRoute),
-            TcpError::Rule(NoUpstream::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
-            TcpError::NoOwn | TcpError::Rule(_) => flagged(ResponseFlag::NoHealthyUpstream),
-            TcpError::Upstream(error @ (UpstreamError::Memory(_) | UpstreamError::Lookups(_))) => {
-                Self {
-                    failure: Some(chain(error)),
-                    ..flagged(ResponseFlag::OverloadManager)
-                }
+            TcpError::Route(_) | TcpError::MisdirectedHost(_) => flagged(ResponseFlag::NoRoute),
+            TcpError::DestinationRule(NoUpstream::Overflow(_)) => {
+                flagged(ResponseFlag::UpstreamOverflow)
             }
+            TcpError::NoOwnWorkload | TcpError::DestinationRule(_) => {
+                flagged(ResponseFlag::NoHealthyUpstream)
+            }
+            TcpError::Upstream(
+                error @ (UpstreamError::Memory(_) | UpstreamError::TooManyLookups(_)),
+            ) => Self {
+                failure: Some(format_error_chain(error)),
+                ..flagged(ResponseFlag::OverloadManager)
+            },
             TcpError::Upstream(error) => Self {
-                failure: Some(chain(error)),
+                failure: Some(format_error_chain(error)),
                 ..flagged(ResponseFlag::UpstreamConnectionFailure)
             },
         }
@@ -114,7 +118,7 @@ impl ConnectionEnd {
 
 impl ConnectionReport {
     /// Starts the report of a connection.
-    pub(super) fn of(session: &Session) -> Self {
+    pub(super) fn new(session: &Session) -> Self {
         Self {
             telemetry_config: session.telemetry_config(),
             began: Instant::now(),
@@ -125,17 +129,17 @@ impl ConnectionReport {
     }
 
     /// Counts bytes received from the client.
-    pub(super) fn received(&self, bytes: u64) {
+    pub(super) fn add_received_bytes(&self, bytes: u64) {
         self.received.fetch_add(bytes, Relaxed);
     }
 
     /// Counts bytes sent to the client.
-    pub(super) fn sent(&self, bytes: u64) {
+    pub(super) fn add_sent_bytes(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Relaxed);
     }
 
     /// Returns the metric series of the connection, with overridden labels by the attributes known when it opens.
-    pub(super) fn series(
+    pub(super) fn traffic_series(
         &self,
         session: &Session,
         labels: &TrafficLabels,
@@ -146,20 +150,20 @@ impl ConnectionReport {
             return traffic.series(labels);
         };
         let end = ConnectionEnd::default();
-        let report = self.report(session, route, &end);
+        let report = self.build_report(session, route, &end);
         let changed = with_observation(session, &report, |of| telemetry_config.labels(of));
-        traffic.series_as(labels, changed)
+        traffic.relabeled_series(labels, changed)
     }
 
     /// Reports the opened connection to readers of flow events.
-    pub(super) fn opened(&self, session: &Session, route: ConnectionRoute<'_>) {
-        flow::report(session, Event::Opened, route.server(), |flow| {
-            flow::measure(flow, 0, 0, self.began.elapsed());
+    pub(super) fn report_opened(&self, session: &Session, route: ConnectionRoute<'_>) {
+        flow::report(session, Event::Opened, route.flow_upstream(), |flow| {
+            flow::set_measurements(flow, 0, 0, self.began.elapsed());
         });
     }
 
     /// Reports the closed connection: flow event and access log.
-    pub(super) fn closed(
+    pub(super) fn report_closed(
         &self,
         session: &Session,
         route: ConnectionRoute<'_>,
@@ -167,7 +171,7 @@ impl ConnectionReport {
     ) {
         self.report_flow(session, route, end);
         let waypoint = &session.shard.waypoint;
-        let report = self.report(session, route, end);
+        let report = self.build_report(session, route, end);
         let logs = self
             .telemetry_config
             .as_ref()
@@ -180,7 +184,7 @@ impl ConnectionReport {
             });
         }
         if let Some(format) = waypoint.config.access_log {
-            ambit_rt::logging::write_line(&report.line(format));
+            ambit_rt::logging::write_line(&report.format_line(format));
         }
     }
 
@@ -192,9 +196,9 @@ impl ConnectionReport {
             _ if route.endpoint.is_some() => Event::Closed,
             _ => Event::Failed,
         };
-        flow::report(session, event, route.server(), |flow| {
+        flow::report(session, event, route.flow_upstream(), |flow| {
             let flags = || (event == Event::Failed).then(|| end.flags.to_string());
-            let reason = reason.map(cut).or_else(flags);
+            let reason = reason.map(truncate_text).or_else(flags);
             match event {
                 Event::Refused => {
                     flow.refusal = Some(Refusal {
@@ -205,11 +209,11 @@ impl ConnectionReport {
                 _ => flow.error = reason,
             }
             let (received, sent) = (self.received.load(Relaxed), self.sent.load(Relaxed));
-            flow::measure(flow, received, sent, self.began.elapsed());
+            flow::set_measurements(flow, received, sent, self.began.elapsed());
         });
     }
 
-    fn report<'a>(
+    fn build_report<'a>(
         &self,
         session: &Session,
         route: ConnectionRoute<'a>,
@@ -239,13 +243,13 @@ impl ConnectionReport {
 fn with_observation<T>(
     session: &Session,
     report: &HttpRequestReport<'_>,
-    read: impl FnOnce(&Observation<'_>) -> T,
+    read: impl FnOnce(&RequestObservation<'_>) -> T,
 ) -> T {
     let none = HeaderMap::new();
     let flags = report.flags.to_string();
     let peer = session.caller.identity.as_ref().map(ToString::to_string);
     let name = report.server_name.map(String::from_utf8_lossy);
-    read(&Observation {
+    read(&RequestObservation {
         started: report.started,
         duration: report.duration,
         method: None,

@@ -1,12 +1,13 @@
 //! Routes a TCP or TLS connection by the routes of its service.
 
-use ambit_l7::stream::Opening;
+use ambit_l7::stream::DetectedProtocol;
 use ambit_model::{ArcStr, RouteName};
 use ambit_tls::{FirstMessage, HelloError};
 use tokio::{io::AsyncRead, time::Duration};
 
 use crate::{
-    http::Destination, route_owner::RouteOwner, session::Session, sniff::Sniffed, target::Target,
+    http::Destination, route_owner::RouteOwner, session::Session, sniff::SniffedStream,
+    target::Target,
 };
 
 /// Timeout for the ClientHello on ports that route by SNI.
@@ -14,7 +15,7 @@ const CLIENT_HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connection with the destination that its route selects.
 #[derive(Debug)]
-pub(super) struct Routed {
+pub(super) struct RoutedConnection {
     pub(super) destination: Destination,
     /// Owner of the selected route.
     pub(super) by: RouteOwner,
@@ -33,17 +34,17 @@ pub(crate) enum RouteError {
     #[error("no route is for a connection that is no TLS")]
     NotTls,
     #[error("no route is for a TLS connection without a server name")]
-    NoName,
+    NoServerName,
     #[error("no route is for the server name {0:?}")]
-    OtherName(String),
+    UnroutedServerName(String),
     #[error(
         "the connection does not say which host of {0} is meant: it is no TLS with a server name"
     )]
     NoHost(ArcStr),
     #[error("{name:?} is no host below {wildcard}")]
-    OtherHost { name: String, wildcard: ArcStr },
+    ServerNameOutsideWildcard { name: String, wildcard: ArcStr },
     #[error("the client sent no client hello within {} s", CLIENT_HELLO_TIMEOUT.as_secs())]
-    Silent,
+    NoClientHello,
     #[error(transparent)]
     Hello(#[from] HelloError),
     #[error("{route} cannot be followed: {why}")]
@@ -52,12 +53,12 @@ pub(crate) enum RouteError {
     NoBackend { route: RouteName, why: ArcStr },
 }
 
-impl Routed {
+impl RoutedConnection {
     /// Returns the routing of a connection to a port with undeclared protocol: to the tunnel's target.
-    pub(super) fn undeclared() -> Self {
+    pub(super) fn for_undeclared_port() -> Self {
         Self {
             destination: Destination::Target,
-            by: RouteOwner::Service,
+            by: RouteOwner::Producer,
             sni: None,
             is_undeclared: true,
         }
@@ -65,14 +66,15 @@ impl Routed {
 
     /// Returns the name of a policy, JWT rule, plugin or rate limit that needs HTTP requests, if the port's protocol is
     /// undeclared.
-    pub(super) fn http_object(&self, session: &Session) -> Option<String> {
-        self.is_undeclared.then(|| session.http_object())?
+    pub(super) fn object_requiring_http(&self, session: &Session) -> Option<String> {
+        self.is_undeclared
+            .then(|| session.object_requiring_http())?
     }
 
     /// Routes a connection by its service's TCP routes, without reading its bytes.
-    pub(super) fn of(session: &Session) -> Result<Self, RouteError> {
-        let (destination, by) = choose(session, Opening::Other)?;
-        let destination = named(session, destination, None)?;
+    pub(super) fn by_tcp_routes(session: &Session) -> Result<Self, RouteError> {
+        let (destination, by) = select_destination(session, DetectedProtocol::Other)?;
+        let destination = resolve_wildcard_host(session, destination, None)?;
         Ok(Self {
             destination,
             by,
@@ -82,17 +84,17 @@ impl Routed {
     }
 
     /// Routes a connection by the SNI of its ClientHello.
-    pub(super) async fn by_first_message<IO: AsyncRead + Unpin>(
+    pub(super) async fn by_server_name<IO: AsyncRead + Unpin>(
         session: &Session,
-        io: &mut Sniffed<IO>,
+        io: &mut SniffedStream<IO>,
     ) -> Result<Self, RouteError> {
-        let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.first_message()).await;
-        let sni = match message.map_err(|_| RouteError::Silent)?? {
+        let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.read_first_message()).await;
+        let sni = match message.map_err(|_| RouteError::NoClientHello)?? {
             FirstMessage::ClientHello(name) => name,
-            FirstMessage::Other => return Self::of(session),
+            FirstMessage::NotTls => return Self::by_tcp_routes(session),
         };
-        let (destination, by) = choose(session, Opening::Tls(sni.as_deref()))?;
-        let destination = named(session, destination, sni.as_deref())?;
+        let (destination, by) = select_destination(session, DetectedProtocol::Tls(sni.as_deref()))?;
+        let destination = resolve_wildcard_host(session, destination, sni.as_deref())?;
         Ok(Self {
             destination,
             by,
@@ -107,19 +109,19 @@ impl Routed {
 /// # Errors
 /// When the ClientHello is invalid or not complete in time: the application might still accept it.
 pub(super) async fn server_name<IO: AsyncRead + Unpin>(
-    io: &mut Sniffed<IO>,
+    io: &mut SniffedStream<IO>,
 ) -> Result<Option<String>, RouteError> {
-    let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.first_message()).await;
-    match message.map_err(|_| RouteError::Silent)? {
+    let message = tokio::time::timeout(CLIENT_HELLO_TIMEOUT, io.read_first_message()).await;
+    match message.map_err(|_| RouteError::NoClientHello)? {
         Ok(FirstMessage::ClientHello(name)) => Ok(name),
         // A truncated ClientHello is not TLS.
-        Ok(FirstMessage::Other) | Err(HelloError::Truncated) => Ok(None),
+        Ok(FirstMessage::NotTls) | Err(HelloError::Truncated) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Replaces a destination with a wildcard hostname by the host that the SNI names.
-fn named(
+fn resolve_wildcard_host(
     session: &Session,
     destination: Destination,
     sni: Option<&str>,
@@ -130,19 +132,19 @@ fn named(
     let name = session.target.service_name();
     let wildcard = name.map_or_else(ArcStr::new, |name| name.hostname.clone());
     let sni = sni.ok_or_else(|| RouteError::NoHost(wildcard.clone()))?;
-    let host = session.target.host(sni);
+    let host = session.target.host_below_wildcard(sni);
     host.map(Destination::Host)
-        .ok_or_else(|| RouteError::OtherHost {
+        .ok_or_else(|| RouteError::ServerNameOutsideWildcard {
             name: sni.to_owned(),
             wildcard,
         })
 }
 
-fn choose(
+fn select_destination(
     session: &Session,
-    opening: Opening<'_>,
+    opening: DetectedProtocol<'_>,
 ) -> Result<(Destination, RouteOwner), RouteError> {
-    let straight = (Destination::Target, RouteOwner::Service);
+    let straight = (Destination::Target, RouteOwner::Producer);
     let Target::Service {
         served, address, ..
     } = &session.target
@@ -156,10 +158,10 @@ fn choose(
     if !table.has_routes() {
         return Ok(straight);
     }
-    let rule = table.choose(opening).ok_or_else(|| match opening {
-        Opening::Other => RouteError::NotTls,
-        Opening::Tls(None) => RouteError::NoName,
-        Opening::Tls(Some(name)) => RouteError::OtherName(name.to_owned()),
+    let rule = table.select_rule(opening).ok_or_else(|| match opening {
+        DetectedProtocol::Other => RouteError::NotTls,
+        DetectedProtocol::Tls(None) => RouteError::NoServerName,
+        DetectedProtocol::Tls(Some(name)) => RouteError::UnroutedServerName(name.to_owned()),
     })?;
     let route = || rule.route.clone();
     if let Some(why) = &rule.unsupported {
@@ -173,13 +175,16 @@ fn choose(
         route: route(),
         why,
     };
-    let backend = rule.backend(&mut rand::rng());
+    let backend = rule.pick_backend(&mut rand::rng());
     let backend = backend.ok_or_else(|| none(arcstr::literal!("none has a weight")))?;
     match &backend.service {
         Ok(name) if *name == served.name && backend.port == address.port() => Ok(straight),
         Ok(name) => {
             let destination = Destination::Backend(name.clone(), backend.port);
-            Ok((destination, RouteOwner::of(rule.is_of_clients)))
+            Ok((
+                destination,
+                RouteOwner::from_is_consumer(rule.is_consumer_route),
+            ))
         }
         Err(why) => Err(none(why.clone())),
     }

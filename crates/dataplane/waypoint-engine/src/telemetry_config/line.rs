@@ -1,27 +1,27 @@
 //! Formats access log lines, and writes them to standard output or queues them for a collector.
 
-use ambit_observation::Observation;
-use ambit_otlp::Line;
+use ambit_observation::RequestObservation;
+use ambit_otlp::LogEntry;
 use ambit_telemetry::http::HttpMetrics;
 
-use super::{Item, Log};
+use super::{AccessLog, ExportItem};
 
 /// Trace id and span id to which a log line belongs.
-pub(crate) type SpanNumbers = ([u8; 16], [u8; 8]);
+pub(crate) type SpanIds = ([u8; 16], [u8; 8]);
 
-impl Log {
+impl AccessLog {
     /// Writes or queues the access log line of a request or connection, if the log's filter matches.
     pub(crate) fn write(
         &self,
-        of: &Observation<'_>,
-        span: Option<SpanNumbers>,
+        of: &RequestObservation<'_>,
+        span: Option<SpanIds>,
         metrics: &HttpMetrics,
     ) {
-        if !self.takes(of) {
+        if !self.matches(of) {
             return;
         }
         let mut line = String::with_capacity(512);
-        self.format.write(of, &mut line);
+        self.format.write_line(of, &mut line);
         let Some((queue, name)) = &self.to else {
             if !line.ends_with('\n') {
                 line.push('\n');
@@ -33,13 +33,13 @@ impl Log {
             true => line.trim_end_matches('\n').to_owned(),
             false => String::new(),
         };
-        let line = Line {
+        let line = LogEntry {
             time: of.started,
             log: name.to_string(),
             body,
             attributes,
             span,
         };
-        queue.push(metrics, Item::Line(Box::new(line)));
+        queue.push(metrics, ExportItem::Line(Box::new(line)));
     }
 }

@@ -13,29 +13,29 @@ use std::{
 
 use ambit_model::{ArcStr, OtlpCollector};
 use ambit_observation::span::{AttributeValue, Span};
-use ambit_otlp::Line;
-use ambit_telemetry::http::{ExportOutcome, HttpMetrics, Signal};
+use ambit_otlp::LogEntry;
+use ambit_telemetry::http::{ExportOutcome, ExportSignal, HttpMetrics};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 /// Maximum number of spans and log lines that wait for one collector.
-const MAX_WAITING: usize = 8192;
+const MAX_QUEUED_ITEMS: usize = 8192;
 /// Maximum memory of the spans and log lines that wait for one collector, including those being exported, in bytes.
-const MAX_WAITING_BYTES: usize = 16 << 20;
+const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// Bytes counted for a span or log line in addition to its texts, and for each of its attributes.
-const ITEM_BYTES: usize = 256;
-const ATTRIBUTE_BYTES: usize = 64;
+const ITEM_OVERHEAD_BYTES: usize = 256;
+const ATTRIBUTE_OVERHEAD_BYTES: usize = 64;
 
 /// Span or log line for a collector.
 #[derive(Debug)]
-pub(crate) enum Item {
+pub(crate) enum ExportItem {
     /// Finished span of a trace.
     Span(Box<Span>),
     /// Access log line.
-    Line(Box<Line>),
+    Line(Box<LogEntry>),
 }
 
-impl Item {
+impl ExportItem {
     fn bytes(&self) -> usize {
         let texts: usize = match self {
             Self::Span(span) => {
@@ -44,18 +44,18 @@ impl Item {
                         AttributeValue::Text(text) => text.len(),
                         AttributeValue::Number(_) => 0,
                     };
-                    ATTRIBUTE_BYTES + name.len() + value
+                    ATTRIBUTE_OVERHEAD_BYTES + name.len() + value
                 });
                 span.name.len() + span.state.len() + attributes.sum::<usize>()
             }
             Self::Line(line) => {
                 let attributes = line.attributes.iter();
-                let attributes =
-                    attributes.map(|(name, value)| ATTRIBUTE_BYTES + name.len() + value.len());
+                let attributes = attributes
+                    .map(|(name, value)| ATTRIBUTE_OVERHEAD_BYTES + name.len() + value.len());
                 line.log.len() + line.body.len() + attributes.sum::<usize>()
             }
         };
-        ITEM_BYTES + texts
+        ITEM_OVERHEAD_BYTES + texts
     }
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct ItemCharge {
 
 impl ItemCharge {
     /// Counts the memory of an item; `None` if the limit of its queue is reached.
-    fn of(item: &Item, waiting: &Arc<AtomicUsize>) -> Option<Self> {
+    fn new(item: &ExportItem, waiting: &Arc<AtomicUsize>) -> Option<Self> {
         let bytes = item.bytes();
         // Added first, so that two callers cannot both take the last bytes.
         let all = waiting.fetch_add(bytes, Relaxed) + bytes;
@@ -76,7 +76,7 @@ impl ItemCharge {
             waiting: waiting.clone(),
             bytes,
         };
-        (all <= MAX_WAITING_BYTES).then_some(counted)
+        (all <= MAX_QUEUED_BYTES).then_some(counted)
     }
 }
 
@@ -89,21 +89,21 @@ impl Drop for ItemCharge {
 /// Sending half of one collector's queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
-    items: mpsc::Sender<(Item, ItemCharge)>,
+    items: mpsc::Sender<(ExportItem, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Queue {
     /// Queues an item, or drops it and counts that if the queue is full.
-    pub(crate) fn push(&self, metrics: &HttpMetrics, item: Item) {
+    pub(crate) fn push(&self, metrics: &HttpMetrics, item: ExportItem) {
         let signal = match item {
-            Item::Span(_) => Signal::Traces,
-            Item::Line(_) => Signal::Logs,
+            ExportItem::Span(_) => ExportSignal::Traces,
+            ExportItem::Line(_) => ExportSignal::Logs,
         };
-        let counted = ItemCharge::of(&item, &self.waiting);
+        let counted = ItemCharge::new(&item, &self.waiting);
         let is_queued = counted.is_some_and(|counted| self.items.try_send((item, counted)).is_ok());
         if !is_queued {
-            metrics.exported(signal, ExportOutcome::Dropped, 1);
+            metrics.count_exported(signal, ExportOutcome::Dropped, 1);
         }
     }
 }
@@ -112,20 +112,20 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) struct NewQueue {
     pub(crate) collector: OtlpCollector,
-    pub(crate) items: mpsc::Receiver<(Item, ItemCharge)>,
+    pub(crate) items: mpsc::Receiver<(ExportItem, ItemCharge)>,
 }
 
 /// Entry in the table of queues: a weak sender, which does not keep the queue open, and the number of queued bytes.
 #[derive(Debug)]
-struct Open {
-    items: mpsc::WeakSender<(Item, ItemCharge)>,
+struct OpenQueue {
+    items: mpsc::WeakSender<(ExportItem, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
 /// Export queues of all collectors, one for each.
 #[derive(Debug)]
 pub(crate) struct Exporters {
-    open: Mutex<HashMap<OtlpCollector, Open>>,
+    open: Mutex<HashMap<OtlpCollector, OpenQueue>>,
     begun: mpsc::UnboundedSender<NewQueue>,
     waiting: Mutex<Option<mpsc::UnboundedReceiver<NewQueue>>>,
     environment: Mutex<HashMap<ArcStr, ArcStr>>,
@@ -156,9 +156,9 @@ impl Exporters {
         if let Some(known) = known {
             return known;
         }
-        let (sender, items) = mpsc::channel(MAX_WAITING);
+        let (sender, items) = mpsc::channel(MAX_QUEUED_ITEMS);
         let waiting = Arc::<AtomicUsize>::default();
-        let queue = Open {
+        let queue = OpenQueue {
             items: sender.downgrade(),
             waiting: waiting.clone(),
         };
@@ -173,7 +173,7 @@ impl Exporters {
     }
 
     /// Takes the receiver of new queues, for the task that starts exports; `None` after the first call.
-    pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<NewQueue>> {
+    pub(crate) fn take_new_queues(&self) -> Option<mpsc::UnboundedReceiver<NewQueue>> {
         self.waiting.lock().take()
     }
 
@@ -183,7 +183,7 @@ impl Exporters {
     }
 
     /// Sets the environment variables that span tags may use.
-    pub(crate) fn know(&self, environment: impl IntoIterator<Item = (ArcStr, ArcStr)>) {
+    pub(crate) fn set_environment(&self, environment: impl IntoIterator<Item = (ArcStr, ArcStr)>) {
         self.environment.lock().extend(environment);
     }
 }
@@ -207,12 +207,12 @@ mod tests {
         }
     }
 
-    fn line() -> Item {
+    fn line() -> ExportItem {
         long_line(0)
     }
 
-    fn long_line(bytes: usize) -> Item {
-        Item::Line(Box::new(Line {
+    fn long_line(bytes: usize) -> ExportItem {
+        ExportItem::Line(Box::new(LogEntry {
             time: SystemTime::UNIX_EPOCH,
             log: String::new(),
             body: "x".repeat(bytes),
@@ -226,9 +226,9 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = HttpMetrics::register(&mut registry);
         let exporters = Exporters::default();
-        let mut begun = exporters.begun().unwrap();
+        let mut begun = exporters.take_new_queues().unwrap();
         let queue = exporters.queue(&collector(1));
-        for _ in 0..MAX_WAITING + 3 {
+        for _ in 0..MAX_QUEUED_ITEMS + 3 {
             queue.push(&metrics, line());
         }
         // A collector with the same settings under another name shares the queue.
@@ -247,7 +247,7 @@ mod tests {
         while first.items.blocking_recv().is_some() {
             waiting += 1;
         }
-        assert_eq!(waiting, MAX_WAITING);
+        assert_eq!(waiting, MAX_QUEUED_ITEMS);
     }
 
     #[test]
@@ -255,9 +255,9 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = HttpMetrics::register(&mut registry);
         let exporters = Exporters::default();
-        let mut begun = exporters.begun().unwrap();
+        let mut begun = exporters.take_new_queues().unwrap();
         let queue = exporters.queue(&collector(1));
-        let room = MAX_WAITING_BYTES / (60_000 + ITEM_BYTES);
+        let room = MAX_QUEUED_BYTES / (60_000 + ITEM_OVERHEAD_BYTES);
         for _ in 0..room + 5 {
             queue.push(&metrics, long_line(60_000));
         }

@@ -7,7 +7,7 @@ use ambit_model::ArcStr;
 use ambit_proxy::{ResolveError, dial::ConnectError};
 use ambit_route::RouteError;
 
-use crate::{memory::Exhausted, names::TooManyLookups, origination::OriginationError};
+use crate::{memory::BudgetExhausted, names::TooManyLookups, origination::OriginationError};
 
 /// Reason why no connection to an upstream could be opened.
 #[derive(Debug, thiserror::Error)]
@@ -21,13 +21,13 @@ pub(crate) enum UpstreamError {
     #[error("destinations in other networks are not supported by this waypoint")]
     OtherNetwork,
     #[error("connecting took longer than the DestinationRule allows: {0:?}")]
-    TooLong(std::time::Duration),
+    ConnectTimeout(std::time::Duration),
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
     #[error(
         "{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts"
     )]
-    OfMesh { host: ArcStr, ip: IpAddr },
+    MeshAddress { host: ArcStr, ip: IpAddr },
     #[error(
         "{host} resolves to {ip}, the address of a pod: an endpoint with a tunnel of its own is no pod of another name"
     )]
@@ -35,9 +35,9 @@ pub(crate) enum UpstreamError {
     #[error(transparent)]
     Tls(#[from] OriginationError),
     #[error(transparent)]
-    Lookups(#[from] TooManyLookups),
+    TooManyLookups(#[from] TooManyLookups),
     #[error("no room for a tunnel to the endpoint")]
-    Memory(#[from] Exhausted),
+    Memory(#[from] BudgetExhausted),
     #[error("the connection ended before the header of the PROXY protocol was sent")]
-    Preamble(#[source] std::io::Error),
+    ProxyProtocol(#[source] std::io::Error),
 }

@@ -30,12 +30,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Aborting, InUse, Stream};
+use super::{ConnectionActivity, ResetOnDropStream, Stream};
 use crate::{
     config::HeaderLimits,
     fair_share::{FairShare, TaskShare},
-    message::{Body, Tasks, Version},
-    wire::{Wire, WithTrailers},
+    http1_io::{Http1Io, TrailersBody},
+    message::{Body, TaskExecutor, Version},
 };
 pub(crate) use http2_connections::StreamSlot;
 use http2_connections::{ActiveStreams, Http2Connections};
@@ -44,16 +44,16 @@ pub(crate) use reuse::ReuseLimits;
 use reuse::{ConnectionUse, MAX_STREAMS};
 
 /// Maximum idle HTTP/1 connections to one endpoint.
-const MAX_IDLE: usize = 128;
+const MAX_IDLE_CONNECTIONS: usize = 128;
 /// Interval of scanning the pool for idle connections.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of endpoints with request counters from which idle counters are removed.
 const MAX_IDLE_LOADS: usize = 1024;
 /// Receive window of one HTTP/2 response, charged to its caller.
-pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Receive window of an HTTP/2 connection: the sum of its streams' windows, so that an unread response never blocks
 /// another.
-const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
+const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 /// Timeout for an endpoint's HTTP/2 SETTINGS. The pool polls for them, since hyper does not report their arrival.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -62,7 +62,7 @@ const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 enum HttpSender {
     /// HTTP/1.1 sender, of one request at a time.
-    Http1(http1::SendRequest<Body>, InUse),
+    Http1(http1::SendRequest<Body>, ConnectionActivity),
     /// HTTP/2 sender, of concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
@@ -81,14 +81,14 @@ pub(crate) struct Checkout {
 }
 
 #[derive(Debug)]
-struct Idle {
+struct IdleConnection {
     sender: http1::SendRequest<Body>,
-    in_use: InUse,
+    in_use: ConnectionActivity,
     since: Instant,
     life: ConnectionUse,
 }
 
-impl Idle {
+impl IdleConnection {
     fn is_stale(&self) -> bool {
         self.since.elapsed() >= self.life.limits.idle || self.life.is_expired()
     }
@@ -96,7 +96,7 @@ impl Idle {
 
 #[derive(Debug, Default)]
 struct State {
-    idle: HashMap<HttpKey, Vec<Idle>>,
+    idle: HashMap<HttpKey, Vec<IdleConnection>>,
     /// Whether the task that closes expired idle connections is running.
     is_swept: bool,
     http2: Http2Connections,
@@ -112,9 +112,9 @@ pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
 /// Guard that counts an active request at an endpoint, for load balancing.
 #[derive(Debug)]
-pub(crate) struct Load(Arc<AtomicUsize>);
+pub(crate) struct EndpointLoad(Arc<AtomicUsize>);
 
-impl Drop for Load {
+impl Drop for EndpointLoad {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -122,22 +122,22 @@ impl Drop for Load {
 
 /// Error of the HTTP handshake on a new connection.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BeginError {
+pub(crate) enum HandshakeError {
     #[error(transparent)]
     Http(#[from] hyper::Error),
     #[error("the endpoint sent no HTTP/2 settings within {} s", SETTINGS_TIMEOUT.as_secs())]
-    NoSettings,
+    SettingsTimeout,
     #[error("the endpoint does not offer WebSocket over HTTP/2 (RFC 8441)")]
-    NotOffered,
+    ExtendedConnectUnsupported,
 }
 
-fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<Tasks> {
-    let mut builder = http2::Builder::new(Tasks(share.clone()));
+fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<TaskExecutor> {
+    let mut builder = http2::Builder::new(TaskExecutor(share.clone()));
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.bytes).unwrap_or(u32::MAX))
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
@@ -151,7 +151,7 @@ impl HttpPool {
 
     /// Takes a pooled connection with this key that may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
-        let reuse_limits = ReuseLimits::of(limits);
+        let reuse_limits = ReuseLimits::from_destination_limits(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
@@ -173,7 +173,7 @@ impl HttpPool {
     }
 
     /// Performs the HTTP handshake on a new connection. HTTP/1.1 runs within the CPU share of its caller.
-    pub(crate) async fn begin(
+    pub(crate) async fn handshake(
         &self,
         key: &HttpKey,
         stream: Stream,
@@ -182,16 +182,16 @@ impl HttpPool {
     ) -> hyper::Result<Checkout> {
         let life = ConnectionUse::new(reuse_limits);
         let (mut slot, mut failure) = (None, None);
-        let in_use = InUse::default();
+        let in_use = ConnectionActivity::default();
         let task_share = TaskShare::Current(in_use.share().clone());
-        let io = Aborting::new(stream, in_use.clone());
+        let io = ResetOnDropStream::new(stream, in_use.clone());
         let sender = match key.version {
             Version::Http1 => {
                 let mut builder = http1::Builder::new();
                 builder
                     .max_buf_size(self.1.bytes)
                     .max_headers(self.1.fields);
-                let io = Wire::new(io, in_use.additions().clone());
+                let io = Http1Io::new(io, in_use.additions().clone());
                 let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
                 let running = task_share.run(async move {
                     if let Err(error) = connection.with_upgrades().await {
@@ -216,7 +216,7 @@ impl HttpPool {
                 });
                 ambit_rt::spawn("http2 upstream", running);
                 if !life.is_expired() {
-                    slot = Some(self.share(key, sender.clone(), life));
+                    slot = Some(self.share_connection(key, sender.clone(), life));
                 }
                 HttpSender::Http2(sender)
             }
@@ -231,13 +231,13 @@ impl HttpPool {
     }
 
     /// Adds an HTTP/2 connection to the pool for further requests, and returns the slot of its first request.
-    fn share(
+    fn share_connection(
         &self,
         key: &HttpKey,
         sender: http2::SendRequest<Body>,
         life: ConnectionUse,
     ) -> StreamSlot {
-        let (streams, slot) = ActiveStreams::begun();
+        let (streams, slot) = ActiveStreams::with_first_stream();
         let mut state = self.0.lock();
         let http2 = &mut state.http2;
         http2.insert(key.clone(), sender, life, streams.clone());
@@ -259,12 +259,12 @@ impl HttpPool {
 
     /// Performs the HTTP/2 handshake on a new connection for one extended CONNECT (RFC 8441), which the endpoint's
     /// SETTINGS must allow.
-    pub(crate) async fn begin_extended(
+    pub(crate) async fn handshake_extended_connect(
         &self,
         key: &HttpKey,
         stream: Stream,
         share: &FairShare,
-    ) -> Result<Checkout, BeginError> {
+    ) -> Result<Checkout, HandshakeError> {
         let task_share = TaskShare::Fixed(share.clone());
         let mut builder = http2_builder(self.1, &task_share);
         // No streams are allowed before the endpoint's SETTINGS arrive.
@@ -273,12 +273,12 @@ impl HttpPool {
         let deadline = Instant::now() + SETTINGS_TIMEOUT;
         while connection.current_max_send_streams() == 0 {
             if Instant::now() >= deadline {
-                return Err(BeginError::NoSettings);
+                return Err(HandshakeError::SettingsTimeout);
             }
             tokio::time::sleep(SETTINGS_POLL_INTERVAL).await;
         }
         if !connection.is_extended_connect_protocol_enabled() {
-            return Err(BeginError::NotOffered);
+            return Err(HandshakeError::ExtendedConnectUnsupported);
         }
         let running = task_share.run(async move {
             if let Err(error) = connection.await {
@@ -296,7 +296,7 @@ impl HttpPool {
     }
 
     /// Counts an active request at an endpoint until the returned guard is dropped.
-    pub(crate) fn load(&self, endpoint: SocketAddr) -> Load {
+    pub(crate) fn count_request(&self, endpoint: SocketAddr) -> EndpointLoad {
         let mut state = self.0.lock();
         let load = state.loads.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
@@ -304,11 +304,11 @@ impl HttpPool {
             state.loads.retain(|_, load| load.load(Relaxed) > 0);
             state.most_loads = state.loads.len() * 2;
         }
-        Load(load)
+        EndpointLoad(load)
     }
 
     /// Returns the number of active requests at an endpoint.
-    pub(crate) fn load_of(&self, endpoint: SocketAddr) -> usize {
+    pub(crate) fn active_requests(&self, endpoint: SocketAddr) -> usize {
         let state = self.0.lock();
         state
             .loads
@@ -316,11 +316,11 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn put(
+    fn return_idle(
         &self,
         key: HttpKey,
         sender: http1::SendRequest<Body>,
-        in_use: InUse,
+        in_use: ConnectionActivity,
         life: ConnectionUse,
     ) {
         let now = Instant::now();
@@ -330,8 +330,8 @@ impl HttpPool {
             ambit_rt::spawn("http1 idle", self.clone().sweep());
         }
         let idle = state.idle.entry(key).or_default();
-        if idle.len() < MAX_IDLE {
-            idle.push(Idle {
+        if idle.len() < MAX_IDLE_CONNECTIONS {
+            idle.push(IdleConnection {
                 sender,
                 in_use,
                 since: now,
@@ -360,7 +360,7 @@ impl State {
         &mut self,
         key: &HttpKey,
         reuse_limits: ReuseLimits,
-    ) -> Option<(http1::SendRequest<Body>, InUse, ConnectionUse)> {
+    ) -> Option<(http1::SendRequest<Body>, ConnectionActivity, ConnectionUse)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
             one.life = one.life.with_limits(reuse_limits);
@@ -391,7 +391,7 @@ pub(crate) struct SendError {
 impl SendError {
     /// Converts hyper's error. If nothing of the request was sent, the cause is the failure of its new connection, such
     /// as an endpoint that does not speak HTTP/2.
-    async fn of(
+    async fn from_hyper(
         mut error: TrySendError<Request<Body>>,
         failure: Option<oneshot::Receiver<hyper::Error>>,
     ) -> Self {
@@ -432,18 +432,18 @@ impl Checkout {
             HttpSender::Http1(mut sender, in_use) => {
                 in_use.share().set(share);
                 // Before the response, dropping this future abandons the request; after it, dropping the guard does.
-                let guard = in_use.begin();
+                let guard = in_use.begin_request();
                 let additions = in_use.additions();
                 let request = request.map(|body| match body.is_end_stream() {
                     true => body,
-                    false => WithTrailers::new(body, additions, false).boxed_unsync(),
+                    false => TrailersBody::new(body, additions, false).boxed_unsync(),
                 });
                 let mut response = sender.try_send_request(request).await?;
                 let (pool, key) = (pool.clone(), self.key);
                 let life = self.life.filter(|life| !life.is_expired());
                 if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
                     // After the switch, the stream's owner closes the connection.
-                    in_use.end();
+                    in_use.end_request();
                     return Ok(response);
                 }
                 response.extensions_mut().insert(guard);
@@ -451,9 +451,9 @@ impl Checkout {
                     if sender.ready().await.is_err() {
                         return;
                     }
-                    in_use.end();
+                    in_use.end_request();
                     if let Some(life) = life {
-                        pool.put(key, sender, in_use, life);
+                        pool.return_idle(key, sender, in_use, life);
                     }
                 });
                 Ok(response)
@@ -466,7 +466,7 @@ impl Checkout {
                 let sent = sender.try_send_request(request).await;
                 let mut response = match sent {
                     Ok(response) => response,
-                    Err(error) => return Err(SendError::of(error, self.failure).await),
+                    Err(error) => return Err(SendError::from_hyper(error, self.failure).await),
                 };
                 if let Some(stream) = self.stream {
                     response.extensions_mut().insert(stream);

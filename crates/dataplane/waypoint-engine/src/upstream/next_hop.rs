@@ -29,11 +29,11 @@ impl Upstream {
         }
         let chosen = route.service.as_ref();
         let chosen = chosen.map(|service| service.namespaced_hostname());
-        AppliedServices::naming(called.cloned().into_iter().chain(chosen))
+        AppliedServices::from_services(called.cloned().into_iter().chain(chosen))
     }
 
     /// Returns the upstream of a route that needs no DNS.
-    pub(crate) fn known(route: Route) -> Result<Self, UpstreamError> {
+    pub(crate) fn from_route(route: Route) -> Result<Self, UpstreamError> {
         match route {
             Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
             Route::Hbone(hbone) => Ok(Self::Tunnel(Box::new(hbone))),

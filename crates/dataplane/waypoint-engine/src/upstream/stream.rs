@@ -13,7 +13,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::memory::Permit;
+use crate::memory::MemoryPermit;
 
 /// Byte stream of a connection to an endpoint.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) enum Stream {
     /// HBONE tunnel, with its memory permit.
     Tunnel(
         Box<TunnelIo>,
-        #[expect(dead_code, reason = "what it does is to be held")] Option<Permit>,
+        #[expect(dead_code, reason = "what it does is to be held")] Option<MemoryPermit>,
     ),
     /// TLS that the waypoint originates over another stream.
     Tls(Box<ClientStream<Self>>),

@@ -346,7 +346,7 @@ async fn destination_rules_choose_the_upstream_http_version() {
                 http_version,
                 ..DestinationPolicy::default()
             },
-            ..WaypointDestination::unruled(service.clone())
+            ..WaypointDestination::without_rules(service.clone())
         };
         world.publish(WaypointUpdate::Put(
             record("web"),

@@ -35,7 +35,7 @@ fn provider(protocol: ProviderProtocol) -> Provider {
     };
     Provider {
         name: "authz".into(),
-        place: Ok((NamespacedHostname::new("ns", service.hostname), port)),
+        target: Ok((NamespacedHostname::new("ns", service.hostname), port)),
         timeout: Duration::from_secs(10),
         status_on_error: 403,
         fail_open: false,
@@ -56,7 +56,7 @@ fn of_http() -> Provider {
 
 fn custom(name: &str, provider: Provider) -> WaypointUpdate {
     let policy = HttpPolicy {
-        key: PolicyKey::of_record(&format!("ns/{name}")),
+        key: PolicyKey::from_resource_name(&format!("ns/{name}")),
         for_gateway: true,
         action: HttpAction::Custom,
         rules: vec![HttpRule::default()],
@@ -214,7 +214,7 @@ async fn provider_changes_are_authorized_by_other_policies() {
     let (world, mut strict) = world(at).await;
     world.publish(custom("ask", of_http()));
     let guests = HttpPolicy {
-        key: PolicyKey::of_record("ns/guests"),
+        key: PolicyKey::from_resource_name("ns/guests"),
         for_gateway: true,
         action: HttpAction::Deny,
         rules: vec![HttpRule {
@@ -371,11 +371,11 @@ async fn everything_is_denied_without_a_usable_provider() {
     world.publish(custom("other", other));
     assert_eq!(client.get(VIP, HTTP1).await, 403);
     let missing = Provider {
-        place: Err("there is none".into()),
+        target: Err("there is none".into()),
         fail_open: true,
         ..good
     };
-    world.publish(WaypointUpdate::Gone(
+    world.publish(WaypointUpdate::Removed(
         WaypointRecordType::Policy,
         record("other"),
     ));

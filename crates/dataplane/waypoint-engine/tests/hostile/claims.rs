@@ -208,7 +208,7 @@ async fn trailers_cannot_have_fields_that_policies_read() {
         not_values: Vec::new(),
     };
     let policy = HttpPolicy {
-        key: PolicyKey::of_record("ns/role"),
+        key: PolicyKey::from_resource_name("ns/role"),
         for_gateway: true,
         action: HttpAction::Deny,
         rules: vec![HttpRule {

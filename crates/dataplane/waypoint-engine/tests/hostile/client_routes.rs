@@ -29,7 +29,7 @@ fn tokens(of: &str) -> WaypointUpdate {
         ..JwtRule::default()
     };
     let authentication = Authentication {
-        key: PolicyKey::of_record(&format!("ns/{of}")),
+        key: PolicyKey::from_resource_name(&format!("ns/{of}")),
         services: vec![service(of)],
         rules: vec![rule],
         ..Authentication::default()
@@ -44,14 +44,14 @@ fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
             path: Some(HttpPathMatch::Exact(path.into())),
             ..HttpRouteMatch::default()
         }],
-        by: Vec::new(),
+        bucket_keys: Vec::new(),
         requests,
         per: Duration::from_secs(3600),
         burst: requests,
         buckets: 10,
     };
     let object = RateLimit {
-        key: PolicyKey::of_record(&format!("ns/{of}")),
+        key: PolicyKey::from_resource_name(&format!("ns/{of}")),
         services: vec![service(of)],
         local: vec![limit],
         ..RateLimit::default()
@@ -194,11 +194,11 @@ async fn consumer_routes_bypass_no_tokens_or_plugins() {
     for (attached, gone) in [
         (
             tokens("back"),
-            WaypointUpdate::Gone(WaypointRecordType::Authentication, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::Authentication, record("back")),
         ),
         (
             plugin("back"),
-            WaypointUpdate::Gone(WaypointRecordType::Extension, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::Extension, record("back")),
         ),
     ] {
         scene.world.publish(attached);
@@ -241,15 +241,15 @@ async fn consumer_stream_routes_bypass_no_tokens_or_plugins() {
     let cases = [
         (
             limit("back", "/x", 1),
-            WaypointUpdate::Gone(WaypointRecordType::RateLimit, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::RateLimit, record("back")),
         ),
         (
             tokens("back"),
-            WaypointUpdate::Gone(WaypointRecordType::Authentication, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::Authentication, record("back")),
         ),
         (
             plugin("back"),
-            WaypointUpdate::Gone(WaypointRecordType::Extension, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::Extension, record("back")),
         ),
     ];
     for (clients, is_let) in [(None, true), (Some("ns"), false)] {

@@ -17,7 +17,7 @@ const VIP: &str = "10.0.0.1";
 
 fn policy(name: &str, action: HttpAction, dry_run: bool) -> WaypointUpdate {
     let policy = HttpPolicy {
-        key: PolicyKey::of_record(&format!("ns/{name}")),
+        key: PolicyKey::from_resource_name(&format!("ns/{name}")),
         for_gateway: true,
         action,
         dry_run,

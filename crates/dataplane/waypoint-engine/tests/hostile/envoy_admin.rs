@@ -212,7 +212,7 @@ fn destination() -> WaypointDestination {
     WaypointDestination {
         policy,
         subsets: [("v1".into(), subset)].into(),
-        ..WaypointDestination::unruled(service("web"))
+        ..WaypointDestination::without_rules(service("web"))
     }
 }
 

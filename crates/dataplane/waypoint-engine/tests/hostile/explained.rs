@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_mesh_json::explain::{
-    End, Explanation, HttpQuery, Peer, Step, StepKind, StepResult, WaypointQuery,
+    ExplainedResult, Explanation, HttpQuery, Peer, Step, StepKind, StepResult, WaypointQuery,
 };
 use ambit_model::{Authentication, JwtKeys, JwtRule, PolicyKey, WaypointRecord, WaypointService};
 use ambit_testkit::build;
@@ -114,7 +114,7 @@ impl Scene {
         }
         let is_there = draws.rng.random_bool(0.6);
         let authentication = Authentication {
-            key: PolicyKey::of_record("ns/tokens"),
+            key: PolicyKey::from_resource_name("ns/tokens"),
             for_gateway: draws.rng.random_bool(0.5),
             services: vec![service("web")],
             rules: if is_there {
@@ -241,8 +241,8 @@ async fn explanations_predict_responses() {
             let account = draws.rng.random_range(0..2);
             let (explained, status, reached) = scene.compare(&request, account).await;
             let (expected, address) = match &explained.end {
-                End::Answered { status, .. } => (*status, String::new()),
-                End::Forwarded(hop) => (200, hop.address.to_string()),
+                ExplainedResult::Responded { status, .. } => (*status, String::new()),
+                ExplainedResult::Forwarded(hop) => (200, hop.address.to_string()),
                 other => panic!("{other:?}"),
             };
             let context = format!("mesh {mesh}: {request:?} {}: {explained:#?}", request.path);
@@ -322,12 +322,12 @@ async fn invalid_queries_are_rejected_without_an_echo() {
         change(|query| query.request.headers[0].1 = "secret\u{1}".to_owned()),
         b"{\"secret\": 1}".to_vec(),
     ] {
-        let response = scene.explainer.answer(&body).await;
+        let response = scene.explainer.respond(&body).await;
         assert_eq!(response.status(), 400);
         let text = text(response).await;
         assert!(!text.contains("secret"), "{text}");
     }
-    let response = scene.explainer.answer(&change(|_| {})).await;
+    let response = scene.explainer.respond(&change(|_| {})).await;
     assert_eq!(response.status(), 200);
     let text = text(response).await;
     assert!(!text.contains("secret"), "{text}");

@@ -16,7 +16,7 @@ use ambit_model::{
 };
 use ambit_proxy::{
     SharedState, Workers,
-    state::{StateConfig, Update},
+    state::{MeshUpdate, StateConfig},
 };
 use ambit_rt::{
     Env,
@@ -29,7 +29,7 @@ use ambit_waypoint_engine::{
     config::Config,
     envoy_admin::EnvoyAdmin,
     explain::Explainer,
-    published::Published,
+    published::PublishedConfig,
     server, telemetry_export,
     waypoint::{Waypoint, WaypointInputs},
 };
@@ -87,7 +87,7 @@ pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
 pub(crate) struct World {
     pub(crate) pki: Arc<Pki>,
     pub(crate) state: SharedState,
-    pub(crate) published: Published,
+    pub(crate) published: PublishedConfig,
     registry: Registry,
     waypoint: Arc<Waypoint>,
     certificates: Certificates,
@@ -133,7 +133,7 @@ impl World {
         });
         state.mark_addresses_known();
         state.mark_policies_known();
-        let published = Published::default();
+        let published = PublishedConfig::default();
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
         let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
@@ -169,7 +169,7 @@ impl World {
             WaypointGateway::default().into(),
         ));
         for of in WaypointRecordType::ALL {
-            world.published.complete(*of);
+            world.published.mark_complete(*of);
         }
         world
     }
@@ -183,14 +183,14 @@ impl World {
     /// Waits until the waypoint has its own certificate.
     pub(crate) async fn certificate(&self) {
         self.certificates.prefetch(&self.own);
-        timeout(LONG, self.certificates.obtained(&self.own))
+        timeout(LONG, self.certificates.wait_until_obtained(&self.own))
             .await
             .unwrap();
     }
 
     /// Publishes the record of a pod or endpoint, as the control plane does.
     pub(crate) fn workload(&self, workload: ambit_model::Workload) {
-        let update = Update::Workload(Box::new(workload));
+        let update = MeshUpdate::Workload(Box::new(workload));
         self.state.apply(&mut vec![update]);
     }
 
@@ -212,7 +212,7 @@ impl World {
         .into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
         self.state
-            .apply(&mut vec![Update::Service(Box::new(service))]);
+            .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         for (index, application) in applications.iter().enumerate() {
             let ip = application.ip().to_string();
             let record = build::plain_workload(&format!("{name}-{index}"), &[&ip]);
@@ -234,7 +234,7 @@ impl World {
         service.app_protocols = [(TCP, AppProtocol::Tcp)].into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
         self.state
-            .apply(&mut vec![Update::Service(Box::new(service))]);
+            .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         let record = build::workload(name, &[ip]);
         let targets = [(TCP, TCP)];
         self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
@@ -253,7 +253,7 @@ impl World {
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
         self.state
-            .apply(&mut vec![Update::Service(Box::new(service))]);
+            .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         let record = build::plain_workload(&format!("{name}-0"), &ips);
         let targets = [(HTTP1, port)];
         self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
@@ -272,7 +272,7 @@ impl World {
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
         self.state
-            .apply(&mut vec![Update::Service(Box::new(service))]);
+            .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         let ip = application.ip().to_string();
         let mut record = build::plain_workload(&format!("{of}-0"), &[&ip]);
         let of = build::service(of, &[], &[]).hostname;

@@ -130,7 +130,7 @@ fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
     };
     let provider = Provider {
         name: "authz".into(),
-        place: Ok((name("target"), port)),
+        target: Ok((name("target"), port)),
         timeout: Duration::from_secs(10),
         status_on_error: 403,
         fail_open: false,
@@ -138,7 +138,7 @@ fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
         protocol,
     };
     let policy = HttpPolicy {
-        key: PolicyKey::of_record("ns/ask"),
+        key: PolicyKey::from_resource_name("ns/ask"),
         services: vec![name("web")],
         action: HttpAction::Custom,
         rules: vec![HttpRule::default()],
@@ -150,7 +150,7 @@ fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
 
 fn limited() -> WaypointUpdate {
     let global = GlobalLimit {
-        place: Ok((name("target"), HTTP2)),
+        target: Ok((name("target"), HTTP2)),
         domain: "tenant".into(),
         timeout: Duration::from_secs(10),
         hits: 1,
@@ -160,7 +160,7 @@ fn limited() -> WaypointUpdate {
         }],
     };
     let object = RateLimit {
-        key: PolicyKey::of_record("ns/limit"),
+        key: PolicyKey::from_resource_name("ns/limit"),
         services: vec![name("web")],
         global: Some(global),
         ..RateLimit::default()

@@ -31,7 +31,7 @@ fn name(service: &str) -> NamespacedHostname {
 fn custom(fail_open: bool) -> WaypointUpdate {
     let provider = Provider {
         name: "authz".into(),
-        place: Ok((name("authz"), HTTP1)),
+        target: Ok((name("authz"), HTTP1)),
         timeout: Duration::from_secs(10),
         status_on_error: 599,
         fail_open,
@@ -39,7 +39,7 @@ fn custom(fail_open: bool) -> WaypointUpdate {
         protocol: ProviderProtocol::Http(HttpProvider::default()),
     };
     let policy = HttpPolicy {
-        key: PolicyKey::of_record("ns/ask"),
+        key: PolicyKey::from_resource_name("ns/ask"),
         services: vec![name("web")],
         action: HttpAction::Custom,
         rules: vec![HttpRule::default()],
@@ -52,7 +52,7 @@ fn custom(fail_open: bool) -> WaypointUpdate {
 /// Builds a RateLimit for the service `limited` that fails open.
 fn limit() -> WaypointUpdate {
     let global = GlobalLimit {
-        place: Ok((name("limits"), HTTP2)),
+        target: Ok((name("limits"), HTTP2)),
         domain: "tenant".into(),
         timeout: Duration::from_secs(3600),
         hits: 1,
@@ -62,7 +62,7 @@ fn limit() -> WaypointUpdate {
         }],
     };
     let object = RateLimit {
-        key: PolicyKey::of_record("tenant/limit"),
+        key: PolicyKey::from_resource_name("tenant/limit"),
         services: vec![name("limited")],
         global: Some(global),
         fail_open: true,

@@ -34,7 +34,7 @@ fn custom() -> WaypointUpdate {
     let service = build::service("authz", &[], &[]).hostname;
     let provider = Provider {
         name: "authz".into(),
-        place: Ok((NamespacedHostname::new("ns", service), HTTP2)),
+        target: Ok((NamespacedHostname::new("ns", service), HTTP2)),
         timeout: Duration::from_secs(3600),
         status_on_error: 599,
         fail_open: true,
@@ -46,7 +46,7 @@ fn custom() -> WaypointUpdate {
         protocol: ProviderProtocol::Grpc,
     };
     let policy = HttpPolicy {
-        key: PolicyKey::of_record("ns/ask"),
+        key: PolicyKey::from_resource_name("ns/ask"),
         for_gateway: true,
         action: HttpAction::Custom,
         rules: vec![HttpRule::default()],

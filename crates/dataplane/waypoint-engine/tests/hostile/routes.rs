@@ -97,7 +97,7 @@ pub(crate) fn deny(name: &str, of: &[&str], operation: HttpOperation) -> Waypoin
 
 fn deny_rule(name: &str, of: &[&str], rule: HttpRule) -> WaypointUpdate {
     let policy = HttpPolicy {
-        key: PolicyKey::of_record(&format!("ns/{name}")),
+        key: PolicyKey::from_resource_name(&format!("ns/{name}")),
         for_gateway: of.is_empty(),
         services: of.iter().map(|name| service(name)).collect(),
         action: HttpAction::Deny,

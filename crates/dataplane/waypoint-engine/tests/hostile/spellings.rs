@@ -128,7 +128,7 @@ async fn world() -> (World, Strict) {
 
 fn deny(name: &str, rule: HttpRule) -> WaypointUpdate {
     let policy = HttpPolicy {
-        key: PolicyKey::of_record(&format!("ns/{name}")),
+        key: PolicyKey::from_resource_name(&format!("ns/{name}")),
         for_gateway: true,
         action: HttpAction::Deny,
         rules: vec![rule],
@@ -294,14 +294,14 @@ async fn limits_count_all_spellings_of_a_request_together() {
             method: Some("POST".into()),
             ..HttpRouteMatch::default()
         }],
-        by: vec![LimitKey::Path, LimitKey::Method],
+        bucket_keys: vec![LimitKey::Path, LimitKey::Method],
         requests: 1,
         per: Duration::from_secs(3600),
         burst: 1,
         buckets: 10,
     };
     let object = RateLimit {
-        key: PolicyKey::of_record("ns/login"),
+        key: PolicyKey::from_resource_name("ns/login"),
         for_gateway: true,
         local: vec![limit],
         ..RateLimit::default()

@@ -8,7 +8,7 @@ use ambit_model::{
     HttpOperation, HttpPolicy, HttpRule, LocalLimit, NamespacedHostname, PolicyKey, Provider,
     ProviderProtocol, RateLimit, WaypointExtension, WaypointRecord, WaypointRecordType,
 };
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
 use parking_lot::Mutex;
@@ -100,7 +100,7 @@ fn secret_paths() -> HttpPolicy {
         ..HttpOperation::default()
     };
     HttpPolicy {
-        key: PolicyKey::of_record("ns/paths"),
+        key: PolicyKey::from_resource_name("ns/paths"),
         for_gateway: true,
         action: HttpAction::Deny,
         rules: vec![HttpRule {
@@ -114,11 +114,11 @@ fn secret_paths() -> HttpPolicy {
 /// Returns one object of each kind that needs HTTP requests, the update that removes it, and its name in a rejection.
 fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     let web = NamespacedHostname::new("ns", build::service("web", &[], &[]).hostname);
-    let key = |name: &str| PolicyKey::of_record(&format!("ns/{name}"));
+    let key = |name: &str| PolicyKey::from_resource_name(&format!("ns/{name}"));
     let at = |name: &str| record(name);
     let nowhere = Provider {
         name: "nowhere".into(),
-        place: Err("there is none".into()),
+        target: Err("there is none".into()),
         timeout: LONG,
         status_on_error: 403,
         fail_open: false,
@@ -143,7 +143,7 @@ fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
         services: vec![web.clone()],
         local: vec![LocalLimit {
             matches: Vec::new(),
-            by: Vec::new(),
+            bucket_keys: Vec::new(),
             requests: 1000,
             per: Duration::from_secs(1),
             burst: 1000,
@@ -161,27 +161,27 @@ fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     vec![
         (
             WaypointUpdate::Put(at("paths"), WaypointRecord::from(secret_paths())),
-            WaypointUpdate::Gone(WaypointRecordType::Policy, at("paths")),
+            WaypointUpdate::Removed(WaypointRecordType::Policy, at("paths")),
             "AuthorizationPolicy ns/paths",
         ),
         (
             WaypointUpdate::Put(at("custom"), WaypointRecord::from(custom)),
-            WaypointUpdate::Gone(WaypointRecordType::Policy, at("custom")),
+            WaypointUpdate::Removed(WaypointRecordType::Policy, at("custom")),
             "AuthorizationPolicy ns/custom",
         ),
         (
             WaypointUpdate::Put(at("tokens"), WaypointRecord::from(tokens)),
-            WaypointUpdate::Gone(WaypointRecordType::Authentication, at("tokens")),
+            WaypointUpdate::Removed(WaypointRecordType::Authentication, at("tokens")),
             "RequestAuthentication ns/tokens",
         ),
         (
             WaypointUpdate::Put(at("limit"), WaypointRecord::from(limit)),
-            WaypointUpdate::Gone(WaypointRecordType::RateLimit, at("limit")),
+            WaypointUpdate::Removed(WaypointRecordType::RateLimit, at("limit")),
             "rate limit ns/limit",
         ),
         (
             WaypointUpdate::Put(at("plugin"), WaypointRecord::from(plugin)),
-            WaypointUpdate::Gone(WaypointRecordType::Extension, at("plugin")),
+            WaypointUpdate::Removed(WaypointRecordType::Extension, at("plugin")),
             "plugin ns/plugin",
         ),
     ]
@@ -316,8 +316,8 @@ fn pod_of(
         hbone_mtls_port: HBONE_PORT,
     });
     world.state.apply(&mut vec![
-        Update::Service(Box::new(service)),
-        Update::Workload(Box::new(pod)),
+        MeshUpdate::Service(Box::new(service)),
+        MeshUpdate::Workload(Box::new(pod)),
     ]);
 }
 

@@ -12,7 +12,7 @@ fn with_unknown(mut resource: Resource) -> Resource {
 }
 
 /// Accepts a client, and sends it its first workloads and services.
-async fn begun(control_plane: &mut ControlPlane) -> Session {
+async fn start_session(control_plane: &mut ControlPlane) -> Session {
     let mut session = control_plane.session().await;
     session.request().await;
     session.request().await;
@@ -23,7 +23,7 @@ async fn begun(control_plane: &mut ControlPlane) -> Session {
 
 fn last_policy(recorder: &Recorder) -> Authorization {
     match recorder.updates().last() {
-        Some(Update::Policy(policy)) => policy.clone(),
+        Some(MeshUpdate::Policy(policy)) => policy.clone(),
         other => panic!("no policy, but {other:?}"),
     }
 }
@@ -32,7 +32,7 @@ fn last_policy(recorder: &Recorder) -> Authorization {
 async fn policy_not_understood_becomes_a_deny_all_and_is_refused() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, client) = start(&control_plane.address, headers());
-    let mut session = begun(&mut control_plane).await;
+    let mut session = start_session(&mut control_plane).await;
     let mut push = async |nonce: &str, policy| {
         let policies = vec![policy];
         session
@@ -60,7 +60,7 @@ async fn policy_not_understood_becomes_a_deny_all_and_is_refused() {
         Some(())
     );
     drop(session);
-    assert_eq!(recorder.ending().await, Ending::Closed);
+    assert_eq!(recorder.ending().await, StreamEnding::Closed);
     let mut session = control_plane.session().await;
     session.request().await;
     let mut versions: Vec<_> = session
@@ -91,7 +91,7 @@ async fn policy_not_understood_becomes_a_deny_all_and_is_refused() {
 async fn a_later_valid_version_replaces_the_substitute() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = begun(&mut control_plane).await;
+    let mut session = start_session(&mut control_plane).await;
     for (nonce, policy) in [("1", with_unknown(policy("p"))), ("2", policy("p"))] {
         session
             .send(AUTHORIZATION_TYPE_URL, nonce, vec![policy], &[])
@@ -108,7 +108,7 @@ async fn a_later_valid_version_replaces_the_substitute() {
     session.request().await;
     assert_eq!(
         recorder.updates().last(),
-        Some(&Update::PolicyGone("ns/p".into()))
+        Some(&MeshUpdate::PolicyRemoved("ns/p".into()))
     );
 }
 
@@ -117,12 +117,12 @@ async fn last_good_version_stays_if_configured() {
     let mut control_plane = ControlPlane::start().await;
     let recorder = Recorder::default();
     let options = ClientOptions {
-        not_understood: NotUnderstoodPolicies::KeepLastGood,
+        invalid_policies: InvalidPolicyMode::KeepLastGood,
         ..options(&control_plane.address, headers(), false)
     };
     let client = Client::new(options, recorder.clone(), None);
     let _client = spawn_abortable("client under test", client.run());
-    let mut session = begun(&mut control_plane).await;
+    let mut session = start_session(&mut control_plane).await;
     let good = vec![policy("p")];
     session.send(AUTHORIZATION_TYPE_URL, "1", good, &[]).await;
     session.request().await;
@@ -139,7 +139,7 @@ async fn last_good_version_stays_if_configured() {
 async fn unknown_fields_of_a_workload_are_only_counted() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = begun(&mut control_plane).await;
+    let mut session = start_session(&mut control_plane).await;
     let both = vec![with_unknown(workload("u")), workload("v")];
     session.send(ADDRESS_TYPE_URL, "1", both, &[]).await;
     assert_eq!(session.request().await.error_detail, None);

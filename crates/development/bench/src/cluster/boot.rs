@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use ambit_cluster::{Boot, objects};
+use ambit_cluster::{NodeBoot, objects};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::{
-    rig::{PodPlan, Program, Rig, pause, unix, words},
-    stats::Sample,
-    table::Row,
+    rig::{BenchCluster, PodPlan, Program, pause, unix, words},
+    stats::MeasuredSample,
+    table::ClusterRow,
 };
 
 const CLIENTS: usize = 3;
 
 /// Measures connections of clients on node 2 that connect as soon as they run, repeatedly; the server is on node 1.
-pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
+pub(super) async fn cni_rewritten_at_boot(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-boot", true).await?;
     let server = rig.server("bench-boot", "server", 1).await?;
     for number in 0..CLIENTS {
@@ -36,21 +36,21 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     rig.node(2).kill()?;
     pause(3.0).await;
     let booted = unix();
-    rig.node(2).start(Boot::CniRewritten)?;
+    rig.node(2).start(NodeBoot::CniRewritten)?;
     let timeout = Duration::from_secs(120);
-    let agent = objects::until("the agent of n2", timeout, async || {
-        objects::unless(!rig.pids(2, Program::Agent)?.is_empty(), "it does not run")?;
+    let agent = objects::wait_until("the agent of n2", timeout, async || {
+        objects::error_unless(!rig.pids(2, Program::Agent)?.is_empty(), "it does not run")?;
         Ok(unix())
     })
     .await?;
-    let mut starts = Sample::default();
+    let mut starts = MeasuredSample::default();
     for number in 0..CLIENTS {
         let name = format!("client-{number}");
-        let began = objects::until(&format!("{name} is back"), timeout, async || {
+        let began = objects::wait_until(&format!("{name} is back"), timeout, async || {
             let log = rig.log("bench-boot", &name).await?;
-            let began = begun(&log).filter(|began| *began > booted);
+            let began = started_at(&log).filter(|began| *began > booted);
             let began = began.context("still the old container")?;
-            objects::unless(log.contains("\"running\""), "no answer yet")?;
+            objects::error_unless(log.contains("\"running\""), "no answer yet")?;
             Ok(began)
         })
         .await?;
@@ -63,7 +63,7 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
         .filter(|packet| packet.unix > booted)
         .count();
     rig.remove_namespace("bench-boot").await?;
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "node boots, primary CNI rewrote its configuration",
         existing: "plaintext for good (1,041-1,333 openings a pod)",
         target: "0 packets in plaintext, pods start within 5 s of the agent",
@@ -76,10 +76,10 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
         times_better: None,
         reached: clear == 0 && starts.worst() < 5.0,
     }
-    .tell())
+    .print_row())
 }
 
-fn begun(log: &str) -> Option<f64> {
+fn started_at(log: &str) -> Option<f64> {
     let line = log.lines().find(|line| line.contains("\"begun\""))?;
     serde_json::from_str::<Value>(line)
         .ok()?

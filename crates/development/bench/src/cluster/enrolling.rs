@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::{
     load::Load,
-    rig::{PodPlan, Rig, is_captured, pause, timed, unix, words},
-    stats::Sample,
-    table::Row,
+    rig::{BenchCluster, PodPlan, is_captured, pause, timed, unix, words},
+    stats::MeasuredSample,
+    table::ClusterRow,
 };
-use crate::report::Line;
+use crate::report::ReportLine;
 
 /// Measures failed requests while a running namespace is labelled and unlabelled under load.
-pub(super) async fn label(rig: &Rig) -> Result<Row> {
+pub(super) async fn label(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-label", false).await?;
     let server = rig.server("bench-label", "server", 2).await?;
     // Openings in plaintext, and data of connections that stay in plaintext.
@@ -23,16 +23,16 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
         1,
         "tcp and (dst port 8080 or dst port 9090 or dst port 15008)",
     )?;
-    let load = Load::begin(rig, "bench-label", "load", &server, 36, "").await?;
+    let load = Load::start(rig, "bench-label", "load", &server, 36, "").await?;
     pause(2.0).await;
     let labelled = rig.label("bench-label", true).await?;
-    rig.captured("bench-label", true).await?;
+    rig.wait_until_captured("bench-label", true).await?;
     let enrolled = unix();
     pause(10.0).await;
     let unlabelled = rig.label("bench-label", false).await?;
-    rig.captured("bench-label", false).await?;
+    rig.wait_until_captured("bench-label", false).await?;
     pause(8.0).await;
-    let report = load.end().await?;
+    let report = load.stop().await?;
     let packets = wire.packets();
     let opened_in_plaintext = packets
         .iter()
@@ -50,7 +50,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
     let failed = report.failed(labelled, f64::MAX);
     let broken = report.broken(labelled, f64::MAX);
     rig.remove_namespace("bench-label").await?;
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "label, then unlabel, a running namespace under load",
         existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in plaintext",
         target: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
@@ -63,16 +63,16 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
         times_better: None,
         reached: failed == 0 && opened_in_plaintext == 0,
     }
-    .tell())
+    .print_row())
 }
 
 /// Measures the first connection of pods that connect in their first millisecond.
-pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
+pub(super) async fn first_connection(rig: &BenchCluster) -> Result<ClusterRow> {
     const PODS: usize = 10;
     const AT_ONCE: usize = 20;
     rig.namespace("bench-first", true).await?;
     let server = rig.server("bench-first", "server", 2).await?;
-    let mut alone = Sample::default();
+    let mut alone = MeasuredSample::default();
     let mut retries = 0;
     for number in 0..PODS {
         let (ms, tries) = first_answer(rig, &server, &format!("one-{number}")).await?;
@@ -83,13 +83,13 @@ pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
         .map(|number| format!("many-{number}"))
         .collect();
     let pods = names.iter().map(|name| first_answer(rig, &server, name));
-    let mut crowd = Sample::default();
+    let mut crowd = MeasuredSample::default();
     for (ms, tries) in try_join_all(pods).await? {
         crowd.add(ms);
         retries += tries;
     }
     rig.remove_namespace("bench-first").await?;
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "first connection of a new mesh pod",
         existing: "held 0.9 s",
         target: "under 50 ms",
@@ -103,12 +103,12 @@ pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
         times_better: Some(900.0 / alone.median()),
         reached: alone.worst() < 50.0 && retries == 0,
     }
-    .tell())
+    .print_row())
 }
 
 /// Creates a pod that connects to the server at once; returns the milliseconds to its first response, and the number of
 /// failed attempts before.
-async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)> {
+async fn first_answer(rig: &BenchCluster, server: &str, name: &str) -> Result<(f64, u64)> {
     let plan = PodPlan {
         namespace: "bench-first",
         name,
@@ -127,37 +127,37 @@ async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)>
 }
 
 /// Measures the time from a namespace's label to the annotation of its pods, for one pod and for a hundred at once.
-pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
+pub(super) async fn enrolment(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     const ROUNDS: usize = 10;
     const CROWD: usize = 100;
     rig.namespace("bench-enrol", false).await?;
     sleepers(rig, 0..1).await?;
-    let mut one = Sample::default();
+    let mut one = MeasuredSample::default();
     for _ in 0..ROUNDS {
         one.add(1e3 * until_captured(rig, 1).await?);
         rig.label("bench-enrol", false).await?;
-        rig.captured("bench-enrol", false).await?;
+        rig.wait_until_captured("bench-enrol", false).await?;
     }
     sleepers(rig, 1..CROWD).await?;
     let hundred = 1e3 * until_captured(rig, CROWD).await?;
-    let memory = super::memory::of_hundred(rig)?;
+    let memory = super::memory::memory_of_hundred_pods(rig)?;
     rig.remove_namespace("bench-enrol").await?;
     let mut lines = vec![
-        Line::alone(
+        ReportLine::without_baseline(
             "enrolment of a running pod, label to status, median",
             "ms",
             one.median(),
             Some(290.0),
         ),
-        Line::alone("the same, worst of 10", "ms", one.worst(), None),
-        Line::alone("enrolment of 100 running pods at once", "ms", hundred, None),
+        ReportLine::without_baseline("the same, worst of 10", "ms", one.worst(), None),
+        ReportLine::without_baseline("enrolment of 100 running pods at once", "ms", hundred, None),
     ];
     lines.extend(memory);
     Ok(lines)
 }
 
 /// Creates idle pods, alternating between the nodes, and waits until they run.
-async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
+async fn sleepers(rig: &BenchCluster, numbers: std::ops::Range<usize>) -> Result<()> {
     for number in numbers.clone() {
         let plan = PodPlan {
             namespace: "bench-enrol",
@@ -168,13 +168,14 @@ async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
         rig.create(&plan).await?;
     }
     for number in numbers {
-        rig.running("bench-enrol", &format!("pod-{number}")).await?;
+        rig.wait_until_running("bench-enrol", &format!("pod-{number}"))
+            .await?;
     }
     Ok(())
 }
 
 /// Labels the namespace and returns the time until this number of pods is annotated as captured.
-async fn until_captured(rig: &Rig, pods: usize) -> Result<f64> {
+async fn until_captured(rig: &BenchCluster, pods: usize) -> Result<f64> {
     let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
         .default_backoff()
         .applied_objects()

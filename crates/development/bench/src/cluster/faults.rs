@@ -7,17 +7,17 @@ use futures_util::future::try_join_all;
 
 use super::{
     load::{Load, Report},
-    rig::{PodPlan, Program, Rig, pause, unix, words},
-    stats::Sample,
-    table::Row,
+    rig::{BenchCluster, PodPlan, Program, pause, unix, words},
+    stats::MeasuredSample,
+    table::ClusterRow,
 };
 
 /// Measures repeated kills of the node proxy's worker process on the client's node and on the server's.
-pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
+pub(super) async fn proxy_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     const KILLS: u32 = 4;
     rig.namespace("bench-kill", true).await?;
     let server = rig.server("bench-kill", "server", 2).await?;
-    let load = Load::begin(rig, "bench-kill", "load", &server, 40, "").await?;
+    let load = Load::start(rig, "bench-kill", "load", &server, 40, "").await?;
     pause(2.0).await;
     let first = unix();
     for _ in 0..KILLS {
@@ -29,10 +29,10 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
         rig.kill(2, Program::NodeProxyWorker)?;
         pause(3.0).await;
     }
-    let report = load.end().await?;
+    let report = load.stop().await?;
     rig.remove_namespace("bench-kill").await?;
-    let refused = refused(&report);
-    Ok(Row {
+    let refused = refused_connections(&report);
+    Ok(ClusterRow {
         scenario: "node proxy killed, and killed again",
         existing: "0.3-1.2 s away, then 18-20 s",
         target: "no opening refused, under 0.2 s, however often",
@@ -45,15 +45,15 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
         times_better: Some(18.3 / report.longest_gap()),
         reached: refused == 0 && report.longest_gap() < 0.2,
     }
-    .tell())
+    .print_row())
 }
 
 /// Measures kills of the main process of the node proxy's container, and with it of all others, on both nodes in turn.
-pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
+pub(super) async fn proxy_container_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     const KILLS: u32 = 2;
     rig.namespace("bench-kill", true).await?;
     let server = rig.server("bench-kill", "server", 2).await?;
-    let load = Load::begin(rig, "bench-kill", "load", &server, 40, "").await?;
+    let load = Load::start(rig, "bench-kill", "load", &server, 40, "").await?;
     pause(2.0).await;
     let first = unix();
     for _ in 0..KILLS {
@@ -63,10 +63,10 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
             pause(6.0).await;
         }
     }
-    let report = load.end().await?;
+    let report = load.stop().await?;
     rig.remove_namespace("bench-kill").await?;
-    let refused = refused(&report);
-    Ok(Row {
+    let refused = refused_connections(&report);
+    Ok(ClusterRow {
         scenario: "the node proxy's whole container killed",
         existing: "0.3-1.2 s away, then 18-20 s",
         target: "no opening refused, under 0.2 s",
@@ -78,23 +78,23 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
         times_better: Some(0.83 / report.longest_gap()),
         reached: refused == 0 && report.longest_gap() < 0.2,
     }
-    .tell())
+    .print_row())
 }
 
 /// Measures a rollout of the node proxy's DaemonSet on both nodes.
-pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
+pub(super) async fn rollout(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
-    let load = Load::begin(rig, "bench-roll", "load", &server, 55, "").await?;
+    let load = Load::start(rig, "bench-roll", "load", &server, 55, "").await?;
     pause(2.0).await;
     let began = unix();
     rig.kubectl("rollout restart daemonset/ztunnel --namespace istio-system")?;
-    rig.rolled_out("daemonset", "ztunnel").await?;
+    rig.wait_until_rolled_out("daemonset", "ztunnel").await?;
     let took = unix() - began;
-    let report = load.end().await?;
+    let report = load.stop().await?;
     rig.remove_namespace("bench-roll").await?;
     let failed = report.failed(began, f64::MAX);
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "node proxy DaemonSet rollout",
         existing: "0 new ones fail; 4 keep-alive and 10 long connections cut after 26.7 s",
         target: "none cut within the drain, no opening refused",
@@ -106,23 +106,25 @@ pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
         times_better: None,
         reached: failed == 0,
     }
-    .tell())
+    .print_row())
 }
 
 /// Measures a replacement of the agent and of the control plane.
-pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
+pub(super) async fn others_replaced(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
-    let load = Load::begin(rig, "bench-roll", "load", &server, 45, "").await?;
+    let load = Load::start(rig, "bench-roll", "load", &server, 45, "").await?;
     let began = unix();
     rig.kubectl(
         "rollout restart daemonset/ambit-agent deployment/ambit-control --namespace istio-system",
     )?;
-    rig.rolled_out("daemonset", "ambit-agent").await?;
-    rig.rolled_out("deployment", "ambit-control").await?;
-    let report = load.end().await?;
+    rig.wait_until_rolled_out("daemonset", "ambit-agent")
+        .await?;
+    rig.wait_until_rolled_out("deployment", "ambit-control")
+        .await?;
+    let report = load.stop().await?;
     rig.remove_namespace("bench-roll").await?;
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "agent and control plane replaced under load",
         existing: "(not measured)",
         target: "no effect on traffic",
@@ -130,10 +132,10 @@ pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
         times_better: None,
         reached: report.failed(began, f64::MAX) == 0,
     }
-    .tell())
+    .print_row())
 }
 
-fn refused(report: &Report) -> usize {
+fn refused_connections(report: &Report) -> usize {
     report
         .failures
         .iter()
@@ -142,7 +144,7 @@ fn refused(report: &Report) -> usize {
 }
 
 /// Measures pods that start while the agent is killed whenever it runs, for 20 seconds.
-pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
+pub(super) async fn agent_crash_looping(rig: &BenchCluster) -> Result<ClusterRow> {
     const LOOP: Duration = Duration::from_secs(20);
     rig.namespace("bench-loop", true).await?;
     rig.namespace("bench-plain", false).await?;
@@ -160,7 +162,8 @@ pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
         pause(0.02).await;
     }
     let back = unix();
-    let (mut mesh, mut plain, mut after) = <(Sample, Sample, Sample)>::default();
+    let (mut mesh, mut plain, mut after) =
+        <(MeasuredSample, MeasuredSample, MeasuredSample)>::default();
     for (namespace, name, before) in created.unwrap_or_default() {
         let began = process_start(rig, namespace, &name).await?;
         if namespace == "bench-loop" {
@@ -172,7 +175,7 @@ pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
     }
     rig.remove_namespace("bench-loop").await?;
     rig.remove_namespace("bench-plain").await?;
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "agent crash-looping for 20 s",
         existing: "mesh pods wait 50 s, others 1.6 s",
         target: "they start within 2 s of its return",
@@ -187,11 +190,11 @@ pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
         times_better: Some(50.9 / mesh.median()),
         reached: after.worst() < 2.0,
     }
-    .tell())
+    .print_row())
 }
 
 /// Creates three pods in the mesh and three outside; returns namespace, name and time of creation of each.
-async fn starters(rig: &Rig) -> Result<Vec<(&'static str, String, f64)>> {
+async fn starters(rig: &BenchCluster) -> Result<Vec<(&'static str, String, f64)>> {
     let pods = (0..6).map(|number| async move {
         let namespace = if number % 2 == 0 {
             "bench-loop"
@@ -216,7 +219,7 @@ pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
 }
 
 /// Waits for the output of a pod planned by [`starter`], and returns the start time of its process.
-pub(super) async fn process_start(rig: &Rig, namespace: &str, name: &str) -> Result<f64> {
+pub(super) async fn process_start(rig: &BenchCluster, namespace: &str, name: &str) -> Result<f64> {
     let line = rig.line(namespace, name, "first-connect").await?;
     let reported: serde_json::Value = serde_json::from_str(&line)?;
     reported

@@ -7,17 +7,17 @@ use kube::api::{DeleteParams, ListParams};
 
 use super::{
     load::Load,
-    rig::{PodPlan, Rig, pause, words},
-    table::Row,
+    rig::{BenchCluster, PodPlan, pause, words},
+    table::ClusterRow,
 };
-use crate::report::Line;
+use crate::report::ReportLine;
 
 /// Number of pods that are deleted, as many as fit on a node besides its own.
 const CROWD: usize = 80;
 const NAMESPACE: &str = "bench-leave";
 
 /// Returns the longest time in seconds without a response at a pod on the node whose other pods are deleted.
-pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
+pub(super) async fn measure(rig: &BenchCluster, in_mesh: bool) -> Result<f64> {
     rig.namespace(NAMESPACE, in_mesh).await?;
     let server = rig.server(NAMESPACE, "server", 2).await?;
     let names: Vec<_> = (0..CROWD).map(|number| format!("crowd-{number}")).collect();
@@ -29,23 +29,23 @@ pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
             tool: words("sleep"),
         };
         rig.create(&plan).await?;
-        rig.running(NAMESPACE, name).await
+        rig.wait_until_running(NAMESPACE, name).await
     }))
     .await?;
-    let load = Load::begin(rig, NAMESPACE, "load", &server, 40, "").await?;
+    let load = Load::start(rig, NAMESPACE, "load", &server, 40, "").await?;
     pause(5.0).await;
     let pods = rig.pods(NAMESPACE);
     let crowd = ListParams::default().labels("app notin (server,load)");
     pods.delete_collection(&DeleteParams::default(), &crowd)
         .await?;
-    let report = load.end().await?;
+    let report = load.stop().await?;
     rig.remove_namespace(NAMESPACE).await?;
     Ok(report.longest_gap())
 }
 
 /// Compares the results without and with the mesh.
-pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
-    let row = Row {
+pub(super) fn compare(without: f64, with: f64) -> (ClusterRow, ReportLine) {
+    let row = ClusterRow {
         scenario: "80 pods of a node deleted at once: others' longest silence",
         existing: "(not measured)",
         target: "at most twice what it is without the mesh",
@@ -53,8 +53,8 @@ pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
         times_better: None,
         reached: with <= 2.0 * without,
     }
-    .tell();
+    .print_row();
     let name = "longest silence while 80 pods go";
-    let line = Line::compared_with(name, "ms", without * 1e3, with * 1e3, 2.0);
+    let line = ReportLine::compared_with(name, "ms", without * 1e3, with * 1e3, 2.0);
     (row, line)
 }

@@ -6,11 +6,11 @@ use ambit_cluster::objects;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::rig::{PodPlan, Rig, words};
+use super::rig::{BenchCluster, PodPlan, words};
 
 /// Load generator that runs in a pod.
 pub(super) struct Load<'a> {
-    rig: &'a Rig,
+    rig: &'a BenchCluster,
     namespace: &'a str,
     name: &'a str,
 }
@@ -28,7 +28,7 @@ pub(super) struct Failure {
 
 /// Sums over the requests on one kind of connection.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub(super) struct Sums {
+pub(super) struct ModeTotals {
     pub(super) requests: u64,
     pub(super) failed: u64,
     pub(super) longest_gap_ms: f64,
@@ -39,7 +39,7 @@ pub(super) struct Sums {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) failures: Vec<Failure>,
-    pub(super) modes: BTreeMap<String, Sums>,
+    pub(super) modes: BTreeMap<String, ModeTotals>,
 }
 
 #[derive(Deserialize)]
@@ -47,7 +47,7 @@ pub(super) struct Report {
 enum Event {
     Failure(Failure),
     Summary {
-        modes: BTreeMap<String, Sums>,
+        modes: BTreeMap<String, ModeTotals>,
     },
     #[serde(other)]
     Other,
@@ -126,8 +126,8 @@ impl Report {
 impl<'a> Load<'a> {
     /// Starts a load on `server` from node 1 for this number of seconds, and waits until each kind of connection has
     /// succeeded once.
-    pub(super) async fn begin(
-        rig: &'a Rig,
+    pub(super) async fn start(
+        rig: &'a BenchCluster,
         namespace: &'a str,
         name: &'a str,
         server: &str,
@@ -153,17 +153,17 @@ impl<'a> Load<'a> {
     }
 
     /// Waits for the end of the load, and returns its report.
-    pub(super) async fn end(self) -> Result<Report> {
+    pub(super) async fn stop(self) -> Result<Report> {
         let Self {
             rig,
             namespace,
             name,
         } = self;
         let timeout = std::time::Duration::from_secs(300);
-        objects::until("the end of the load", timeout, async || {
+        objects::wait_until("the end of the load", timeout, async || {
             let pod = rig.pods(namespace).get(name).await?;
             let phase = pod.status.and_then(|status| status.phase);
-            objects::unless(phase.as_deref() == Some("Succeeded"), format!("{phase:?}"))
+            objects::error_unless(phase.as_deref() == Some("Succeeded"), format!("{phase:?}"))
         })
         .await?;
         let report = Report::parse(&rig.log(namespace, name).await?)?;

@@ -3,19 +3,19 @@
 use anyhow::{Context, Result};
 
 use super::{
-    rig::{Program, Rig, pause},
-    table::Row,
+    rig::{BenchCluster, Program, pause},
+    table::ClusterRow,
 };
-use crate::{process::Memory, report::Line};
+use crate::{process::Memory, report::ReportLine};
 
 /// Measures memory with about ten idle pods.
-pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
+pub(super) async fn idle(rig: &BenchCluster) -> Result<(ClusterRow, Vec<ReportLine>)> {
     // Freed pages are returned a little later.
     pause(15.0).await;
     let agent = larger(rig, Program::Agent)?;
     let proxy = larger(rig, Program::NodeProxy)?;
     let control = larger(rig, Program::Control)?;
-    let row = Row {
+    let row = ClusterRow {
         scenario: "memory: agent, node proxy, control plane idle",
         existing: "78 / 19-24 / 135 MB",
         target: "15 / 10 / 30 MB",
@@ -31,7 +31,7 @@ pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
             && proxy.proportional <= 10.0
             && control.proportional <= 30.0,
     }
-    .tell();
+    .print_row();
     let lines = [
         ("agent", agent, 78.0, 17.5),
         ("node proxy", proxy, 21.5, 5.9),
@@ -41,19 +41,19 @@ pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
         .into_iter()
         .flat_map(|(name, memory, existing, dirty)| {
             [
-                Line::alone(
+                ReportLine::without_baseline(
                     &format!("{name} idle, its share of pages"),
                     "MB",
                     memory.proportional,
                     Some(existing),
                 ),
-                Line::alone(
+                ReportLine::without_baseline(
                     &format!("{name} idle, resident"),
                     "MB",
                     memory.resident,
                     Some(existing),
                 ),
-                Line::alone(
+                ReportLine::without_baseline(
                     &format!("{name} idle, private and written"),
                     "MB",
                     memory.private_dirty,
@@ -65,17 +65,17 @@ pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
 }
 
 /// Measures memory with 50 mesh pods on each node.
-pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
+pub(super) fn memory_of_hundred_pods(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     let agent = larger(rig, Program::Agent)?;
     let proxy = larger(rig, Program::NodeProxy)?;
     Ok(vec![
-        Line::alone(
+        ReportLine::without_baseline(
             "agent, 100 pods of the mesh on 2 nodes",
             "MB",
             agent.proportional,
             None,
         ),
-        Line::alone(
+        ReportLine::without_baseline(
             "node proxy, 100 pods of the mesh on 2 nodes",
             "MB",
             proxy.proportional,
@@ -85,7 +85,7 @@ pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
 }
 
 /// Returns the larger memory of a program on the two nodes; the control plane runs on one only.
-fn larger(rig: &Rig, program: Program) -> Result<Memory> {
+fn larger(rig: &BenchCluster, program: Program) -> Result<Memory> {
     [1, 2]
         .into_iter()
         .filter_map(|node| rig.memory(node, program).ok())

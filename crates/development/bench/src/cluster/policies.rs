@@ -15,11 +15,11 @@ use anyhow::{Context, Result};
 
 use super::{
     load::Load,
-    rig::{Rig, pause, unix},
-    stats::Sample,
-    table::Row,
+    rig::{BenchCluster, pause, unix},
+    stats::MeasuredSample,
+    table::ClusterRow,
 };
-use crate::report::Line;
+use crate::report::ReportLine;
 
 const DENY: &str = "
 apiVersion: security.istio.io/v1
@@ -41,12 +41,12 @@ spec:
 ";
 
 /// Measures a DENY policy with a selector under 500 requests per second on each kind of connection.
-pub(super) async fn deny(rig: &Rig) -> Result<Row> {
+pub(super) async fn deny(rig: &BenchCluster) -> Result<ClusterRow> {
     const ROUNDS: usize = 10;
     rig.namespace("bench-policy", true).await?;
     let server = rig.server("bench-policy", "server", 2).await?;
     let rate = "--rate-new 500 --rate-keepalive 500 --long 0";
-    let load = Load::begin(rig, "bench-policy", "load", &server, 45, rate).await?;
+    let load = Load::start(rig, "bench-policy", "load", &server, 45, rate).await?;
     let mut moments = Vec::new();
     for _ in 0..ROUNDS {
         pause(1.5).await;
@@ -57,9 +57,10 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
         rig.delete(DENY).await?;
         moments.push((made, gone));
     }
-    let report = load.end().await?;
+    let report = load.stop().await?;
     rig.remove_namespace("bench-policy").await?;
-    let (mut new, mut open, mut lifted) = <(Sample, Sample, Sample)>::default();
+    let (mut new, mut open, mut lifted) =
+        <(MeasuredSample, MeasuredSample, MeasuredSample)>::default();
     let mut never = 0;
     for (index, (made, gone)) in moments.iter().enumerate() {
         let next = moments.get(index + 1).map_or(f64::MAX, |next| next.0);
@@ -75,7 +76,7 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
         let last = report.between("new", *gone, next).last();
         lifted.add(last.map_or(0.0, |last| last.unix - gone));
     }
-    Ok(Row {
+    Ok(ClusterRow {
         scenario: "DENY with a selector",
         existing: "new connections in 0.20 s, existing ones never; lifted in 0.18 s",
         target: "both, within 0.2 s",
@@ -91,11 +92,11 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
         times_better: Some(0.197 / new.median()),
         reached: never == 0 && new.worst() <= 0.2 && open.worst() <= 0.2,
     }
-    .tell())
+    .print_row())
 }
 
 /// Measures the time from a policy's creation until both nodes enforce it, and from its deletion until neither does.
-pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
+pub(super) async fn last_node(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     const ROUNDS: usize = 100;
     rig.namespace("bench-nodes", true).await?;
     let mut watchers = Vec::new();
@@ -104,39 +105,41 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
         let address = rig.server("bench-nodes", &name, node).await?;
         watchers.push(PolicyWatcher::start(format!("{address}:8080").parse()?));
     }
-    rig.captured("bench-nodes", true).await?;
-    let (mut refused, mut allowed) = <(Sample, Sample)>::default();
+    rig.wait_until_captured("bench-nodes", true).await?;
+    let (mut refused, mut allowed) = <(MeasuredSample, MeasuredSample)>::default();
     for _ in 0..ROUNDS {
         let made = unix();
         rig.apply(DENY_ALL).await?;
-        refused.add(1e3 * (last(&watchers, false)? - made));
+        refused.add(1e3 * (slowest_node(&watchers, false)? - made));
         let gone = unix();
         rig.delete(DENY_ALL).await?;
-        allowed.add(1e3 * (last(&watchers, true)? - gone));
+        allowed.add(1e3 * (slowest_node(&watchers, true)? - gone));
     }
     drop(watchers);
     rig.remove_namespace("bench-nodes").await?;
     Ok(vec![
-        Line::alone(
+        ReportLine::without_baseline(
             "policy made to enforced on the last node, median",
             "ms",
             refused.median(),
             Some(197.0),
         ),
-        Line::alone("the same, worst of 100", "ms", refused.worst(), Some(237.0)),
-        Line::alone(
+        ReportLine::without_baseline("the same, worst of 100", "ms", refused.worst(), Some(237.0)),
+        ReportLine::without_baseline(
             "policy deleted to lifted on the last node, median",
             "ms",
             allowed.median(),
             Some(180.0),
         ),
-        Line::alone("the same, worst of 100", "ms", allowed.worst(), Some(198.0)),
+        ReportLine::without_baseline("the same, worst of 100", "ms", allowed.worst(), Some(198.0)),
     ])
 }
 
 /// Returns the time at which the last of the watched servers started (`answers`) or stopped responding.
-fn last(watchers: &[PolicyWatcher], answers: bool) -> Result<f64> {
-    let mut turns = watchers.iter().map(|watched| watched.turned(answers));
+fn slowest_node(watchers: &[PolicyWatcher], answers: bool) -> Result<f64> {
+    let mut turns = watchers
+        .iter()
+        .map(|watched| watched.wait_until_changed(answers));
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
@@ -167,7 +170,7 @@ impl PolicyWatcher {
         Self { turns, ended }
     }
 
-    fn turned(&self, answers: bool) -> Result<f64> {
+    fn wait_until_changed(&self, answers: bool) -> Result<f64> {
         loop {
             let turn = self.turns.recv_timeout(Duration::from_secs(30));
             let (now, unix) = turn.with_context(|| format!("no change to answering: {answers}"))?;

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use ambit_cluster::{Cluster, Node, Options, Places, Slot, objects};
+use ambit_cluster::{Cluster, ClusterPaths, Node, Options, Slot, objects};
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
@@ -20,18 +20,18 @@ use crate::process::Memory;
 /// Timeout of operations on pods.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// Name of the image with the lab's tools, as the cluster knows it.
-const TOOLS: &str = "ambit/tools:dev";
+const TOOLS_IMAGE: &str = "ambit/tools:dev";
 /// Annotation of pods whose traffic is redirected to the node proxy.
-const REDIRECTION: &str = "ambient.istio.io/redirection";
+const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
 /// Label that enrols a namespace in the mesh.
-pub(super) const MODE: &str = "istio.io/dataplane-mode";
+pub(super) const DATAPLANE_MODE_LABEL: &str = "istio.io/dataplane-mode";
 pub(super) const MESH_NAMESPACE: &str = "istio-system";
 
 /// Running cluster with the mesh.
-pub(super) struct Rig {
+pub(super) struct BenchCluster {
     pub(super) client: Client,
     cluster: Cluster,
-    places: Places,
+    places: ClusterPaths,
     slot: Slot,
     /// Whether to keep the cluster at the end, because it was running before.
     keep: bool,
@@ -82,7 +82,7 @@ impl PodPlan<'_> {
                 "restartPolicy": restart,
                 "terminationGracePeriodSeconds": 1,
                 "automountServiceAccountToken": false,
-                "containers": [{"name": "main", "image": TOOLS, "imagePullPolicy": "Never",
+                "containers": [{"name": "main", "image": TOOLS_IMAGE, "imagePullPolicy": "Never",
                     "command": command}],
             },
         }))?)
@@ -101,13 +101,13 @@ pub(super) fn unix() -> f64 {
         .map_or(0.0, |since| since.as_secs_f64())
 }
 
-impl Rig {
+impl BenchCluster {
     /// Starts the cluster, or uses the running one, with the images in `archives`.
     pub(super) async fn up(archives: &[PathBuf]) -> Result<Self> {
         let program = std::env::current_exe()?;
         let target = program.ancestors().nth(2).context("no target directory")?;
         let slot = Slot::BENCHMARKS;
-        let places = Places::in_target(target, slot);
+        let places = ClusterPaths::in_target(target, slot);
         let found = Cluster::find(places.clone(), slot)?;
         let keep = found.is_some();
         let cluster = match found {
@@ -167,14 +167,14 @@ impl Rig {
         self.remove_namespace(name).await?;
         let mode = if in_mesh { "ambient" } else { "none" };
         let namespace = serde_json::from_value(json!({
-            "metadata": {"name": name, "labels": {MODE: mode}},
+            "metadata": {"name": name, "labels": {DATAPLANE_MODE_LABEL: mode}},
         }))?;
         let api: Api<Namespace> = Api::all(self.client.clone());
         api.create(&PostParams::default(), &namespace).await?;
         // Pods are forbidden before.
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
             Api::namespaced(self.client.clone(), name);
-        objects::until("the default service account", TIMEOUT, async || {
+        objects::wait_until("the default service account", TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
         })
         .await
@@ -186,8 +186,8 @@ impl Rig {
             return Ok(());
         }
         api.delete(name, &DeleteParams::default()).await?;
-        objects::until(&format!("{name} is gone"), TIMEOUT, async || {
-            objects::unless(api.get_opt(name).await?.is_none(), "it is there")
+        objects::wait_until(&format!("{name} is gone"), TIMEOUT, async || {
+            objects::error_unless(api.get_opt(name).await?.is_none(), "it is there")
         })
         .await
     }
@@ -199,7 +199,7 @@ impl Rig {
         } else {
             Value::Null
         };
-        let patch = json!({"metadata": {"labels": {MODE: mode}}});
+        let patch = json!({"metadata": {"labels": {DATAPLANE_MODE_LABEL: mode}}});
         let api: Api<Namespace> = Api::all(self.client.clone());
         let before = unix();
         api.patch(name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -234,13 +234,13 @@ impl Rig {
     }
 
     /// Waits until a pod runs, and returns its address.
-    pub(super) async fn running(&self, namespace: &str, name: &str) -> Result<String> {
+    pub(super) async fn wait_until_running(&self, namespace: &str, name: &str) -> Result<String> {
         let what = format!("{namespace}/{name} runs");
-        objects::until(&what, TIMEOUT, async || {
+        objects::wait_until(&what, TIMEOUT, async || {
             let pod = self.pods(namespace).get(name).await?;
             let status = pod.status.unwrap_or_default();
             let phase = status.phase.unwrap_or_default();
-            objects::unless(phase == "Running" || phase == "Succeeded", &phase)?;
+            objects::error_unless(phase == "Running" || phase == "Succeeded", &phase)?;
             status.pod_ip.context("no address")
         })
         .await
@@ -256,7 +256,7 @@ impl Rig {
             tool,
         };
         self.create(&plan).await?;
-        self.running(namespace, name).await
+        self.wait_until_running(namespace, name).await
     }
 
     /// Returns the log of a pod.
@@ -268,7 +268,7 @@ impl Rig {
     /// Waits for a line that contains `part` in a pod's log, and returns it.
     pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
         let what = format!("{namespace}/{name} says {part:?}");
-        objects::until(&what, TIMEOUT, async || {
+        objects::wait_until(&what, TIMEOUT, async || {
             let log = self.log(namespace, name).await?;
             let line = log.lines().find(|line| line.contains(part));
             Ok(line.context("not yet")?.to_owned())
@@ -281,25 +281,25 @@ impl Rig {
         let api = self.pods(namespace);
         api.delete(name, &DeleteParams::default().grace_period(0))
             .await?;
-        objects::until(&format!("{name} is gone"), TIMEOUT, async || {
-            objects::unless(api.get_opt(name).await?.is_none(), "it is there")
+        objects::wait_until(&format!("{name} is gone"), TIMEOUT, async || {
+            objects::error_unless(api.get_opt(name).await?.is_none(), "it is there")
         })
         .await
     }
 
     /// Waits until all pods of a namespace are annotated as captured, or none of them is.
-    pub(super) async fn captured(&self, namespace: &str, captured: bool) -> Result<()> {
+    pub(super) async fn wait_until_captured(&self, namespace: &str, captured: bool) -> Result<()> {
         let what = format!("captured: {captured} for all of {namespace}");
-        objects::until(&what, TIMEOUT, async || {
+        objects::wait_until(&what, TIMEOUT, async || {
             let pods = self.pods(namespace).list(&ListParams::default()).await?;
             let matching = pods.iter().filter(|pod| is_captured(pod) == captured);
-            objects::unless(matching.count() == pods.items.len(), "not all of them yet")
+            objects::error_unless(matching.count() == pods.items.len(), "not all of them yet")
         })
         .await
     }
 
     /// Waits until a rollout of a DaemonSet or Deployment is complete.
-    pub(super) async fn rolled_out(&self, kind: &str, name: &str) -> Result<()> {
+    pub(super) async fn wait_until_rolled_out(&self, kind: &str, name: &str) -> Result<()> {
         let mut kubectl = self.cluster.kubectl();
         let output = kubectl
             .args(["rollout", "status", "--namespace", MESH_NAMESPACE])
@@ -377,10 +377,10 @@ impl Rig {
     }
 
     /// Captures packets on a node's outer interface that match a filter, until the returned value is dropped.
-    pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::Wire> {
+    pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::PacketCapture> {
         let mut tcpdump = self.node(node).command("tcpdump")?;
         tcpdump.args(["-i", "eth0", "-nn", "-tt", "-l", "-q", filter]);
-        super::wire::Wire::start(tcpdump)
+        super::wire::PacketCapture::start(tcpdump)
     }
 }
 
@@ -388,7 +388,7 @@ pub(super) fn is_captured(pod: &Pod) -> bool {
     pod.metadata
         .annotations
         .as_ref()
-        .and_then(|annotations| annotations.get(REDIRECTION))
+        .and_then(|annotations| annotations.get(REDIRECTION_ANNOTATION))
         .is_some_and(|value| value == "enabled")
 }
 

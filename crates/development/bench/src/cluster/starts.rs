@@ -5,29 +5,29 @@ use futures_util::future::try_join_all;
 
 use super::{
     faults::{process_start, starter},
-    rig::{Rig, pause},
-    stats::Sample,
-    table::Row,
+    rig::{BenchCluster, pause},
+    stats::MeasuredSample,
+    table::ClusterRow,
 };
-use crate::report::Line;
+use crate::report::ReportLine;
 
-const ALONE: usize = 12;
-const CROWD: usize = 20;
+const SINGLE_STARTS: usize = 12;
+const CONCURRENT_STARTS: usize = 20;
 const CROWDS: usize = 3;
 
 /// Start times in seconds, of pods started one at a time and of many at once.
 #[derive(Clone, Debug)]
-pub(super) struct Starts {
-    alone: Sample,
-    crowd: Sample,
+pub(super) struct StartTimes {
+    alone: MeasuredSample,
+    crowd: MeasuredSample,
 }
 
 /// Measures starts of pods in a namespace, in the mesh or outside.
-pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<Starts> {
+pub(super) async fn measure(rig: &BenchCluster, in_mesh: bool) -> Result<StartTimes> {
     rig.namespace("bench-start", in_mesh).await?;
-    let (mut alone, mut crowd) = <(Sample, Sample)>::default();
-    for number in 0..ALONE {
-        let took = one(rig, &format!("one-{number}")).await?;
+    let (mut alone, mut crowd) = <(MeasuredSample, MeasuredSample)>::default();
+    for number in 0..SINGLE_STARTS {
+        let took = measure_start(rig, &format!("one-{number}")).await?;
         // The first start fills the page cache.
         if number > 0 {
             alone.add(took);
@@ -36,27 +36,33 @@ pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<Starts> {
         pause(0.5).await;
     }
     for round in 0..CROWDS {
-        let names: Vec<_> = (0..CROWD).map(|n| format!("many-{round}-{n}")).collect();
-        let mut this = Sample::default();
-        for took in try_join_all(names.iter().map(|name| one(rig, name))).await? {
+        let names: Vec<_> = (0..CONCURRENT_STARTS)
+            .map(|n| format!("many-{round}-{n}"))
+            .collect();
+        let mut this = MeasuredSample::default();
+        for took in try_join_all(names.iter().map(|name| measure_start(rig, name))).await? {
             this.add(took);
         }
         crowd.add(this.median());
         pause(2.0).await;
     }
     rig.remove_namespace("bench-start").await?;
-    Ok(Starts { alone, crowd })
+    Ok(StartTimes { alone, crowd })
 }
 
-async fn one(rig: &Rig, name: &str) -> Result<f64> {
+async fn measure_start(rig: &BenchCluster, name: &str) -> Result<f64> {
     let before = rig.create(&starter("bench-start", name)).await?;
     Ok(process_start(rig, "bench-start", name).await? - before)
 }
 
 /// Compares the start times outside and inside the mesh with those of a cluster without a mesh.
-pub(super) fn compare(none: &Starts, outside: &Starts, inside: &Starts) -> (Row, Vec<Line>) {
-    let cost = |starts: &Starts| starts.alone.median() - none.alone.median();
-    let row = Row {
+pub(super) fn compare(
+    none: &StartTimes,
+    outside: &StartTimes,
+    inside: &StartTimes,
+) -> (ClusterRow, Vec<ReportLine>) {
+    let cost = |starts: &StartTimes| starts.alone.median() - none.alone.median();
+    let row = ClusterRow {
         scenario: "pod start: cost to pods outside / inside the mesh",
         existing: "+0.10 s / +0.15 s",
         target: "+0.01 s / +0.05 s",
@@ -70,19 +76,19 @@ pub(super) fn compare(none: &Starts, outside: &Starts, inside: &Starts) -> (Row,
         // A difference within the noise of a pod's start does not count as a cost.
         reached: cost(outside) <= 0.015 && cost(inside) <= 0.055,
     }
-    .tell();
+    .print_row();
     let ms = |seconds: f64| seconds * 1e3;
-    let line = |what: &str, sample: &Starts, existing: f64, crowd_existing: f64| {
+    let line = |what: &str, sample: &StartTimes, existing: f64, crowd_existing: f64| {
         [
-            Line::compared_with(
+            ReportLine::compared_with(
                 &format!("pod start {what}"),
                 "ms",
                 ms(none.alone.median()),
                 ms(sample.alone.median()),
                 existing,
             ),
-            Line::compared_with(
-                &format!("{CROWD} pods at once {what}, median"),
+            ReportLine::compared_with(
+                &format!("{CONCURRENT_STARTS} pods at once {what}, median"),
                 "ms",
                 ms(none.crowd.median()),
                 ms(sample.crowd.median()),

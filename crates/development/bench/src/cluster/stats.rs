@@ -2,9 +2,9 @@
 
 /// Measured values of one quantity.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Sample(Vec<f64>);
+pub(super) struct MeasuredSample(Vec<f64>);
 
-impl Sample {
+impl MeasuredSample {
     pub(super) fn add(&mut self, value: f64) {
         self.0.push(value);
     }
@@ -32,10 +32,10 @@ mod tests {
 
     #[test]
     fn the_median_is_in_the_middle() {
-        let of = |values: &[f64]| Sample(values.to_vec()).median();
+        let of = |values: &[f64]| MeasuredSample(values.to_vec()).median();
         assert_eq!(of(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(of(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(of(&[]).is_nan());
-        assert_eq!(Sample(vec![1.0, 3.0, 2.0]).worst(), 3.0);
+        assert_eq!(MeasuredSample(vec![1.0, 3.0, 2.0]).worst(), 3.0);
     }
 }

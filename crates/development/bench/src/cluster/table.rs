@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Table};
 
 /// Results of one scenario.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub(crate) struct ClusterRow {
     pub(super) scenario: &'static str,
     pub(super) existing: &'static str,
     pub(super) target: &'static str,
@@ -17,9 +17,9 @@ pub(crate) struct Row {
     pub(super) reached: bool,
 }
 
-impl Row {
+impl ClusterRow {
     /// Prints the measured result immediately, and returns the row.
-    pub(super) fn tell(self) -> Self {
+    pub(super) fn print_row(self) -> Self {
         let reached = if self.reached {
             "reached"
         } else {
@@ -32,7 +32,7 @@ impl Row {
 
 /// Prints the table of scenarios.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
-pub(crate) fn print(rows: &[Row]) {
+pub(crate) fn print(rows: &[ClusterRow]) {
     let mut table = Table::new();
     table
         .load_style(comfy_table::presets::ASCII_MARKDOWN)

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 
 /// Packets captured so far; dropping it ends the capture.
-pub(super) struct Wire {
+pub(super) struct PacketCapture {
     tcpdump: Child,
     packets: Arc<Mutex<Vec<Packet>>>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Packet {
     pub(super) bytes: u32,
 }
 
-impl Wire {
+impl PacketCapture {
     pub(super) fn start(mut tcpdump: Command) -> Result<Self> {
         let mut tcpdump = tcpdump
             .stdin(Stdio::null())
@@ -57,7 +57,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for PacketCapture {
     fn drop(&mut self) {
         // It may have ended already.
         drop(self.tcpdump.kill());

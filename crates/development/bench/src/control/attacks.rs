@@ -16,7 +16,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{new_pods, proxies, proxies::Target};
+use super::{new_pods, proxies, proxies::ControlPlaneTarget};
 
 /// Source address of the attacker.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
@@ -66,11 +66,15 @@ impl Attack {
     }
 
     /// Starts the attack on a thread; returns once the attack has reached its full rate.
-    pub(super) fn start(self, target: &Target, monitoring: u16) -> Result<RunningAttack> {
+    pub(super) fn start(
+        self,
+        target: &ControlPlaneTarget,
+        monitoring: u16,
+    ) -> Result<RunningAttack> {
         let over = Arc::<AtomicBool>::default();
         let (ended, target) = (Arc::clone(&over), target.clone());
         let pages = SocketAddr::new(own_address()?, monitoring);
-        let runtime = ambit_rt::current_thread()?;
+        let runtime = ambit_rt::current_thread_runtime()?;
         let idle = Arc::<AtomicUsize>::default();
         let held = Arc::clone(&idle);
         thread::spawn(move || {
@@ -84,8 +88,10 @@ impl Attack {
                             // Refused attempts are repeated.
                             let tried = match self {
                                 Self::Debug => read_page(pages).await,
-                                Self::IdleTls => hold(&target, &idle, &ended).await,
-                                Self::Tokens => make_up(&target, number, &ended).await,
+                                Self::IdleTls => {
+                                    hold_idle_connections(&target, &idle, &ended).await
+                                }
+                                Self::Tokens => send_forged_tokens(&target, number, &ended).await,
                             };
                             if tried.is_err() {
                                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -131,7 +137,11 @@ async fn read_page(address: SocketAddr) -> Result<()> {
 }
 
 /// Keeps one of the attacker's tasks' share of idle connections open, and replaces closed ones.
-async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result<()> {
+async fn hold_idle_connections(
+    target: &ControlPlaneTarget,
+    held: &AtomicUsize,
+    ended: &AtomicBool,
+) -> Result<()> {
     let mut open = Vec::new();
     while !ended.load(Ordering::Relaxed) {
         let before = open.len();
@@ -153,7 +163,11 @@ async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result
 }
 
 /// Sends forged tokens on a connection until it is closed.
-async fn make_up(target: &Target, attacker: usize, ended: &AtomicBool) -> Result<()> {
+async fn send_forged_tokens(
+    target: &ControlPlaneTarget,
+    attacker: usize,
+    ended: &AtomicBool,
+) -> Result<()> {
     let (mut send, _driver) = target.connect(SOURCE.into(), |stream| stream).await?;
     let request = new_pods::request(String::new(), None);
     let begin = Instant::now();

@@ -6,11 +6,11 @@ use std::{
 };
 
 /// Prefix of the names of changed objects, before the number of the change.
-pub(super) const MARK: &str = "churn-";
+pub(super) const CHURN_POD_PREFIX: &str = "churn-";
 
 /// Times of each change, and the number of proxies that received it. Additions and removals are numbered separately.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct DeliveryBoard {
     start: Instant,
     there: Vec<Delivery>,
     gone: Vec<Delivery>,
@@ -24,7 +24,7 @@ struct Delivery {
     last: AtomicU64,
 }
 
-impl Board {
+impl DeliveryBoard {
     /// Creates a board for this many additions and as many removals.
     pub(super) fn new(changes: usize) -> Self {
         let delivery = || (0..changes).map(|_| Delivery::default()).collect();
@@ -44,14 +44,14 @@ impl Board {
     }
 
     /// Records the time at which addition (`is_there`) or removal `number` is made.
-    pub(super) fn made(&self, is_there: bool, number: usize) {
+    pub(super) fn record_change(&self, is_there: bool, number: usize) {
         if let Some(delivery) = self.delivery(is_there).get(number) {
             delivery.made.store(self.now().max(1), Ordering::Relaxed);
         }
     }
 
     /// Records that a proxy received the addition (`is_there`) or removal of the record `name`.
-    pub(super) fn seen(&self, is_there: bool, name: &[u8]) {
+    pub(super) fn record_delivery(&self, is_there: bool, name: &[u8]) {
         let Some(number) = number(name) else { return };
         let Some(delivery) = self.delivery(is_there).get(number) else {
             return;
@@ -80,7 +80,7 @@ impl Board {
 /// Parses the number of a change from the name of its object's record.
 fn number(name: &[u8]) -> Option<usize> {
     let name = std::str::from_utf8(name).ok()?;
-    let (_, rest) = name.rsplit_once(MARK)?;
+    let (_, rest) = name.rsplit_once(CHURN_POD_PREFIX)?;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
     digits.parse().ok()
 }
@@ -91,14 +91,14 @@ mod tests {
 
     #[test]
     fn a_change_counts_once_the_last_proxy_received_it() {
-        let board = Board::new(2);
-        board.made(true, 1);
-        board.seen(true, b"Kubernetes//Pod/ns/churn-1");
+        let board = DeliveryBoard::new(2);
+        board.record_change(true, 1);
+        board.record_delivery(true, b"Kubernetes//Pod/ns/churn-1");
         assert_eq!(board.latencies(0, 2), [None]);
-        board.seen(false, b"Kubernetes//Pod/ns/churn-1");
-        board.seen(true, b"Kubernetes//Pod/ns/other");
+        board.record_delivery(false, b"Kubernetes//Pod/ns/churn-1");
+        board.record_delivery(true, b"Kubernetes//Pod/ns/other");
         assert_eq!(board.latencies(0, 2), [None]);
-        board.seen(true, b"Kubernetes//Pod/ns/churn-1");
+        board.record_delivery(true, b"Kubernetes//Pod/ns/churn-1");
         assert!(board.latencies(0, 2)[0].is_some());
     }
 

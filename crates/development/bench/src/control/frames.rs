@@ -20,7 +20,7 @@ const BYTES: u64 = 2;
 
 /// Fields of a delta xDS response that a proxy needs for its acknowledgement, and those that the benchmark records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Push {
+pub(super) struct ReceivedPush {
     pub(super) type_url: String,
     pub(super) nonce: String,
     pub(super) resources: u32,
@@ -31,7 +31,7 @@ pub(super) struct Push {
 
 /// Incremental parser of delta xDS responses.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
+pub(super) struct PushReader {
     /// Bytes of an incomplete field.
     pending: Vec<u8>,
     message: Option<Message>,
@@ -43,17 +43,17 @@ struct Message {
     /// Number of bytes of the current field that are still to be skipped.
     skip: usize,
     is_change: bool,
-    push: Push,
+    push: ReceivedPush,
 }
 
-impl Reader {
+impl PushReader {
     /// Parses bytes and returns the pushes that they complete. Calls `named` with the name of every record of a small
     /// message: `true` for an existing record, `false` for a removed one.
     pub(super) fn read(
         &mut self,
         mut bytes: &[u8],
         mut named: impl FnMut(bool, &[u8]),
-    ) -> Result<Vec<Push>> {
+    ) -> Result<Vec<ReceivedPush>> {
         let mut pushes = Vec::new();
         // Skipped bytes need no copy.
         if self.pending.is_empty() {
@@ -76,9 +76,9 @@ impl Reader {
                 self.message = Some(Message {
                     left,
                     is_change: left <= CHANGE,
-                    push: Push {
+                    push: ReceivedPush {
                         size: left,
-                        ..Push::default()
+                        ..ReceivedPush::default()
                     },
                     ..Message::default()
                 });
@@ -216,7 +216,7 @@ mod tests {
         let mut bytes = response(&["a", "b"], &["c"], "one");
         bytes.extend(response(&[], &["d"], "two"));
         for size in [1, 2, 3, 7, 100, bytes.len()] {
-            let mut reader = Reader::default();
+            let mut reader = PushReader::default();
             let mut names = Vec::new();
             let mut pushes = Vec::new();
             for chunk in bytes.chunks(size) {
@@ -245,7 +245,7 @@ mod tests {
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let bytes = response(&names, &[], "big");
         assert!(bytes.len() > CHANGE);
-        let mut reader = Reader::default();
+        let mut reader = PushReader::default();
         let mut pushes = Vec::new();
         for chunk in bytes.chunks(1000) {
             pushes.extend(reader.read(chunk, |_, _| panic!("no names")).unwrap());

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
-    population::Size,
-    proxies::{self, Target},
+    population::ClusterSize,
+    proxies::{self, ControlPlaneTarget},
 };
 
 /// Number of new pods per second.
@@ -25,18 +25,18 @@ const PODS_PER_SECOND: u32 = 50;
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout of one certificate request, and the pause before the next attempt, like those of node proxies.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(100);
-const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const CREATE_CERTIFICATE_PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
 /// Creates pods at a steady rate by `bring`, and returns the time until the certificate of each was issued.
 pub(super) fn certificates(
-    target: &Target,
-    size: Size,
+    target: &ControlPlaneTarget,
+    size: ClusterSize,
     numbers: Range<u32>,
     bring: impl Fn(u32),
 ) -> Result<Vec<Duration>> {
     let found = Arc::<Mutex<Vec<Duration>>>::default();
-    let runtime = ambit_rt::current_thread()?;
+    let runtime = ambit_rt::current_thread_runtime()?;
     runtime.block_on(async {
         let start = Instant::now();
         let mut asking = Vec::new();
@@ -55,7 +55,7 @@ pub(super) fn certificates(
                             found.lock().push(begin.elapsed());
                             return;
                         }
-                        _ => tokio::time::sleep(PAUSE).await,
+                        _ => tokio::time::sleep(RETRY_INTERVAL).await,
                     }
                 }
             }));
@@ -74,7 +74,7 @@ pub(super) fn certificates(
     })
 }
 
-async fn certificate(target: &Target, node: u32, identity: &Identity) -> Result<()> {
+async fn certificate(target: &ControlPlaneTarget, node: u32, identity: &Identity) -> Result<()> {
     let connected = target.connect(proxies::address(node), |stream| stream);
     let (mut send, driver) = connected.await?;
     let csr = CertificateRequest::new(identity)?.pem;
@@ -106,7 +106,7 @@ pub(super) async fn ask(
     request: &IstioCertificateRequest,
     token: &str,
 ) -> Result<String> {
-    let head = http::Request::post(format!("https://istiod{PATH}"))
+    let head = http::Request::post(format!("https://istiod{CREATE_CERTIFICATE_PATH}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .header("authorization", format!("Bearer {token}"))

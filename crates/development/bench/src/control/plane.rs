@@ -16,12 +16,12 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 
-use super::proxies::Target;
+use super::proxies::ControlPlaneTarget;
 use crate::process;
 
 /// Running `ambit-control`, which ends when this value is dropped.
 #[derive(Debug)]
-pub(super) struct Plane {
+pub(super) struct ControlPlaneProcess {
     process: Child,
     xds: SocketAddr,
     monitoring: SocketAddr,
@@ -50,7 +50,7 @@ impl Usage {
     }
 }
 
-impl Plane {
+impl ControlPlaneProcess {
     /// Starts the control plane, which logs into `directory`.
     pub(super) fn start(kubeconfig: &str, directory: &Path) -> Result<Self> {
         let program = std::env::current_exe()?.with_file_name("ambit-control");
@@ -123,7 +123,7 @@ impl Plane {
     }
 
     /// Returns the address and credentials with which proxies connect to the control plane.
-    pub(super) fn target(&self) -> Result<Target> {
+    pub(super) fn target(&self) -> Result<ControlPlaneTarget> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.root)? {
             roots.add(certificate?)?;
@@ -134,7 +134,7 @@ impl Plane {
             .with_root_certificates(roots)
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Target {
+        Ok(ControlPlaneTarget {
             address: self.xds,
             tls: Arc::new(tls),
             server_name: ServerName::try_from("istiod.istio-system.svc")?,
@@ -155,7 +155,7 @@ impl Plane {
     }
 }
 
-impl Drop for Plane {
+impl Drop for ControlPlaneProcess {
     fn drop(&mut self) {
         // It may have ended already.
         drop(self.process.kill());

@@ -3,11 +3,11 @@
 use ambit_model::Identity;
 use serde_json::{Value, json};
 
-use super::board::MARK;
+use super::board::CHURN_POD_PREFIX;
 
 /// Number of objects of each kind.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
+pub(super) struct ClusterSize {
     pub(super) nodes: u32,
     pub(super) services: u32,
     pub(super) pods_each: u32,
@@ -38,7 +38,7 @@ pub(super) const EMPTY: &[(&str, &str)] = &[
     ),
 ];
 
-impl Size {
+impl ClusterSize {
     pub(super) fn pods(self) -> u32 {
         self.services * self.pods_each
     }
@@ -109,7 +109,7 @@ impl Size {
     pub(super) fn deny(self, number: usize) -> Value {
         json!({
             "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
-            "metadata": {"name": format!("{MARK}{number}"), "namespace": self.namespace_of(0)},
+            "metadata": {"name": format!("{CHURN_POD_PREFIX}{number}"), "namespace": self.namespace_of(0)},
             "spec": {
                 "selector": {"matchLabels": {"app": "svc-0"}}, "action": "DENY",
                 "rules": [{"to": [{"operation": {"ports": ["8080"]}}]}],
@@ -154,7 +154,7 @@ impl Size {
     }
 
     /// Returns the pod that a change adds or removes; without an address, the pod is only scheduled.
-    pub(super) fn churning(self, number: u32, has_address: bool) -> Value {
+    pub(super) fn churning_pod(self, number: u32, has_address: bool) -> Value {
         let service = number % self.services;
         // Addresses beyond those of the initial pods, reused after a while.
         let address = self.pods() + number % 60_000;
@@ -279,7 +279,7 @@ pub(super) fn proxy_pod(node: u32) -> Value {
 }
 
 pub(super) fn churning_name(number: u32) -> String {
-    format!("{MARK}{number}")
+    format!("{CHURN_POD_PREFIX}{number}")
 }
 
 fn namespace(name: &str) -> Value {
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn objects_have_distinct_names() {
-        let size = Size {
+        let size = ClusterSize {
             nodes: 3,
             services: 20,
             pods_each: 4,

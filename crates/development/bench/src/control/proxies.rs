@@ -31,7 +31,7 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::{board::Board, frames::Reader};
+use super::{board::DeliveryBoard, frames::PushReader};
 
 /// Maximum number of proxies that receive their initial state concurrently.
 const MAX_CONCURRENT_STARTS: usize = 32;
@@ -40,7 +40,7 @@ const WINDOW: u32 = 1 << 20;
 
 /// Counters that all proxies share.
 #[derive(Debug, Default)]
-pub(super) struct Totals {
+pub(super) struct FleetTotals {
     /// Number of bytes that the proxies' sockets received.
     pub(super) bytes: AtomicU64,
     /// Number of delta responses.
@@ -53,16 +53,16 @@ pub(super) struct Totals {
 
 /// All simulated proxies, and the thread on which they run.
 #[derive(Debug)]
-pub(super) struct Fleet {
-    pub(super) totals: Arc<Totals>,
-    pub(super) board: Arc<Board>,
+pub(super) struct ProxyFleet {
+    pub(super) totals: Arc<FleetTotals>,
+    pub(super) board: Arc<DeliveryBoard>,
     size: u32,
     failed: Arc<parking_lot::Mutex<Option<String>>>,
 }
 
 /// Address of the control plane, and the proxies' credentials.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct ControlPlaneTarget {
     pub(super) address: SocketAddr,
     pub(super) tls: Arc<ClientConfig>,
     pub(super) server_name: ServerName<'static>,
@@ -97,7 +97,7 @@ pub(super) fn address(proxy: u32) -> IpAddr {
     [127, 1, high, low].into()
 }
 
-impl Target {
+impl ControlPlaneTarget {
     /// Opens an HTTP/2 connection from a source address; `counted` wraps the stream to count its bytes.
     pub(super) async fn connect<S>(
         &self,
@@ -128,9 +128,9 @@ impl Target {
     }
 }
 
-impl Fleet {
+impl ProxyFleet {
     /// Starts this number of proxies on a thread; they run until the process ends.
-    pub(super) fn start(size: u32, target: &Target, board: Arc<Board>) -> Self {
+    pub(super) fn start(size: u32, target: &ControlPlaneTarget, board: Arc<DeliveryBoard>) -> Self {
         let fleet = Self {
             totals: Arc::default(),
             board,
@@ -141,7 +141,7 @@ impl Fleet {
         let (totals, board) = (Arc::clone(&fleet.totals), Arc::clone(&fleet.board));
         let failed = Arc::clone(&fleet.failed);
         std::thread::spawn(move || {
-            let Ok(runtime) = ambit_rt::current_thread() else {
+            let Ok(runtime) = ambit_rt::current_thread_runtime() else {
                 *failed.lock() = Some("no runtime for the proxies".into());
                 return;
             };
@@ -198,9 +198,9 @@ impl Fleet {
 
 struct Proxy {
     number: u32,
-    target: Target,
-    totals: Arc<Totals>,
-    board: Arc<Board>,
+    target: ControlPlaneTarget,
+    totals: Arc<FleetTotals>,
+    board: Arc<DeliveryBoard>,
 }
 
 impl Proxy {
@@ -228,13 +228,13 @@ impl Proxy {
         let status = response.headers().get("grpc-status");
         ensure!(status.is_none(), "refused: {:?}", response.headers());
         let mut body = response.into_body();
-        let mut reader = Reader::default();
+        let mut reader = PushReader::default();
         let mut permit = Some(permit);
         let mut types = 0;
         while let Some(data) = body.data().await {
             let data = data?;
             body.flow_control().release_capacity(data.len())?;
-            let named = |is_there, name: &[u8]| self.board.seen(is_there, name);
+            let named = |is_there, name: &[u8]| self.board.record_delivery(is_there, name);
             for push in reader.read(&data, named)? {
                 self.totals.pushes.fetch_add(1, Ordering::Relaxed);
                 let acknowledge = DeltaDiscoveryRequest {
@@ -293,7 +293,7 @@ fn node(number: u32) -> Node {
 /// Connection with a counter of its incoming bytes.
 struct CountedStream {
     stream: TcpStream,
-    totals: Arc<Totals>,
+    totals: Arc<FleetTotals>,
 }
 
 impl AsyncRead for CountedStream {

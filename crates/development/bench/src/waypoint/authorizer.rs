@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{servers::provider, side::OURS};
+use super::{servers::provider, side::AMBIT_WAYPOINT};
 
 /// Namespace and name of the authorizer's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("authorizers", "authorizer");
@@ -27,7 +27,7 @@ pub(super) fn manifests() -> Result<String> {
         PORT,
         ("allows", "envoyExtAuthzGrpc"),
     );
-    let gateway = OURS.name;
+    let gateway = AMBIT_WAYPOINT.name;
     Ok(format!(
         "{provider}apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -52,7 +52,7 @@ pub(super) fn ext_authz() -> Value {
 
 /// Serves an authorizer that allows everything, until the process ends.
 pub(crate) fn serve() -> Result<()> {
-    ambit_rt::current_thread()?.block_on(async {
+    ambit_rt::current_thread_runtime()?.block_on(async {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await?;
         loop {
             let (stream, _) = listener.accept().await?;

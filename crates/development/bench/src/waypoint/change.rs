@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    lab::Lab,
+    lab::WaypointLab,
     manifests,
-    side::{ENVOY, OURS, Side},
-    table::Row,
+    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
+    table::WaypointRow,
 };
 
 /// Number of changes on each side, whose median is reported.
@@ -22,22 +22,22 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Measures both sides in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy
 /// reads its routes from the changed file.
-pub(super) fn compare(lab: &Lab) -> Result<Row> {
+pub(super) fn compare(lab: &WaypointLab) -> Result<WaypointRow> {
     let (mut ours, mut envoy) = (
-        PollingClient::begin(lab, OURS)?,
-        PollingClient::begin(lab, ENVOY)?,
+        PollingClient::begin(lab, AMBIT_WAYPOINT)?,
+        PollingClient::begin(lab, ENVOY_WAYPOINT)?,
     );
     let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
     for mark in 1..=CHANGES {
         let began = Instant::now();
         lab.rig
-            .apply("marking.yaml", &manifests::marking(OURS, mark))?;
+            .apply("marking.yaml", &manifests::marking(AMBIT_WAYPOINT, mark))?;
         our_times.push(ours.until(mark, began)?);
         let began = Instant::now();
         lab.envoy.route(lab.scenario, Some(mark))?;
         their_times.push(envoy.until(mark, began)?);
     }
-    Ok(Row::change(our_times, their_times))
+    Ok(WaypointRow::change(our_times, their_times))
 }
 
 /// Client that sends requests repeatedly over one connection.
@@ -46,7 +46,7 @@ struct PollingClient {
 }
 
 impl PollingClient {
-    fn begin(lab: &Lab, side: Side) -> Result<Self> {
+    fn begin(lab: &WaypointLab, side: ComparedProxy) -> Result<Self> {
         let client = format!("{}/client", side.name);
         let stream = lab.rig.dial(&client, &format!("{}:80", side.address))?;
         stream.set_nodelay(true)?;
@@ -59,7 +59,7 @@ impl PollingClient {
     fn until(&mut self, mark: usize, began: Instant) -> Result<f64> {
         let expected = mark.to_string();
         loop {
-            if self.ask()?.as_deref() == Some(expected.as_str()) {
+            if self.poll_route()?.as_deref() == Some(expected.as_str()) {
                 return Ok(began.elapsed().as_secs_f64() * 1e3);
             }
             ensure!(
@@ -70,7 +70,7 @@ impl PollingClient {
     }
 
     /// Sends a request and returns the marking header of the response.
-    fn ask(&mut self) -> Result<Option<String>> {
+    fn poll_route(&mut self) -> Result<Option<String>> {
         let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
         self.stream.get_mut().write_all(request)?;
         let (mut mark, mut length) = (None, None);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ambit_certificates::CertificateRequest;
-use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
+use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource, create_channel};
 use ambit_model::Identity;
 use ambit_rt::Env;
 use ambit_tls::TlsSettings;
@@ -31,22 +31,22 @@ use tonic::Request;
 use super::scenario::Scenario;
 
 /// Name of the file with Envoy's routes.
-const ROUTES: &str = "routes.json";
+const ROUTES_FILE: &str = "routes.json";
 
 /// Number of Envoy's worker threads, equal to that of Ambit's waypoint.
-const WORKERS: &str = "2";
+const WORKER_THREADS: &str = "2";
 /// Admin port of Envoy in the pod.
-const ADMIN: u16 = 15000;
+const ADMIN_PORT: u16 = 15000;
 /// Drain time of Envoy, the default of Istio's agent.
-const DRAIN: Duration = Duration::from_secs(5);
+const DRAIN_TIME: Duration = Duration::from_secs(5);
 
 /// Paths of the configuration files of one Envoy.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub(crate) struct EnvoyFiles {
     directory: PathBuf,
 }
 
-impl Files {
+impl EnvoyFiles {
     pub(crate) fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -71,7 +71,7 @@ impl Files {
 
     /// Replaces Envoy's routes; `mark` is added to all responses as a header.
     pub(super) fn route(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
-        self.replace(ROUTES, &Self::routes(scenario, mark).to_string())
+        self.replace(ROUTES_FILE, &Self::routes(scenario, mark).to_string())
     }
 
     fn replace(&self, name: &str, text: &str) -> Result<()> {
@@ -83,9 +83,9 @@ impl Files {
 
 /// Runs in place of Ambit's waypoint in a pod: fetches the pod's certificate, waits for the configuration, and runs
 /// `envoy` until it or the pod ends.
-pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
-    let files = Files::new(directory);
-    ambit_rt::current_thread()?.block_on(async {
+pub(crate) fn run_as_waypoint(envoy: &Path, directory: &Path) -> Result<()> {
+    let files = EnvoyFiles::new(directory);
+    ambit_rt::current_thread_runtime()?.block_on(async {
         // From the beginning, so that none is missed.
         let mut end = signal(SignalKind::terminate())?;
         certify(&Env::from_process(), &files).await?;
@@ -94,7 +94,7 @@ pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let mut envoy = Command::new(envoy)
-            .args(["--concurrency", WORKERS, "--disable-hot-restart"])
+            .args(["--concurrency", WORKER_THREADS, "--disable-hot-restart"])
             .args(["--log-level", "warning", "--config-path"])
             .arg(configuration)
             .kill_on_drop(true)
@@ -106,7 +106,7 @@ pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
         }
         // As Istio's agent does it.
         let drained = drain().await;
-        tokio::time::sleep(DRAIN).await;
+        tokio::time::sleep(DRAIN_TIME).await;
         envoy.kill().await?;
         drained
     })
@@ -114,7 +114,7 @@ pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
 
 /// Makes Envoy drain its connections, by its admin API.
 async fn drain() -> Result<()> {
-    let mut admin = TcpStream::connect((Ipv4Addr::LOCALHOST, ADMIN)).await?;
+    let mut admin = TcpStream::connect((Ipv4Addr::LOCALHOST, ADMIN_PORT)).await?;
     let request = "POST /drain_listeners?graceful HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\
         connection: close\r\n\r\n";
     admin.write_all(request.as_bytes()).await?;
@@ -127,21 +127,21 @@ async fn drain() -> Result<()> {
     Ok(())
 }
 
-async fn certify(env: &Env, files: &Files) -> Result<()> {
+async fn certify(env: &Env, files: &EnvoyFiles) -> Result<()> {
     let named = |name| env.get(name).with_context(|| format!("{name} is not set"));
     let identity = Identity::new(
         named("TRUST_DOMAIN")?,
         named("POD_NAMESPACE")?,
         named("SERVICE_ACCOUNT")?,
     );
-    let ca = channel(&ChannelConfig {
+    let ca = create_channel(&ChannelConfig {
         address: named("CA_ADDRESS")?.to_owned(),
         roots: RootCa::from_setting(named("CA_ROOT_CA")?),
         alternative_name: None,
         tls: TlsSettings::default(),
     })?;
     let token = TokenSource::from_setting(named("AUTH_TOKEN")?);
-    let headers = CallHeaders::from_env(env, "CA_HEADER_", Some(token), "Kubernetes")?;
+    let headers = CallMetadata::from_env(env, "CA_HEADER_", Some(token), "Kubernetes")?;
     // The control plane may not know of this pod yet.
     let chain = loop {
         let csr = CertificateRequest::new(&identity)?;

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::{
     clusters::{cluster_of, socket},
     servers::{nginx, outside},
-    side::{OURS, Side},
+    side::{AMBIT_WAYPOINT, ComparedProxy},
 };
-use crate::rig::Rig;
+use crate::rig::BenchLab;
 
 /// Namespace and name of the server's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("outside", "server");
@@ -24,12 +24,12 @@ const ADDRESS: &str = "10.97.1.1";
 /// Request header whose hash selects the endpoint.
 const HEADER: &str = "x-user";
 /// First address of the endpoints (RFC 2544), in a large enough network.
-const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const FIRST_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const NETWORK: &str = "198.18.0.0/22";
 const ENDPOINTS: u32 = 1000;
 
 fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
-    (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST.to_bits() + n))
+    (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST_ENDPOINT.to_bits() + n))
 }
 
 /// Returns the manifests of the server, and of the ServiceEntry with its addresses for Ambit's waypoint.
@@ -37,7 +37,7 @@ pub(super) fn manifests(scratch: &Path) -> Result<String> {
     let (namespace, _) = NAMESPACED_NAME;
     let nginx = nginx(scratch, namespace)?;
     let server = outside(NAMESPACED_NAME, &format!("nginx, -c, {nginx}"), PORT);
-    let gateway = OURS.name;
+    let gateway = AMBIT_WAYPOINT.name;
     let endpoints: Vec<String> = endpoints()
         .map(|address| format!("{{address: {address}}}"))
         .collect();
@@ -72,7 +72,7 @@ spec:
 }
 
 /// Routes the endpoints' addresses to the server, which accepts them as its own.
-pub(super) fn route(rig: &Rig, server: &str) -> Result<()> {
+pub(super) fn route(rig: &BenchLab, server: &str) -> Result<()> {
     let (namespace, name) = NAMESPACED_NAME;
     let own = ["ip", "route", "add", "local", NETWORK, "dev", "lo"].map(Into::into);
     rig.exec(&format!("{namespace}/{name}"), &own)?;
@@ -81,8 +81,8 @@ pub(super) fn route(rig: &Rig, server: &str) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn url(side: Side) -> String {
-    if side.name == OURS.name {
+pub(super) fn url(side: ComparedProxy) -> String {
+    if side.name == AMBIT_WAYPOINT.name {
         format!("http://{ADDRESS}/")
     } else {
         format!("http://server.{}/", side.name)
@@ -90,7 +90,7 @@ pub(super) fn url(side: Side) -> String {
 }
 
 /// Returns arguments of `wrk` that give each request another value of the header.
-pub(super) fn arguments(side: Side, scratch: &Path) -> Result<Vec<String>> {
+pub(super) fn arguments(side: ComparedProxy, scratch: &Path) -> Result<Vec<String>> {
     let script = scratch.join("users.lua");
     let text = format!(
         "request = function()
@@ -100,7 +100,7 @@ end\n"
     );
     fs::write(&script, text)?;
     let mut arguments = vec!["-s".to_owned(), script.display().to_string()];
-    if side.name == OURS.name {
+    if side.name == AMBIT_WAYPOINT.name {
         arguments.extend(["-H".to_owned(), format!("Host: {HOST}")]);
     }
     Ok(arguments)

@@ -9,17 +9,17 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
-    envoy::Files,
+    envoy::EnvoyFiles,
     hashing, manifests,
-    scenario::{Scenario, Step},
-    side::{ENVOY, OURS, Side},
-    table::{LoadResult, Row},
+    scenario::{Scenario, ScenarioStep},
+    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
+    table::{LoadResult, WaypointRow},
 };
 use crate::{
     figure,
     load::{self, HttpLoad},
     process,
-    rig::{Rig, settled},
+    rig::{BenchLab, wait_until_settled},
 };
 
 /// Duration of each measurement in seconds.
@@ -45,14 +45,14 @@ pub(super) enum Load {
 }
 
 /// Running lab with both waypoints.
-pub(super) struct Lab {
-    pub(super) rig: Rig,
+pub(super) struct WaypointLab {
+    pub(super) rig: BenchLab,
     pub(super) scenario: Scenario,
-    pub(super) envoy: Files,
+    pub(super) envoy: EnvoyFiles,
     scratch: tempfile::TempDir,
 }
 
-impl Lab {
+impl WaypointLab {
     pub(super) fn up(envoy: &Path, scenario: Scenario) -> Result<Self> {
         let scratch = tempfile::tempdir()?;
         let programs = programs(scratch.path(), envoy)?;
@@ -60,25 +60,25 @@ impl Lab {
             "rig.yaml".to_owned(),
             manifests::of(scratch.path(), &programs, scenario)?,
         )];
-        for side in [OURS, ENVOY] {
+        for side in [AMBIT_WAYPOINT, ENVOY_WAYPOINT] {
             files.push((side.gateway(), manifests::gateway(side, 0)));
         }
-        let rig = Rig::start(&programs, &files)?;
-        rig.until("the servers ready", |status| {
+        let rig = BenchLab::start(&programs, &files)?;
+        rig.wait_until("the servers ready", |status| {
             let servers = status.pods.iter().filter(|pod| pod.name == "server");
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
         })?;
-        let files = Files::new(scratch.path());
-        let callee = scenario.step.and_then(Step::callee);
+        let files = EnvoyFiles::new(scratch.path());
+        let callee = scenario.step.and_then(ScenarioStep::callee);
         let callee = callee
             .map(|(namespace, name)| rig.address(namespace, name))
             .transpose()?;
-        if let (Some(Step::Hash), Some(server)) = (scenario.step, &callee) {
+        if let (Some(ScenarioStep::Hash), Some(server)) = (scenario.step, &callee) {
             hashing::route(&rig, server)?;
         }
         let backend = rig.address("envoy", "server")?;
         files.configure(scenario, &backend, callee.as_deref())?;
-        rig.until("all pods ready", |status| {
+        rig.wait_until("all pods ready", |status| {
             status.pods.iter().all(|pod| pod.ready)
         })?;
         let lab = Self {
@@ -87,14 +87,14 @@ impl Lab {
             envoy: files,
             scratch,
         };
-        for side in [OURS, ENVOY] {
+        for side in [AMBIT_WAYPOINT, ENVOY_WAYPOINT] {
             lab.warm_up(side)?;
         }
         Ok(lab)
     }
 
     /// Sends requests until none fails: connections fail until the node proxy has received the waypoint's records.
-    fn warm_up(&self, side: Side) -> Result<()> {
+    fn warm_up(&self, side: ComparedProxy) -> Result<()> {
         for _ in 0..MAX_WARM_UPS {
             let sent = self.send(side, Load::Http1(4), SECONDS)?;
             if sent.errors == 0 && sent.requests > 0 {
@@ -104,18 +104,18 @@ impl Lab {
         bail!("requests through {side:?} fail after {MAX_WARM_UPS} times {SECONDS} s")
     }
 
-    fn pids(&self, side: Side) -> Result<Vec<u32>> {
+    fn pids(&self, side: ComparedProxy) -> Result<Vec<u32>> {
         process::with_variable(side.program, &format!("GATEWAY_NAME={}", side.name))
     }
 
     /// Measures the load through both waypoints, alternately.
-    pub(super) fn compare(&self, what: &str, load: Load) -> Result<Vec<Row>> {
+    pub(super) fn compare(&self, what: &str, load: Load) -> Result<Vec<WaypointRow>> {
         let (mut ours, mut envoy) = (Vec::new(), Vec::new());
-        for _ in 0..figure::rounds(ROUNDS)? {
-            ours.push(self.measure(OURS, load)?);
-            envoy.push(self.measure(ENVOY, load)?);
+        for _ in 0..figure::configured_rounds(ROUNDS)? {
+            ours.push(self.measure(AMBIT_WAYPOINT, load)?);
+            envoy.push(self.measure(ENVOY_WAYPOINT, load)?);
         }
-        let mut rows = Row::of(&format!("{what}{load}"), &ours, &envoy);
+        let mut rows = WaypointRow::of(&format!("{what}{load}"), &ours, &envoy);
         if matches!(load, Load::Http1(1000)) {
             rows.push(self.memory(&load.to_string(), false)?);
         }
@@ -123,15 +123,23 @@ impl Lab {
     }
 
     /// Compares the memory of both waypoints; with `is_idle`, after it no longer changes.
-    pub(super) fn memory(&self, what: &str, is_idle: bool) -> Result<Row> {
+    pub(super) fn memory(&self, what: &str, is_idle: bool) -> Result<WaypointRow> {
         let resident = |side| {
             let now = || process::resident_mb(&self.pids(side)?);
-            if is_idle { settled(now) } else { now() }
+            if is_idle {
+                wait_until_settled(now)
+            } else {
+                now()
+            }
         };
-        Ok(Row::memory(what, resident(OURS)?, resident(ENVOY)?))
+        Ok(WaypointRow::memory(
+            what,
+            resident(AMBIT_WAYPOINT)?,
+            resident(ENVOY_WAYPOINT)?,
+        ))
     }
 
-    fn measure(&self, side: Side, load: Load) -> Result<LoadResult> {
+    fn measure(&self, side: ComparedProxy, load: Load) -> Result<LoadResult> {
         let pids = self.pids(side)?;
         let before = process::cpu_time(&pids)?;
         let HttpLoad {
@@ -160,7 +168,7 @@ impl Lab {
     }
 
     /// Sends load for this number of seconds.
-    pub(super) fn send(&self, side: Side, load: Load, seconds: u32) -> Result<HttpLoad> {
+    pub(super) fn send(&self, side: ComparedProxy, load: Load, seconds: u32) -> Result<HttpLoad> {
         let client = format!("{}/client", side.name);
         let log = self.scratch.path().join("requests.log");
         let path = match (load, self.scenario.rules) {
@@ -171,7 +179,7 @@ impl Lab {
         let command = match load {
             Load::Http1(connections) | Load::Large(connections) => {
                 let url = match self.scenario.step {
-                    Some(Step::Hash) => hashing::url(side),
+                    Some(ScenarioStep::Hash) => hashing::url(side),
                     _ => format!("http://server.{}/{path}", side.name),
                 };
                 let mut command = load::wrk(connections, seconds, true, &url);
@@ -212,19 +220,19 @@ fn programs(scratch: &Path, envoy: &Path) -> Result<PathBuf> {
     fs::create_dir(&directory)?;
     for entry in fs::read_dir(built)? {
         let entry = entry?;
-        if entry.file_name() != OURS.program {
+        if entry.file_name() != AMBIT_WAYPOINT.program {
             symlink(entry.path(), directory.join(entry.file_name()))?;
         }
     }
     let script = format!(
         "#!/bin/sh\n[ \"$GATEWAY_NAME\" = {} ] && exec {} envoy-as-waypoint {} {}\nexec {} \"$@\"\n",
-        ENVOY.name,
+        ENVOY_WAYPOINT.name,
         bench.display(),
         envoy.display(),
         scratch.display(),
-        built.join(OURS.program).display(),
+        built.join(AMBIT_WAYPOINT.program).display(),
     );
-    let path = directory.join(OURS.program);
+    let path = directory.join(AMBIT_WAYPOINT.program);
     fs::write(&path, script)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     Ok(directory)

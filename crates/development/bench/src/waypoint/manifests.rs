@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{
     scenario::{RULES_OF_SERVICE, Scenario},
     servers::nginx,
-    side::{ENVOY, OURS, Side},
+    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
 };
 
 /// Maximum number of rules in an HTTPRoute.
@@ -20,7 +20,7 @@ pub(super) fn of(scratch: &Path, programs: &Path, scenario: Scenario) -> Result<
     let echo = scratch.join("server");
     symlink(programs.join("ambit-conformance-echo"), &echo)?;
     let mut text = String::new();
-    for side in [OURS, ENVOY] {
+    for side in [AMBIT_WAYPOINT, ENVOY_WAYPOINT] {
         let nginx = nginx(scratch, side.name)?;
         write!(
             text,
@@ -92,7 +92,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
 }
 
 /// Returns the manifest of the Gateway; another `revision` changes its pod template.
-pub(super) fn gateway(side: Side, revision: usize) -> String {
+pub(super) fn gateway(side: ComparedProxy, revision: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -107,7 +107,7 @@ spec:
 }
 
 /// Returns the manifest of a route that adds the header value `mark` to responses.
-pub(super) fn marking(side: Side, mark: usize) -> String {
+pub(super) fn marking(side: ComparedProxy, mark: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::side::OURS;
+use super::side::AMBIT_WAYPOINT;
 
 /// Module that sets a header of each request, and adds one to each response.
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
@@ -16,7 +16,7 @@ const FILE: &str = "headers.wasm";
 pub(super) fn manifests(directory: &Path) -> Result<String> {
     let path = directory.join(FILE);
     fs::write(&path, wat::parse_str(MODULE)?)?;
-    let gateway = OURS.name;
+    let gateway = AMBIT_WAYPOINT.name;
     Ok(format!(
         "apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin
@@ -32,7 +32,7 @@ spec:
 }
 
 /// Returns the configuration of Envoy's Wasm filter.
-pub(super) fn of_envoy(directory: &Path) -> Value {
+pub(super) fn envoy_filter(directory: &Path) -> Value {
     json!({"config": {
         "name": "headers",
         "root_id": "headers",

@@ -5,28 +5,28 @@ use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 use anyhow::{Result, anyhow};
 
 use super::{
-    lab::{Lab, Load},
+    lab::{Load, WaypointLab},
     manifests,
     scenario::Scenario,
-    side::{ENVOY, OURS, Side},
-    table::{Row, median},
+    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
+    table::{WaypointRow, median},
 };
 use crate::load::HttpLoad;
 
 /// Delay of the rollout, so that the load has started.
-const LEAD: Duration = Duration::from_secs(2);
+const LOAD_LEAD_TIME: Duration = Duration::from_secs(2);
 /// Duration of the load in seconds; a rollout takes about half of it.
 const SECONDS: u32 = 20;
 /// Number of rollouts on each side.
 const ROUNDS: usize = 3;
 
 /// Compares both waypoints in turn: failed requests in all rollouts, and the 99th percentile of the latency in one.
-pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
-    let lab = Lab::up(envoy, Scenario::default())?;
+pub(super) fn compare(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    let lab = WaypointLab::up(envoy, Scenario::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for revision in 1..=ROUNDS {
-        ours.push(roll(&lab, OURS, revision)?);
-        theirs.push(roll(&lab, ENVOY, revision)?);
+        ours.push(roll(&lab, AMBIT_WAYPOINT, revision)?);
+        theirs.push(roll(&lab, ENVOY_WAYPOINT, revision)?);
     }
     let failed = |all: &[HttpLoad]| all.iter().map(|load| load.errors).sum();
     let p99 = |all: &[HttpLoad]| {
@@ -34,20 +34,20 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
         median(times.map(|time| time.as_secs_f64() * 1e6).collect()).unwrap_or(f64::NAN)
     };
     Ok(vec![
-        Row::failed("rollout", failed(&ours), failed(&theirs)),
-        Row::smaller("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
+        WaypointRow::failed("rollout", failed(&ours), failed(&theirs)),
+        WaypointRow::smaller("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
     ])
 }
 
 /// Rolls the waypoint out under load.
-fn roll(lab: &Lab, side: Side, revision: usize) -> Result<HttpLoad> {
+fn roll(lab: &WaypointLab, side: ComparedProxy, revision: usize) -> Result<HttpLoad> {
     let before = pods(lab, side)?;
     thread::scope(|scope| {
         let load = scope.spawn(|| lab.send(side, Load::Http1(32), SECONDS));
-        thread::sleep(LEAD);
+        thread::sleep(LOAD_LEAD_TIME);
         let gateway = manifests::gateway(side, revision);
         lab.rig.apply(&side.gateway(), &gateway)?;
-        lab.rig.until("the rollout is over", |status| {
+        lab.rig.wait_until("the rollout is over", |status| {
             let of_waypoint = status.pods.iter().filter(|pod| {
                 pod.namespace == side.name && pod.name.starts_with(&format!("{}-", side.name))
             });
@@ -62,8 +62,8 @@ fn roll(lab: &Lab, side: Side, revision: usize) -> Result<HttpLoad> {
 }
 
 /// Returns the names of the waypoint's pods.
-fn pods(lab: &Lab, side: Side) -> Result<BTreeSet<String>> {
-    let status = lab.rig.until("pods are known", |_| true)?;
+fn pods(lab: &WaypointLab, side: ComparedProxy) -> Result<BTreeSet<String>> {
+    let status = lab.rig.wait_until("pods are known", |_| true)?;
     let of_namespace = status
         .pods
         .into_iter()

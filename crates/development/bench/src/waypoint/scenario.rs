@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{authorizer, hashing, plugin, side::Side, tokens, tracing};
+use super::{authorizer, hashing, plugin, side::ComparedProxy, tokens, tracing};
 
 /// Number of rules of each additional service.
 pub(super) const RULES_OF_SERVICE: usize = 1000;
@@ -19,12 +19,12 @@ pub(super) struct Scenario {
     /// Number of additional services with [`RULES_OF_SERVICE`] rules each.
     pub(super) services: usize,
     /// Additional processing step for each request.
-    pub(super) step: Option<Step>,
+    pub(super) step: Option<ScenarioStep>,
 }
 
 /// Additional processing step for each request, with the objects that configure it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
+pub(super) enum ScenarioStep {
     /// Traces this percentage of requests.
     Trace(u32),
     /// Verifies a JWT with this signature algorithm.
@@ -37,7 +37,7 @@ pub(super) enum Step {
     Hash,
 }
 
-impl Step {
+impl ScenarioStep {
     /// Returns namespace and name of the pod that the waypoints call in this step, if any.
     pub(super) fn callee(self) -> Option<(&'static str, &'static str)> {
         match self {
@@ -60,7 +60,7 @@ impl Step {
     }
 
     /// Returns arguments of `wrk` besides the address, such as the token.
-    pub(super) fn arguments(self, side: Side, scratch: &Path) -> Result<Vec<String>> {
+    pub(super) fn arguments(self, side: ComparedProxy, scratch: &Path) -> Result<Vec<String>> {
         match self {
             Self::Token(algorithm) => tokens::arguments(algorithm),
             Self::Hash => hashing::arguments(side, scratch),

@@ -2,7 +2,7 @@
 
 /// One of the two compared waypoints, with its own pods and namespace.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Side {
+pub(super) struct ComparedProxy {
     /// Name of the namespace and of the Gateway.
     pub(super) name: &'static str,
     /// Name of the waypoint's processes.
@@ -11,20 +11,20 @@ pub(super) struct Side {
     pub(super) address: &'static str,
 }
 
-impl Side {
+impl ComparedProxy {
     /// Returns the name of the file with the Gateway's manifest.
     pub(super) fn gateway(self) -> String {
         format!("gateway-{}.yaml", self.name)
     }
 }
 
-pub(super) const OURS: Side = Side {
+pub(super) const AMBIT_WAYPOINT: ComparedProxy = ComparedProxy {
     name: "ours",
     program: "ambit-waypoint",
     address: "10.97.0.1",
 };
 
-pub(super) const ENVOY: Side = Side {
+pub(super) const ENVOY_WAYPOINT: ComparedProxy = ComparedProxy {
     name: "envoy",
     program: "envoy",
     address: "10.97.0.2",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table};
 
-use crate::figure::Figure;
+use crate::figure::BenchmarkFigure;
 
 /// Result of a load, and the waypoint's CPU time per request.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub(super) struct LoadResult {
 
 /// One measurement of both waypoints.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct WaypointRow {
     what: String,
     unit: &'static str,
     ours: f64,
@@ -29,10 +29,10 @@ pub(super) struct Row {
     target: f64,
 }
 
-impl Row {
+impl WaypointRow {
     /// Returns the row as a result with its score, for the comparison of revisions.
-    pub(super) fn figure(&self) -> Figure {
-        Figure {
+    pub(super) fn figure(&self) -> BenchmarkFigure {
+        BenchmarkFigure {
             what: self.what.clone(),
             unit: self.unit,
             value: self.ours,
@@ -169,7 +169,7 @@ fn of_finite(number: f64, digits: usize) -> String {
 
 /// Prints the table of waypoint results.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
-pub(super) fn print(rows: &[Row]) {
+pub(super) fn print(rows: &[WaypointRow]) {
     let mut table = Table::new();
     table
         .load_style(comfy_table::presets::ASCII_MARKDOWN)

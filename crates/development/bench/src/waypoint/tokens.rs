@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::side::OURS;
+use super::side::AMBIT_WAYPOINT;
 
 /// File with tokens and the keys that verify them.
 const TEST_VECTORS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
@@ -28,19 +28,19 @@ impl Algorithm {
     }
 }
 
-fn made() -> Result<Value> {
+fn generated_tokens() -> Result<Value> {
     Ok(serde_json::from_str(TEST_VECTORS)?)
 }
 
 fn key_set() -> Result<String> {
-    let made = made()?;
+    let made = generated_tokens()?;
     let keys = made.get("key_set").context("there are no keys")?;
     Ok(keys.to_string())
 }
 
 /// Returns the manifests for Ambit's waypoint.
 pub(super) fn manifests() -> Result<String> {
-    let gateway = OURS.name;
+    let gateway = AMBIT_WAYPOINT.name;
     let target = format!("{{group: gateway.networking.k8s.io, kind: Gateway, name: {gateway}}}");
     Ok(format!(
         "apiVersion: security.istio.io/v1
@@ -65,7 +65,7 @@ spec:
 
 /// Returns arguments of `wrk` with the token of the requests.
 pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
-    let made = made()?;
+    let made = generated_tokens()?;
     let token = made.get("tokens").and_then(|of| of.get(algorithm.name()));
     let token = token
         .and_then(Value::as_str)

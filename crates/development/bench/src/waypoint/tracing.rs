@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{servers::provider, side::OURS};
+use super::{servers::provider, side::AMBIT_WAYPOINT};
 
 /// Environment variable with the path of the collector's program.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
@@ -24,7 +24,7 @@ pub(super) fn manifests(percentage: u32) -> Result<String> {
     );
     let command = format!("sh, -c, {} > /dev/null", program.display());
     let provider = provider(NAMESPACED_NAME, &command, PORT, ("spans", "opentelemetry"));
-    let ours = OURS.name;
+    let ours = AMBIT_WAYPOINT.name;
     Ok(format!(
         "{provider}apiVersion: telemetry.istio.io/v1
 kind: Telemetry

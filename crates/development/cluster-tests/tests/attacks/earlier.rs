@@ -3,10 +3,10 @@
 
 use std::process::Command;
 
-use ambit_cluster_tests::{Boot, Mesh, Node, Space, address, throughout, until};
+use ambit_cluster_tests::{Mesh, Node, NodeBoot, Space, address, throughout, until};
 use ambit_sys::{
     netns::Netns,
-    tcp_sockets::{State, unproxied},
+    tcp_sockets::{TcpStateFilter, unproxied},
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::time::Duration;
@@ -33,7 +33,11 @@ fn plaintext(node: Node<'_>, holder: &str) -> Option<usize> {
             .then(|| Netns::open(format!("/proc/{pid}/ns/net")))?;
         netns.ok()
     })?;
-    Some(unproxied(&held, MARK, State::Established).ok()?.len())
+    Some(
+        unproxied(&held, MARK, TcpStateFilter::Established)
+            .ok()?
+            .len(),
+    )
 }
 
 fn signal_agents(node: Node<'_>, signal: &str) {
@@ -57,7 +61,7 @@ fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed() {
     space.until_captured("holder", true);
     let node = mesh.cluster().node(1);
     node.kill().unwrap();
-    node.start(Boot::CniAlone).unwrap();
+    node.start(NodeBoot::CniAlone).unwrap();
     until(
         "the pod talks in plaintext, which no agent prevents",
         || {

@@ -1,7 +1,7 @@
 //! Tests that policies apply to callers through a node port, and to callers and servers in the host network, on the
 //! pod's node and on another.
 
-use ambit_cluster_tests::{Ending, Mesh, Space, Waypoint, until};
+use ambit_cluster_tests::{GetOutcome, Mesh, Space, Waypoint, until};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
@@ -142,7 +142,7 @@ spec: {selector: {app: hosted}, ports: [{name: http, port: 80, targetPort: 18081
         for url in urls(&mesh, space, &outside) {
             for caller in &callers {
                 until(&format!("{caller} reaches {url}"), || {
-                    answers(&outside, caller, &url) == Ending::Answered
+                    answers(&outside, caller, &url) == GetOutcome::Success
                 });
             }
         }
@@ -169,10 +169,10 @@ spec:
     for space in [&strict, &covered] {
         for url in urls(&mesh, space, &outside) {
             for caller in &callers {
-                let mut last = Ending::Answered;
+                let mut last = GetOutcome::Success;
                 until(&format!("{caller} -> {url} is refused"), || {
                     last = answers(&outside, caller, &url);
-                    last != Ending::Answered
+                    last != GetOutcome::Success
                 });
                 eprintln!("{} {caller} -> {url}: {last:?}", space.name());
             }
@@ -183,7 +183,7 @@ spec:
     strict.until_get("client", &by_address, true);
     until(
         "the waypoint refuses calls to the host network's server",
-        || answers(&covered, "client", "http://hosted/") == Ending::HttpError,
+        || answers(&covered, "client", "http://hosted/") == GetOutcome::HttpError,
     );
     // Kubelet goes on.
     for space in [&strict, &covered] {

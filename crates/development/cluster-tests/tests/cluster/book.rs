@@ -1,13 +1,13 @@
 //! Tests of the commands in the book's pages (`docs/src`) for a cluster.
 
 use ambit_cluster_tests::{Mesh, TIMEOUT, VALUES};
-use ambit_testkit::documents::{Step, follow, steps_of};
+use ambit_testkit::documents::{DocumentStep, run_steps, steps_of_file};
 
 /// Runs the commands of a page, with the images of the test cluster; `/tmp` is replaced by the test's own directory.
 fn walk(mesh: &Mesh, page: &str) {
     let own = tempfile::tempdir().unwrap();
-    let steps: Vec<Step> = steps_of(&format!("docs/src/{page}"), "cluster");
-    follow(&steps, TIMEOUT, |command| {
+    let steps: Vec<DocumentStep> = steps_of_file(&format!("docs/src/{page}"), "cluster");
+    run_steps(&steps, TIMEOUT, |command| {
         let values = "global.hub=registry.example.com/ambit,global.tag=v1";
         let command = command
             .replace(values, VALUES)

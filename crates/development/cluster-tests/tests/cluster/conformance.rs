@@ -6,7 +6,9 @@ use std::{
     process::Command,
 };
 
-use ambit_cluster_tests::{Cluster, Mesh, Places, Slot, binary, sources, target};
+use ambit_cluster_tests::{
+    Cluster, ClusterPaths, Mesh, Slot, built_binary, sources, target_directory,
+};
 
 /// Image of the pods that the tests deploy; if it cannot be pulled, an equivalent image has its name.
 const IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
@@ -23,11 +25,11 @@ const DEADLINE: &str = "15m";
 
 #[test]
 fn the_mesh_passes_the_gateway_apis_conformance_tests() {
-    let places = Places::in_target(&target(), Slot::TESTS);
+    let places = ClusterPaths::in_target(&target_directory(), Slot::TESTS);
     // Before the mesh is taken: it takes minutes when they are built from nothing.
     let tests =
         Cluster::conformance_tests(&places, &sources()).unwrap_or_else(|error| panic!("{error:#}"));
-    let out = target().join("conformance");
+    let out = target_directory().join("conformance");
     fs::create_dir_all(&out).unwrap();
     let mesh = Mesh::shared();
     load_echo(mesh.cluster(), &out.join("echo.tar"));
@@ -77,8 +79,8 @@ fn the_mesh_passes_the_gateway_apis_conformance_tests() {
 }
 
 fn load_echo(cluster: &Cluster, archive: &Path) {
-    let program = binary("ambit-conformance-echo");
-    ambit_images::write_of_program(IMAGE, &program, &["server", "client"], archive).unwrap();
+    let program = built_binary("ambit-conformance-echo");
+    ambit_images::write_program_image(IMAGE, &program, &["server", "client"], archive).unwrap();
     cluster.load(&[archive.to_path_buf()]).unwrap();
 }
 

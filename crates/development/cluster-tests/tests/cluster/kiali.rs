@@ -9,8 +9,10 @@ use std::{
     time::SystemTime,
 };
 
-use ambit_cluster::{Cluster, Places, Slot};
-use ambit_cluster_tests::{Mesh, Process, Space, Waypoint, binary, sources, target, until};
+use ambit_cluster::{Cluster, ClusterPaths, Slot};
+use ambit_cluster_tests::{
+    Mesh, Process, Space, Waypoint, built_binary, sources, target_directory, until,
+};
 use ambit_testkit::http;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -25,7 +27,7 @@ struct Prometheus {
 
 impl Prometheus {
     fn start() -> Self {
-        let mut child = Command::new(binary("prometheus-queries"))
+        let mut child = Command::new(built_binary("prometheus-queries"))
             .args(["serve", "127.0.0.1:0"])
             .stdout(Stdio::piped())
             .spawn()
@@ -236,7 +238,7 @@ subjects: [{kind: ServiceAccount, name: kiali, namespace: $NAMESPACE}]
 
 #[test]
 fn kiali_finds_the_mesh_draws_its_traffic_and_validates_its_objects() {
-    let places = Places::in_target(&target(), Slot::TESTS);
+    let places = ClusterPaths::in_target(&target_directory(), Slot::TESTS);
     // Before the mesh is taken: it takes minutes when it is built from nothing.
     let program = Cluster::kiali(&places, &sources()).unwrap();
     let mesh = Mesh::shared();

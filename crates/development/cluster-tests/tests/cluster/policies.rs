@@ -1,6 +1,6 @@
 //! Tests of authorization policies, from the API server to their effect on pods.
 
-use ambit_cluster_tests::{Expected, Load, Mesh};
+use ambit_cluster_tests::{ExpectedOutcome, Load, Mesh};
 
 const DENY: &str = "apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -24,7 +24,7 @@ fn a_deny_with_a_selector_ends_open_connections_too() {
     let load = Load::start(&space, "load", Some("n1"), "server");
     space.apply(DENY);
     let name = format!("explicitly denied by: {}/deny", space.name());
-    space.until_get("client", "http://server/", Expected::Denial(&name));
+    space.until_get("client", "http://server/", ExpectedOutcome::Denial(&name));
     let outcome = load.finish();
     for mode in ["keep-alive", "new"] {
         let mut cut = outcome
@@ -74,7 +74,7 @@ spec:
   rules: [{from: [{source: {principals: ['cluster.local/ns/$NAMESPACE/sa/friend']}}]}]
 ",
     );
-    let none_allowed = Expected::Denial("allow policies exist, but none allowed");
+    let none_allowed = ExpectedOutcome::Denial("allow policies exist, but none allowed");
     space.until_get("stranger", "http://server/", none_allowed);
     space.until_get("friend", "http://server/", true);
     // Kubelet's probe is not subject to policies.

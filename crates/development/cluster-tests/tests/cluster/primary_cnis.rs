@@ -1,7 +1,7 @@
 //! Tests of clusters with other primary CNIs, each started for its test, with both IP families.
 
 use ambit_cluster_tests::{
-    Boot, Mesh, Probes, assert_at_home, delay_loopback, plugins, restarts, until,
+    Mesh, NodeBoot, Probes, assert_at_home, delay_loopback, plugins, restarts, until,
 };
 
 #[test]
@@ -38,7 +38,7 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     // Flannel rewrites its configuration at each boot of a node, and has no range until it is up.
     let node = mesh.cluster().node(1);
     node.kill().unwrap();
-    node.start(Boot::CniRewritten).unwrap();
+    node.start(NodeBoot::CniRewritten).unwrap();
     until("the plugin is back in flannel's configuration", || {
         plugins(node) == chain
     });

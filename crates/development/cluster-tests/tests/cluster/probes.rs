@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_cluster_tests::{Expected, Mesh, is_ready, restarts, throughout};
+use ambit_cluster_tests::{ExpectedOutcome, Mesh, is_ready, restarts, throughout};
 
 #[test]
 fn probes_of_every_kind_pass_where_only_mutual_tls_is_let_in() {
@@ -52,7 +52,7 @@ spec:
     outside.until_get(
         "client",
         &url,
-        Expected::Denial("istio_converted_static_strict"),
+        ExpectedOutcome::Denial("istio_converted_static_strict"),
     );
     // Kubelet continues to probe: two failures in a row, a second apart, would restart a pod.
     for name in ["http", "tcp", "grpc", "exec"] {

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ambit_cluster_tests::{Mesh, Process, Space, binary, until};
+use ambit_cluster_tests::{Mesh, Process, Space, built_binary, until};
 use ambit_testkit::http;
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ struct Dashboard {
 
 impl Dashboard {
     fn start(mesh: &Mesh) -> Self {
-        let mut child = Command::new(binary("ambit"))
+        let mut child = Command::new(built_binary("ambit"))
             .args(["dashboard", "--no-open"])
             .env("KUBECONFIG", mesh.cluster().kubeconfig())
             .stdout(Stdio::piped())

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ambit_cluster_tests::{
-    Cluster, IpFamily, Mesh, Options, Places, PrimaryCni, Slot, sources, target,
+    Cluster, ClusterPaths, IpFamily, Mesh, Options, PrimaryCni, Slot, sources, target_directory,
 };
 
 #[test]
@@ -19,8 +19,8 @@ fn a_cluster_comes_and_goes_without_a_trace() {
         "/opt/cni/bin",
     ];
     let before = directories.map(list);
-    let places = Places::in_target(&target(), Slot::OWN);
-    let _held = Cluster::hold(&places).unwrap();
+    let places = ClusterPaths::in_target(&target_directory(), Slot::OWN);
+    let _held = Cluster::lock_slot(&places).unwrap();
     let options = Options {
         nodes: 1,
         ip_family: IpFamily::Dual,

@@ -2,22 +2,22 @@
 
 use std::time::Instant;
 
-use ambit_cluster_tests::{Boot, Mesh, assert_nothing_in_plaintext, is_ready, restarts, until};
+use ambit_cluster_tests::{Mesh, NodeBoot, assert_nothing_in_plaintext, is_ready, restarts, until};
 use kube::ResourceExt;
 
 use crate::agents::agent_listens;
 
 #[test]
 fn pods_of_a_node_that_boots_are_captured_before_they_talk() {
-    reboot(Boot::Plain);
+    reboot(NodeBoot::AsConfigured);
 }
 
 #[test]
 fn primary_cni_rewritten_at_boot_lets_no_plaintext_out() {
-    reboot(Boot::CniRewritten);
+    reboot(NodeBoot::CniRewritten);
 }
 
-fn reboot(boot: Boot) {
+fn reboot(boot: NodeBoot) {
     let mesh = Mesh::alone();
     let space = mesh.space("reboot");
     let server = space.serve_captured();

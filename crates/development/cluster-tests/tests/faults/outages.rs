@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Expected, Load, Mesh, Part, Space, until};
+use ambit_cluster_tests::{ExpectedOutcome, Load, Mesh, Part, Space, until};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     Api,
@@ -69,7 +69,7 @@ fn a_minute_without_the_api_server_is_not_noticed() {
     load.finish().assert_flawless();
     space.apply(DENY);
     let name = format!("explicitly denied by: {}/nobody", space.name());
-    space.until_get("client", "http://server/", Expected::Denial(&name));
+    space.until_get("client", "http://server/", ExpectedOutcome::Denial(&name));
     space.serve("later", Some("n1"));
     space.until_captured("later", true);
 }

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use ambit_cluster_tests::{Access, MESH_NAMESPACE, Mesh, is_ready, target, until};
-use ambit_testkit::documents::{follow, steps_of};
+use ambit_cluster_tests::{Access, MESH_NAMESPACE, Mesh, is_ready, target_directory, until};
+use ambit_testkit::documents::{run_steps, steps_of_file};
 use tempfile::TempDir;
 
 /// Chart values of Ambit that select the test cluster's images.
@@ -35,7 +35,7 @@ pub(crate) struct Istio {
 impl Istio {
     /// Starts a cluster and installs Istio's ambient mode. Returns when all of Istio's pods are ready.
     pub(crate) fn installed() -> Self {
-        let directory = target().join("istio");
+        let directory = target_directory().join("istio");
         let archives = ["pilot.tar", "install-cni.tar"].map(|name| directory.join(name));
         for archive in &archives {
             let hint = "use `cargo xtask cluster test --istio`";
@@ -97,8 +97,8 @@ impl Istio {
     /// Runs commands of the book's page about migrations for this runner, with the images of the test cluster and a
     /// test's namespace.
     pub(crate) fn follow(&self, runner: &str, namespace: &str) {
-        let steps = steps_of("docs/src/migration.md", runner);
-        follow(&steps, Duration::from_secs(180), |command| {
+        let steps = steps_of_file("docs/src/migration.md", runner);
+        run_steps(&steps, Duration::from_secs(180), |command| {
             let command = command
                 .replace("hub: registry.example.com/ambit, tag: v1", VALUES)
                 .replace(" shop ", &format!(" {namespace} "))

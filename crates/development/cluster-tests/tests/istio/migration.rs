@@ -1,6 +1,6 @@
 //! Tests of each step of the book's page about migrations, under load.
 
-use ambit_cluster_tests::{Ending, Load, Outcome, Space, address};
+use ambit_cluster_tests::{GetOutcome, Load, Outcome, Space, address};
 
 use crate::istio::Istio;
 
@@ -33,11 +33,11 @@ spec:
   rules: [{to: [{operation: {methods: [GET], paths: [/refused]}}]}]
 ";
     space.apply(refused);
-    space.until_get("client", "http://server/refused", Ending::HttpError);
+    space.until_get("client", "http://server/refused", GetOutcome::HttpError);
     istio.follow("istio end", space.name());
     let problems = mesh.ambit(&["check"]);
     assert!(!problems.contains("Istio's control plane"), "{problems}");
-    space.until_get("client", "http://server/refused", Ending::HttpError);
+    space.until_get("client", "http://server/refused", GetOutcome::HttpError);
     space.until_get("client", "http://server/", true);
     load.finish().assert_flawless();
     mesh.kubectl(&["label", "namespace", space.name(), "istio.io/use-waypoint-"]);

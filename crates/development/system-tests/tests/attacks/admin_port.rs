@@ -4,7 +4,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, is_whole, options, with_waypoint_and};
+use ambit_system_tests::{
+    IpFamily, LabNetns, Mesh, Options, is_complete_response, options, with_waypoint_and,
+};
 
 const PORT: u16 = 15000;
 
@@ -19,7 +21,8 @@ fn ask(
 ) -> String {
     let request = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
     let connection = mesh.dial_from(from.clone(), SocketAddr::new(ip, PORT));
-    let answer = connection.and_then(|mut one| one.raw(request.as_bytes(), is_whole));
+    let answer =
+        connection.and_then(|mut one| one.send_raw(request.as_bytes(), is_complete_response));
     answer.unwrap_or_default()
 }
 

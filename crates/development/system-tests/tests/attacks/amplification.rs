@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use ambit_system_tests::{is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{is_complete_response, read_head, until, with_waypoint};
 
 /// Number of retries that each waypoint's route allows.
 const ATTEMPTS: usize = 3;
@@ -85,7 +85,7 @@ spec:
 
 /// Returns the numbers of requests for a path that an application has received from either service, by the header
 /// `x-to`.
-fn by_service(heads: &ambit_system_tests::Heads, path: &str) -> [usize; 2] {
+fn by_service(heads: &ambit_system_tests::RecordedHeads, path: &str) -> [usize; 2] {
     let all = heads.all();
     let of = |to: &str| {
         let all = all.iter().map(|head| head.to_ascii_lowercase());
@@ -106,7 +106,8 @@ fn mutual_mirrors_of_waypoints_end() {
     let ask = |vip: &str, path: &str| {
         let request = format!("GET {path} HTTP/1.1\r\nHost: shop\r\n\r\n");
         let answer = mesh.dial("shop/client", vip.parse().unwrap());
-        let answer = answer.and_then(|mut stream| stream.raw(request.as_bytes(), is_whole));
+        let answer =
+            answer.and_then(|mut stream| stream.send_raw(request.as_bytes(), is_complete_response));
         assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
     };
     until("both routes are followed", || {
@@ -150,7 +151,8 @@ fn retries_of_chained_waypoints_add_up() {
     let ask = |headers: &str| {
         let request = format!("GET / HTTP/1.1\r\nHost: front\r\n{headers}\r\n");
         let answer = mesh.dial("shop/client", front);
-        let answer = answer.and_then(|mut stream| stream.raw(request.as_bytes(), is_whole));
+        let answer =
+            answer.and_then(|mut stream| stream.send_raw(request.as_bytes(), is_complete_response));
         answer.unwrap_or_default()
     };
     until("requests pass both waypoints", || {

@@ -11,7 +11,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use ambit_system_tests::{Client, LabNetns, Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Client, LabNetns, Mesh, until};
 
 /// Address of the control plane in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
@@ -80,7 +80,7 @@ impl Drop for IdleConnections {
 
 #[test]
 fn pods_cannot_read_debug_pages() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     for pod in ["legacy/client", "shop/client"] {
         for path in [
             "ambientz",
@@ -102,11 +102,11 @@ fn pods_cannot_read_debug_pages() {
         .client()
         .dial(LabNetns::Control, SocketAddr::from(([127, 0, 0, 1], 15014)))
         .unwrap();
-    let page = ask(inside, "/debug/ambientz");
+    let page = read_response(inside, "/debug/ambientz");
     assert!(page.contains("server.shop.svc.cluster.local"), "{page}");
 }
 
-fn ask(mut stream: TcpStream, path: &str) -> String {
+fn read_response(mut stream: TcpStream, path: &str) -> String {
     use std::io::{Read, Write};
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
@@ -117,7 +117,7 @@ fn ask(mut stream: TcpStream, path: &str) -> String {
 
 #[test]
 fn idle_connections_do_not_prevent_enrolment() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let attack = IdleConnections::hold(mesh.client(), "legacy/client");
     until("the attack is in full swing", || {
         attack.opened.load(Ordering::Relaxed) >= MANY

@@ -9,7 +9,7 @@ use std::{
 };
 
 use ambit_lab::LogSource;
-use ambit_system_tests::{Conversation, Mesh, options, until, with_waypoint_and};
+use ambit_system_tests::{EchoConnection, Mesh, options, until, with_waypoint_and};
 
 /// Number of the attacker's connections, each with the maximum number of concurrent requests.
 const CONNECTIONS: usize = 20;
@@ -89,13 +89,13 @@ fn indexed_headers_cost_a_waypoint_bounded_memory() {
         (b"\x40\x01a\x00", 1900),
         (b"\x40\x06cookie\x03a=b", 1500),
     ];
-    let mut held: Vec<Conversation> = Vec::new();
+    let mut held: Vec<EchoConnection> = Vec::new();
     for number in 0..CONNECTIONS {
         let (field, times) = fields[number % fields.len()];
         let mut connection = mesh.dial("legacy/client", server).unwrap();
         let bytes = amplified(field, times);
         // The server's settings frame arrives in any case.
-        let _received = connection.raw(&bytes, |received| !received.is_empty());
+        let _received = connection.send_raw(&bytes, |received| !received.is_empty());
         held.push(connection);
         assert!(is_served(&mesh), "after {number} connections");
     }
@@ -128,10 +128,10 @@ fn unread_websockets_behind_tunnels_cost_bounded_memory() {
     });
     let server = SocketAddr::new(mesh.ip("shop/server"), 8081);
     let before = resident();
-    let mut held: Vec<Conversation> = Vec::new();
+    let mut held: Vec<EchoConnection> = Vec::new();
     for _ in 0..SOCKETS {
         let mut connection = mesh.dial("legacy/client", server).unwrap();
-        let received = connection.raw(UPGRADE, |received| received.contains("\r\n\r\n"));
+        let received = connection.send_raw(UPGRADE, |received| received.contains("\r\n\r\n"));
         if !received.is_ok_and(|received| received.contains(" 101 ")) {
             break;
         }

@@ -7,7 +7,8 @@
 use std::net::IpAddr;
 
 use ambit_system_tests::{
-    Answer, IpFamily, LAB_TOOL, Mesh, Options, PAIR, PrimaryCni, binary, options, until,
+    CLIENT_AND_SERVER, CommandResponse, IpFamily, LAB_TOOL, Mesh, Options, PrimaryCni,
+    built_binary, options, until,
 };
 
 const NEIGHBOUR: &str = "legacy/client";
@@ -18,16 +19,16 @@ metadata: {name: strict, namespace: shop}
 spec: {mtls: {mode: STRICT}}
 ";
 
-struct Street {
+struct FrameFixture {
     mesh: Mesh,
     primary_cni: PrimaryCni,
     /// MAC address of the victim's interface.
     mac: String,
 }
 
-impl Street {
+impl FrameFixture {
     fn new(primary_cni: PrimaryCni, backend: &str) -> Self {
-        let manifests = PAIR.replace("node-2", "node-1")
+        let manifests = CLIENT_AND_SERVER.replace("node-2", "node-1")
             + "---
 apiVersion: v1
 kind: Pod
@@ -72,8 +73,8 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
     }
 
     /// Sends a `GET` from the neighbour to the victim.
-    fn get(&self, address: impl std::fmt::Display, v4: bool) -> Answer {
-        let tool = binary(LAB_TOOL);
+    fn get(&self, address: impl std::fmt::Display, v4: bool) -> CommandResponse {
+        let tool = built_binary(LAB_TOOL);
         let url = if v4 {
             format!("http://{address}:8080/")
         } else {
@@ -81,7 +82,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         };
         let command = [tool.to_str().unwrap(), "get", &url, "--timeout", "3000"];
         let output = self.mesh.client().output(NEIGHBOUR, &command).unwrap();
-        Answer {
+        CommandResponse {
             code: output.code,
             body: output.stdout + &output.stderr,
         }
@@ -138,14 +139,14 @@ fn mac(mesh: &Mesh, pod: &str) -> String {
 }
 
 /// Runs a test with each kind of primary CNI and redirection rules.
-fn each_street(test: impl Fn(&Street)) {
+fn each_street(test: impl Fn(&FrameFixture)) {
     for (primary_cni, backend) in [
         (PrimaryCni::Bridge, "nftables"),
         (PrimaryCni::Bridge, "iptables-nft"),
         (PrimaryCni::Macvlan, "nftables"),
     ] {
         eprintln!("{primary_cni:?} {backend}");
-        test(&Street::new(primary_cni, backend));
+        test(&FrameFixture::new(primary_cni, backend));
     }
 }
 
@@ -159,12 +160,12 @@ fn neighbours_frames_reach_only_the_proxy() {
             assert!(street.get(nobody, v4).ok().contains("plain-marker"));
             let loopback = if v4 { "127.0.0.1" } else { "::ffff:127.0.0.1" };
             street.rewrite(nobody, loopback);
-            street.get(nobody, v4).refused();
+            street.get(nobody, v4).assert_refused();
             // Another pod's address: the victim would be a relay.
             let others = street.mesh.pod("legacy/server").ips;
             let other = others.iter().find(|ip| ip.is_ipv4() == v4).unwrap();
             street.rewrite(nobody, &other.to_string());
-            street.get(nobody, v4).refused();
+            street.get(nobody, v4).assert_refused();
             street.rewrite_nothing();
         }
 
@@ -175,7 +176,7 @@ fn neighbours_frames_reach_only_the_proxy() {
             .until_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
         for (victim, _) in street.addresses() {
             street.begin_with_a_signed_ack(victim);
-            street.get(victim, victim.is_ipv4()).refused();
+            street.get(victim, victim.is_ipv4()).assert_refused();
             street.rewrite_nothing();
         }
         // The mesh's own connections continue.
@@ -191,7 +192,7 @@ fn probe_source_address_bypasses_nothing() {
     each_street(pretend_to_be_kubelet);
 }
 
-fn pretend_to_be_kubelet(street: &Street) {
+fn pretend_to_be_kubelet(street: &FrameFixture) {
     street.mesh.apply("strict", STRICT);
     let (victim, _) = street.addresses()[0];
     street
@@ -222,7 +223,7 @@ fn pretend_to_be_kubelet(street: &Street) {
             VICTIM,
             &format!("ip neigh replace {gateway} lladdr {neighbour} dev eth0"),
         );
-        street.get(victim, v4).refused();
+        street.get(victim, v4).assert_refused();
         // Nothing else prevents it where the node or the victim's rules allow it.
         let family = if v4 { "ip" } else { "ip6" };
         let (pod, opened) = match street.primary_cni {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ambit_system_tests::{Mesh, PAIR, assert_only_tls, find};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, assert_only_tls, find};
 
 fn caller(namespace: &str, path: &str) -> String {
     format!(
@@ -27,9 +27,9 @@ fn has_called(mesh: &Mesh, pod: &str) {
 
 #[test]
 fn outside_pods_start_while_the_agent_hangs() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let wire = mesh.watch(&["of-the-mesh"]);
-    let agent = mesh.hang("agent", Some("node-1"));
+    let agent = mesh.suspend("agent", Some("node-1"));
     mesh.apply("inside", &caller("shop", "of-the-mesh"));
     mesh.apply("outside", &caller("legacy", "from-outside"));
     // The agent does not respond until this pod has started and ended. If that took as long as the

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use ambit_lab::LogSource;
 use ambit_system_tests::{
-    Mesh, Openings, PAIR, Replacement, assert_only_tls, find, options, until,
+    CLIENT_AND_SERVER, ConnectionAttempts, Mesh, Replacement, assert_only_tls, find, options, until,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -18,7 +18,7 @@ fn restarts(mesh: &Mesh, name: &str) -> u32 {
 
 #[test]
 fn agent_killed_repeatedly_returns_in_the_same_container() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     for number in 0..5 {
         mesh.kill("agent-worker", Some("node-1"));
         mesh.apply(
@@ -63,9 +63,9 @@ fn until_held(mesh: &Mesh, times: usize) {
 /// Kills a node proxy's supervisor that has no standby: the agent's supervisor holds its sockets as well.
 #[test]
 fn killed_node_proxy_without_a_standby_refuses_no_connection() {
-    let mesh = Mesh::up(PAIR);
-    let openings = Openings::new(&mesh);
-    openings.dial().unwrap().say("before").unwrap();
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
+    let openings = ConnectionAttempts::new(&mesh);
+    openings.dial().unwrap().exchange_line("before").unwrap();
     let wire = mesh.watch(&["from-pod"]);
     openings.during(true, || {
         for round in 1..=2 {
@@ -74,7 +74,7 @@ fn killed_node_proxy_without_a_standby_refuses_no_connection() {
                 mesh.kill("agent-worker", Some(node));
                 mesh.kill("proxy", Some(node));
                 let mut first = openings.dial().expect("nobody is refused");
-                first.say("from-pod").unwrap();
+                first.exchange_line("from-pod").unwrap();
                 openings.wait_for_more(5);
             }
         }
@@ -93,11 +93,11 @@ fn connections_of_draining_proxies_obey_new_policies() {
     let mut options = options();
     let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into());
     options.env.extend([drain]);
-    let mesh = Mesh::up_with(PAIR, options);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let open = || {
         let mut connection = mesh.dial("shop/client", server).unwrap();
-        connection.say("hello").unwrap();
+        connection.exchange_line("hello").unwrap();
         connection
     };
     let mut connections = vec![open()];
@@ -110,7 +110,7 @@ fn connections_of_draining_proxies_obey_new_policies() {
         connections.push(open());
     }
     for connection in &mut connections {
-        connection.say("still there").unwrap();
+        connection.exchange_line("still there").unwrap();
     }
     mesh.apply(
         "deny",
@@ -126,7 +126,7 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
     }
     until("new connections are refused as well", || {
         mesh.dial("shop/client", server)
-            .and_then(|mut connection| connection.say("hello"))
+            .and_then(|mut connection| connection.exchange_line("hello"))
             .is_err()
     });
 }
@@ -140,16 +140,16 @@ fn draining_proxies_end_connections_of_pods_that_leave() {
         ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into()),
         ("AMBIT_UNENROLLED_DRAIN".into(), "1s".into()),
     ]);
-    let mesh = Mesh::up_with(PAIR, options);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut connection = mesh.dial("shop/client", server).unwrap();
-    connection.say("hello").unwrap();
+    connection.exchange_line("hello").unwrap();
     for node in NODES {
         mesh.client()
             .replace("proxy", Some(node), Replacement::NewFirst)
             .unwrap();
     }
-    connection.say("still there").unwrap();
+    connection.exchange_line("still there").unwrap();
     mesh.label("shop", "none");
     mesh.until_captured("shop/client", false);
     connection.until_closed();

@@ -2,7 +2,7 @@
 //! namespaces that are being deleted, the kernel's tables are not dumped for each pod, no descriptors remain, and the
 //! agent logs no error.
 
-use ambit_system_tests::{LogSource, Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, until};
 
 const PODS: u32 = 40;
 
@@ -11,7 +11,7 @@ const PODS: u32 = 40;
 /// traffic meanwhile.
 const TICKS: u64 = PODS as u64 / 2;
 
-fn crowd() -> String {
+fn pod_manifests() -> String {
     let pod = |number| {
         format!(
             "---
@@ -69,9 +69,9 @@ fn namespaces_held(mesh: &Mesh) -> usize {
 
 #[test]
 fn mass_deletion_affects_no_other_pod_and_leaves_nothing() {
-    let mesh = Mesh::up(&format!("{PAIR}{ON_THE_NODE}"));
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{ON_THE_NODE}"));
     let before = namespaces_held(&mesh);
-    mesh.apply("crowd", &crowd());
+    mesh.apply("crowd", &pod_manifests());
     let of_crowd = |status: &ambit_system_tests::Status| -> Vec<bool> {
         let pods = status
             .pods

@@ -1,7 +1,7 @@
 //! Tests that a ServiceEntry of one namespace does not define names of another namespace's Services, and in other
 //! namespaces no names at all unless the mesh's administrator allows it.
 
-use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, until};
 
 /// Address of the attacker's ServiceEntry.
 const ATTACKER_ADDRESS: &str = "240.240.66.1";
@@ -57,7 +57,7 @@ spec:
 }
 
 fn resolve(mesh: &Mesh, name: &str) -> String {
-    let tool = binary(LAB_TOOL);
+    let tool = built_binary(LAB_TOOL);
     let tool = tool.to_str().expect("a path in UTF-8");
     let command = [tool, "resolve", name];
     let output = mesh.client().output("shop/client", &command).unwrap();
@@ -102,7 +102,7 @@ fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
 
 #[test]
 fn names_stay_with_their_namespaces() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     mesh.until_get("shop/client", "http://server.shop/", true);
     let answer = resolve(&mesh, "server.shop");
     let mut words = answer.split_whitespace();

@@ -86,7 +86,7 @@ spec:
 
 /// Process in the node's network namespace that calls a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Caller {
+enum NodeCaller {
     /// Process of the node itself, as root, like the kubelet.
     Node,
     /// Container in the host network, as root.
@@ -97,7 +97,7 @@ enum Caller {
     HostNetworkUserNamespace,
 }
 
-impl Caller {
+impl NodeCaller {
     const ALL: [Self; 4] = [
         Self::Node,
         Self::HostNetworkRoot,
@@ -110,12 +110,12 @@ impl Caller {
     }
 }
 
-struct Node {
+struct NodeFixture {
     mesh: Mesh,
     protected: Vec<&'static str>,
 }
 
-impl Node {
+impl NodeFixture {
     /// Starts a node whose pods are protected by every kind of policy, once all policies are enforced.
     fn new(backend: &str, exemption: &str) -> Self {
         let mut manifests = format!(
@@ -188,8 +188,8 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
     }
 
     /// Returns whether the application's response reaches the caller.
-    fn is_served(&self, caller: Caller, to: SocketAddr) -> bool {
-        if caller == Caller::Node {
+    fn is_served(&self, caller: NodeCaller, to: SocketAddr) -> bool {
+        if caller == NodeCaller::Node {
             let place = LabNetns::Node(NODE.to_owned());
             let stream = self.mesh.client().dial(place, to);
             return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
@@ -205,7 +205,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
             let user = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"];
             command.extend(user);
         }
-        if caller == Caller::HostNetworkUserNamespace {
+        if caller == NodeCaller::HostNetworkUserNamespace {
             command.extend(["unshare", "--user", "--map-root-user"]);
         }
         command.extend(["bash", "-c", &call]);
@@ -246,7 +246,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
 
     /// Asserts that every caller reaches a captured server without policies.
     fn assert_all_served_without_policy(&self) {
-        for caller in Caller::ALL {
+        for caller in NodeCaller::ALL {
             let to = SocketAddr::new(self.addresses("shop")[0], OTHER_PORT);
             assert!(self.is_served(caller, to), "{caller:?}");
         }
@@ -326,10 +326,10 @@ spec:
     }
 
     /// Asserts which callers are served, as a table of namespace, address, caller and port.
-    fn assert_served(&self, expected: impl Fn(Caller, u16) -> bool + Sync) {
+    fn assert_served(&self, expected: impl Fn(NodeCaller, u16) -> bool + Sync) {
         let wrong = std::sync::Mutex::new(Vec::new());
         let look = |namespace: &str, ip: IpAddr| {
-            for caller in Caller::ALL {
+            for caller in NodeCaller::ALL {
                 for port in [PROBE_PORT, OTHER_PORT] {
                     let served = self.is_served(caller, SocketAddr::new(ip, port));
                     if served != expected(caller, port) {
@@ -366,8 +366,8 @@ fn answer(mut stream: TcpStream) -> String {
 fn only_kubelet_on_probe_ports_bypasses_protection() {
     for backend in ["nftables", "iptables-nft"] {
         eprintln!("{backend}");
-        let node = Node::new(backend, "kubelet");
-        let is_kubelet = |caller: Caller, port| caller.is_root() && port == PROBE_PORT;
+        let node = NodeFixture::new(backend, "kubelet");
+        let is_kubelet = |caller: NodeCaller, port| caller.is_root() && port == PROBE_PORT;
         node.assert_served(is_kubelet);
         node.assert_all_served_without_policy();
         node.assert_probed();
@@ -382,6 +382,6 @@ fn only_kubelet_on_probe_ports_bypasses_protection() {
 
 #[test]
 fn setting_exempts_all_processes_of_the_node() {
-    let node = Node::new("nftables", "node");
+    let node = NodeFixture::new("nftables", "node");
     node.assert_served(|_, _| true);
 }

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, until};
 
 const EMPTY_REFS: &str = "
 apiVersion: security.istio.io/v1
@@ -63,12 +63,12 @@ fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
     until(&format!("{policy} refuses"), || {
         !mesh.get(pod, url).succeeded() && mesh.access_log().contains(policy)
     });
-    mesh.get(pod, url).refused();
+    mesh.get(pod, url).assert_refused();
 }
 
 #[test]
 fn policy_is_enforced_in_every_form() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.get("legacy/client", &url).ok();
     mesh.apply("policy", EMPTY_REFS);
@@ -94,13 +94,13 @@ fn policy_is_enforced_in_every_form() {
 
 #[test]
 fn entry_diverts_no_traffic_of_other_namespaces() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let pod = mesh.ip("shop/server").to_string();
     let own = mesh.ip("legacy/server").to_string();
     let by_name = "http://server.shop/";
     // Pods are ready before all proxies know all services.
     mesh.until_get("shop/client", by_name, true);
-    let tool = binary(LAB_TOOL);
+    let tool = built_binary(LAB_TOOL);
     let resolve = [tool.to_str().unwrap(), "resolve", "server.shop"];
     let output = mesh.run("shop/client", &resolve);
     let mut addresses = output

@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use ambit_system_tests::{Conversation, LabNetns, LogSource, Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, EchoConnection, LabNetns, LogSource, Mesh, until};
 
 const STRICT: &str = "apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -13,12 +13,12 @@ spec: {mtls: {mode: STRICT}}
 
 /// Starts a server outside of the mesh; returns the mesh and the server's address.
 fn server_outside() -> (Mesh, SocketAddr) {
-    let mesh = Mesh::up(&PAIR.replace("istio.io/dataplane-mode: ambient", "team: a"));
+    let mesh = Mesh::up(&CLIENT_AND_SERVER.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     (mesh, server)
 }
 
-fn from_node(mesh: &Mesh, server: SocketAddr) -> Conversation {
+fn from_node(mesh: &Mesh, server: SocketAddr) -> EchoConnection {
     mesh.dial_from(LabNetns::Node("node-2".into()), server)
         .unwrap()
 }
@@ -56,12 +56,12 @@ fn pre_capture_plaintext_ends_when_strict_starts() {
     mesh.until_captured("shop/server", true);
     // A connection of kubelet, by the exemption of probes.
     let mut probe = from_node(&mesh, server);
-    plaintext.say("open before the capture").unwrap();
+    plaintext.exchange_line("open before the capture").unwrap();
 
     mesh.apply("strict", STRICT);
     plaintext.until_closed();
     for conversation in kept.iter_mut().chain([&mut probe]) {
-        conversation.say("goes on").unwrap();
+        conversation.exchange_line("goes on").unwrap();
     }
     until("the log names the policy", || {
         let log = proxy_log(&mesh);
@@ -82,10 +82,12 @@ fn plaintext_from_before_capture_under_strict_follows_the_setting() {
     mesh.apply("strict", STRICT);
     until("the server's proxy knows", || is_strict(&mesh));
     let mut plaintext = mesh.dial("legacy/client", server).unwrap();
-    plaintext.say("open before the capture").unwrap();
+    plaintext.exchange_line("open before the capture").unwrap();
     mesh.label("shop", "ambient");
     mesh.until_captured("shop/server", true);
-    plaintext.say("kept, as it is by default").unwrap();
+    plaintext
+        .exchange_line("kept, as it is by default")
+        .unwrap();
     // Another policy of the pod does not change that.
     mesh.apply(
         "deny",
@@ -102,8 +104,10 @@ spec:
             .to_string()
             .contains("others")
     });
-    plaintext.say("still kept").unwrap();
+    plaintext.exchange_line("still kept").unwrap();
     let new = mesh.dial("legacy/client", server);
-    let refused = new.and_then(|mut new| new.say("refused")).unwrap_err();
+    let refused = new
+        .and_then(|mut new| new.exchange_line("refused"))
+        .unwrap_err();
     assert!(refused.to_string().contains("reset"), "{refused}");
 }

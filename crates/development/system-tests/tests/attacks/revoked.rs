@@ -3,7 +3,7 @@
 
 use std::{fs, net::SocketAddr};
 
-use ambit_system_tests::{Outcome, Peer, options, until, with_waypoint_and};
+use ambit_system_tests::{HbonePeer, TunnelOutcome, options, until, with_waypoint_and};
 
 /// Pod that speaks HBONE itself, with a certificate for its own service account.
 const SIDECAR: &str = "
@@ -18,7 +18,7 @@ spec:
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
-const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+const GET_REQUEST: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 #[test]
 fn revoked_client_reaches_no_server_through_a_waypoint() {
@@ -36,16 +36,17 @@ fn revoked_client_reaches_no_server_through_a_waypoint() {
     let waypoint = (WAYPOINT, SocketAddr::new(mesh.ip("shop/waypoint"), 15008));
     let target = SocketAddr::new(mesh.ip("shop/server"), 8080).to_string();
     // Two certificates of one identity.
-    let [revoked, other] = [(); 2].map(|()| Peer::of_pod(&mesh, "legacy/sidecar"));
-    let ask = |peer: &Peer<'_>| peer.ask(waypoint, &target, &[], GET);
-    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Established(received) if received.starts_with("HTTP/1.1 200"));
+    let [revoked, other] = [(); 2].map(|()| HbonePeer::of_pod(&mesh, "legacy/sidecar"));
+    let ask =
+        |peer: &HbonePeer<'_>| peer.request_through_tunnel(waypoint, &target, &[], GET_REQUEST);
+    let passes = |outcome: &TunnelOutcome| matches!(outcome, TunnelOutcome::Established(received) if received.starts_with("HTTP/1.1 200"));
     for peer in [&revoked, &other] {
         let outcome = ask(peer);
         assert!(passes(&outcome), "before: {outcome:?}");
     }
     publish(&revoked.revocation());
     until("the waypoint refuses the revoked certificate", || {
-        matches!(ask(&revoked), Outcome::Failed(_))
+        matches!(ask(&revoked), TunnelOutcome::Failed(_))
     });
     let outcome = ask(&other);
     assert!(passes(&outcome), "not revoked: {outcome:?}");
@@ -53,7 +54,7 @@ fn revoked_client_reaches_no_server_through_a_waypoint() {
     publish("nonsense");
     let outcome = ask(&revoked);
     assert!(
-        matches!(outcome, Outcome::Failed(_)),
+        matches!(outcome, TunnelOutcome::Failed(_)),
         "after nonsense: {outcome:?}"
     );
     assert!(mesh.get("shop/client", "http://server.shop/").succeeded());

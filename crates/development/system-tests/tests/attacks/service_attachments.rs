@@ -36,8 +36,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Conversation, LabNetns, Mesh, Options, answer_ok, idle_pod, is_closed, is_whole, options,
-    read_head, until, with_gateway,
+    EchoConnection, LabNetns, Mesh, Options, answer_ok, idle_pod, is_closed, is_complete_response,
+    options, read_head, until, with_gateway,
 };
 
 mod matrix;
@@ -283,12 +283,12 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}]
 ";
 
-struct Scene {
+struct AttachmentFixture {
     mesh: Mesh,
     modules: tempfile::TempDir,
 }
 
-impl Scene {
+impl AttachmentFixture {
     fn new() -> Self {
         Self::with(options())
     }
@@ -342,19 +342,19 @@ impl Scene {
 
     fn ask(&self, from: &dyn Dial, to: SocketAddr, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app.shop\r\n{headers}\r\n");
-        let connection = from.dial(self, to).and_then(Conversation::over);
+        let connection = from.dial(self, to).and_then(EchoConnection::over);
         let Ok(mut connection) = connection else {
             return "no connection".to_owned();
         };
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.unwrap_or_else(|error| format!("broken: {error}"))
     }
 
     /// Sends a request whose response body does not end; returns the connection.
-    fn begin(&self, from: &LabNetns, to: SocketAddr) -> Conversation {
+    fn begin(&self, from: &LabNetns, to: SocketAddr) -> EchoConnection {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
-        let begun = connection.raw(request, |answer| answer.contains("\r\n1\r\nx"));
+        let begun = connection.send_raw(request, |answer| answer.contains("\r\n1\r\nx"));
         assert!(begun.unwrap().contains(" 200 "));
         connection
     }
@@ -373,8 +373,8 @@ fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
 }
 
 /// Reads until the other side closes the connection, before the body has ended.
-fn until_ended(mut connection: Conversation, why: &str) {
-    match connection.raw(b"", |_| false) {
+fn until_ended(mut connection: EchoConnection, why: &str) {
+    match connection.send_raw(b"", |_| false) {
         Ok(rest) => assert!(!rest.ends_with("0\r\n\r\n"), "{why}: {rest}"),
         Err(error) => assert!(is_closed(&error), "{why}: {error}"),
     }
@@ -386,7 +386,7 @@ fn place(pod: &str) -> LabNetns {
 
 #[test]
 fn service_attachments_apply_on_every_path() {
-    let scene = Scene::new();
+    let scene = AttachmentFixture::new();
     let mesh = &scene.mesh;
     let app = mesh.service("app.shop.svc", 80);
     let alias: SocketAddr = "240.240.7.7:80".parse().unwrap();
@@ -480,7 +480,7 @@ fn service_attachments_apply_on_every_path() {
 
 /// Checks a pod behind another waypoint: requests that the Service's waypoint has allowed go on to it, and those that
 /// bypass that waypoint do not.
-fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
+fn another_waypoint(scene: &AttachmentFixture, other_network: &OtherNetwork<'_>) {
     let mesh = &scene.mesh;
     mesh.apply("far", OTHER_WAYPOINT_SERVICE);
     let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
@@ -571,7 +571,7 @@ fn administrator_may_exclude_requests_to_pods() {
         env: [scope].into(),
         ..options()
     };
-    let scene = Scene::with(options);
+    let scene = AttachmentFixture::with(options);
     let mesh = &scene.mesh;
     mesh.apply("late", &late("server", true));
     let client = place("shop/client");
@@ -586,7 +586,7 @@ fn administrator_may_exclude_requests_to_pods() {
 
 #[test]
 fn requests_to_pods_follow_changes_of_services_and_policies() {
-    let scene = Scene::new();
+    let scene = AttachmentFixture::new();
     let mesh = &scene.mesh;
     let to = scene.pod(APP);
     let callers = ["shop/client", "legacy/client"].map(place);

@@ -107,7 +107,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
 }
 
 /// Sends bytes on all connections, which are not read, until the flow-control windows are full.
-fn fill(all: &[TcpStream]) {
+fn fill_send_buffers(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {
         stream
@@ -118,14 +118,14 @@ fn fill(all: &[TcpStream]) {
 }
 
 /// Sends requests of another client, and returns the duration of the slowest one.
-fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
+fn measure_other_clients(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
     let mut slowest = Duration::ZERO;
     for number in 0..REQUESTS {
         let began = Instant::now();
         let request = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
         let answer = mesh
             .dial(pod, to)
-            .and_then(|mut dialled| dialled.raw(request.as_bytes(), |_| false));
+            .and_then(|mut dialled| dialled.send_raw(request.as_bytes(), |_| false));
         let took = began.elapsed();
         let answer =
             answer.unwrap_or_else(|error| panic!("{what}: {pod}, request {number}: {error}"));
@@ -151,12 +151,12 @@ fn stalled_clients_block_nobody_and_leave_nothing() {
                 mesh.dial(pod, address).is_ok_and(|mut dialled| {
                     let get = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
                     dialled
-                        .raw(get, |_| false)
+                        .send_raw(get, |_| false)
                         .is_ok_and(|all| all.ends_with("small"))
                 })
             });
         }
-        let quiet = CLIENTS.map(|pod| others(&mesh, pod, address, "no attack"));
+        let quiet = CLIENTS.map(|pod| measure_other_clients(&mesh, pod, address, "no attack"));
         eprintln!("{server}: slowest of {REQUESTS} requests without an attack: {quiet:?}");
         for (what, request) in [
             (
@@ -177,9 +177,9 @@ fn stalled_clients_block_nobody_and_leave_nothing() {
                 open.load(SeqCst) >= held.len()
             });
             if request.starts_with("POST") {
-                fill(&held);
+                fill_send_buffers(&held);
             }
-            let slowest = CLIENTS.map(|pod| others(&mesh, pod, address, &what));
+            let slowest = CLIENTS.map(|pod| measure_other_clients(&mesh, pod, address, &what));
             drop(held);
             let left = Instant::now();
             until(&format!("{what} are over"), || open.load(SeqCst) == 0);

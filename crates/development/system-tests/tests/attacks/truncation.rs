@@ -8,11 +8,11 @@ use std::{
 };
 
 use ambit_lab::LabNetns;
-use ambit_system_tests::{Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, until};
 
 #[test]
 fn killed_proxy_resets_its_connections() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     for (client, victim) in [
         ("shop/client", "node-1"),
@@ -21,7 +21,7 @@ fn killed_proxy_resets_its_connections() {
     ] {
         until("the client is served", || {
             let dialled = mesh.dial(client, echo);
-            dialled.is_ok_and(|mut conversation| conversation.say("hello").is_ok())
+            dialled.is_ok_and(|mut conversation| conversation.exchange_line("hello").is_ok())
         });
         let place = LabNetns::Pod(client.to_owned());
         let mut stream = mesh.client().dial(place, echo).unwrap();

@@ -3,10 +3,12 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, Outcome, Peer, idle_pod, options, until, with_waypoint_and};
+use ambit_system_tests::{
+    HbonePeer, Mesh, TunnelOutcome, idle_pod, options, until, with_waypoint_and,
+};
 use ambit_testkit::Pki;
 
-const FAR: &str = "
+const FAR_NETWORK_MANIFESTS: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -24,7 +26,7 @@ spec:
     command: [$LAB_TOOL, serve, --port, \"8080\", --name, far-server]
     readinessProbe: {tcpSocket: {port: 8080}}
 ";
-const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+const GET_REQUEST: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 /// Outcome of a call: the server responds, a policy denies it, or the certificate is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,14 +57,14 @@ fn settings(aliases: &str, west: &Pki) -> String {
 }
 
 /// Clients by trust domain and signing CA, and the servers that they call.
-struct Scene<'a> {
-    clients: Vec<(&'static str, Peer<'a>)>,
+struct TrustDomainFixture<'a> {
+    clients: Vec<(&'static str, HbonePeer<'a>)>,
     node_proxy: SocketAddr,
     waypoint: SocketAddr,
     target: String,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> TrustDomainFixture<'a> {
     fn new(mesh: &'a Mesh, west: &Pki) -> Self {
         let all = [
             ("own", "cluster.local", None),
@@ -75,7 +77,7 @@ impl<'a> Scene<'a> {
         ];
         let client = |(name, domain, authority): (_, &str, Option<&Pki>)| {
             let identity = format!("spiffe://{domain}/ns/legacy/sa/sidecar");
-            let peer = Peer::signed_by(mesh, "legacy/sidecar", &identity, authority);
+            let peer = HbonePeer::signed_by(mesh, "legacy/sidecar", &identity, authority);
             (name, peer)
         };
         let at = |pod: &str, port: u16| SocketAddr::new(mesh.ip(pod), port);
@@ -87,7 +89,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    fn fates(&self) -> Vec<(&'static str, [CallResult; 2])> {
+    fn call_results(&self) -> Vec<(&'static str, [CallResult; 2])> {
         let far = SocketAddr::new(self.node_proxy.ip(), 8080).to_string();
         let node_proxy = ("spiffe://cluster.local/ns/far/sa/server", self.node_proxy);
         let waypoint = ("spiffe://cluster.local/ns/shop/sa/waypoint", self.waypoint);
@@ -95,7 +97,7 @@ impl<'a> Scene<'a> {
         clients
             .map(|(name, peer)| {
                 let tunnel = peer.open(node_proxy, &far);
-                let request = peer.ask(waypoint, &self.target, &[], GET);
+                let request = peer.request_through_tunnel(waypoint, &self.target, &[], GET_REQUEST);
                 (
                     *name,
                     [
@@ -125,7 +127,7 @@ impl<'a> Scene<'a> {
             .collect();
         let mut last = Vec::new();
         let is_met = || {
-            last = self.fates();
+            last = self.call_results();
             last == expected
         };
         until(what, is_met);
@@ -133,12 +135,14 @@ impl<'a> Scene<'a> {
 }
 
 /// Converts the outcome of opening a tunnel; a response that begins with `success` is a success.
-fn call_result(outcome: &Outcome, success: &str) -> CallResult {
+fn call_result(outcome: &TunnelOutcome, success: &str) -> CallResult {
     match outcome {
-        Outcome::Refused(401) => CallResult::Denied,
-        Outcome::Established(text) if text.starts_with("HTTP/1.1 403") => CallResult::Denied,
-        Outcome::Established(text) if text.starts_with(success) => CallResult::Passes,
-        Outcome::Failed(_) | Outcome::Refused(_) | Outcome::Established(_) => CallResult::Refused,
+        TunnelOutcome::Refused(401) => CallResult::Denied,
+        TunnelOutcome::Established(text) if text.starts_with("HTTP/1.1 403") => CallResult::Denied,
+        TunnelOutcome::Established(text) if text.starts_with(success) => CallResult::Passes,
+        TunnelOutcome::Failed(_) | TunnelOutcome::Refused(_) | TunnelOutcome::Established(_) => {
+            CallResult::Refused
+        }
     }
 }
 
@@ -147,8 +151,8 @@ fn clients_of_other_trust_domains_are_subject_to_policies() {
     use CallResult::{Denied, Passes, Refused};
     let west = Pki::new();
     let sidecar = idle_pod("legacy/sidecar", "node-1", "app: sidecar");
-    let (mesh, _) = with_waypoint_and(&format!("{FAR}{sidecar}"), options());
-    let scene = Scene::new(&mesh, &west);
+    let (mesh, _) = with_waypoint_and(&format!("{FAR_NETWORK_MANIFESTS}{sidecar}"), options());
+    let scene = TrustDomainFixture::new(&mesh, &west);
     mesh.apply("policies", &allow("cluster.local/ns/legacy/sa/sidecar"));
     scene.expect("own alone", [Passes, Refused, Refused]);
     mesh.apply("settings", &settings("old", &west));

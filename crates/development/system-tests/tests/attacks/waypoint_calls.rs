@@ -2,7 +2,7 @@
 //! that object's namespace, by the node proxy and by the waypoint of the callee, and reach other namespaces only with a
 //! grant.
 
-use ambit_system_tests::{Heads, Mesh, idle_pod, is_whole, options, until};
+use ambit_system_tests::{Mesh, RecordedHeads, idle_pod, is_complete_response, options, until};
 
 /// Gateway of a waypoint that all namespaces share, and these namespaces.
 const SHARED_GATEWAY: &str = "
@@ -81,7 +81,7 @@ spec:
 }
 
 /// Returns a Wasm module that calls a service for each request, and responds with 401 if the call has no response.
-fn asking(upstream: &str) -> String {
+fn calling_plugin(upstream: &str) -> String {
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),
         (b":path", b"/check"),
@@ -125,18 +125,18 @@ fn asking(upstream: &str) -> String {
     )
 }
 
-struct Scene {
+struct WaypointCallFixture {
     mesh: Mesh,
     modules: tempfile::TempDir,
     number: usize,
 }
 
-impl Scene {
+impl WaypointCallFixture {
     /// Makes the tenant's plugin call a service, and checks the response to a request that runs the plugin.
     fn call(&mut self, upstream: &str, expected: &str) {
         self.number += 1;
         let path = self.modules.path().join(format!("{}.wasm", self.number));
-        std::fs::write(&path, wat::parse_str(asking(upstream)).unwrap()).unwrap();
+        std::fs::write(&path, wat::parse_str(calling_plugin(upstream)).unwrap()).unwrap();
         self.mesh.apply(
             "plugin",
             &format!(
@@ -165,14 +165,14 @@ spec:
             let request = b"GET /app HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n";
             let connection = self.mesh.dial("tenant/client", address);
             last = connection
-                .and_then(|mut connection| connection.raw(request, is_whole))
+                .and_then(|mut connection| connection.send_raw(request, is_complete_response))
                 .unwrap_or_default();
             last.contains(expected)
         });
     }
 }
 
-fn called(heads: &Heads) -> usize {
+fn call_count(heads: &RecordedHeads) -> usize {
     heads
         .all()
         .iter()
@@ -196,7 +196,7 @@ fn plugin_calls_have_the_identity_of_their_namespace() {
     let serve = |pod: &str| mesh.serve_heads(pod, 8090).1;
     let (_app, own) = (serve("tenant/app"), serve("tenant/own"));
     let (vault, ledger) = (serve("bank/vault"), serve("bank/ledger"));
-    let mut scene = Scene {
+    let mut scene = WaypointCallFixture {
         mesh,
         modules: tempfile::tempdir().unwrap(),
         number: 0,
@@ -204,7 +204,7 @@ fn plugin_calls_have_the_identity_of_their_namespace() {
     // Its own namespace: under the reserved identity of its calls, which the node proxy has
     // verified.
     scene.call("own.tenant.svc.cluster.local:80", " 200 ");
-    assert!(called(&own) > 0);
+    assert!(call_count(&own) > 0);
     // Another namespace without a grant, in whatever spelling.
     for upstream in [
         "vault.bank.svc.cluster.local:80",
@@ -213,12 +213,12 @@ fn plugin_calls_have_the_identity_of_their_namespace() {
     ] {
         scene.call(upstream, " 401 ");
     }
-    assert_eq!((called(&vault), called(&ledger)), (0, 0));
+    assert_eq!((call_count(&vault), call_count(&ledger)), (0, 0));
     // With a grant, policies decide, which allow the waypoint and the tellers, and not the tenant.
     scene.mesh.apply("grant", GRANT);
     scene.call("ledger.bank.svc.cluster.local:80", " 200 ");
     scene.call("outbound|80||vault.bank.svc.cluster.local", " 401 ");
-    assert_eq!((called(&vault), called(&ledger)), (0, 0));
+    assert_eq!((call_count(&vault), call_count(&ledger)), (0, 0));
     // Until policies allow its calls.
     let allowed = POLICIES
         .replace(
@@ -233,7 +233,7 @@ fn plugin_calls_have_the_identity_of_their_namespace() {
         .mesh
         .apply("allowed", &allowed.replace("{name: ", "{name: second-"));
     scene.call("vault.bank.svc.cluster.local:80", " 200 ");
-    until("the vault is called", || called(&vault) > 0);
+    until("the vault is called", || call_count(&vault) > 0);
     scene.call("outbound|80||ledger.bank.svc.cluster.local", " 200 ");
-    until("the ledger is called", || called(&ledger) > 0);
+    until("the ledger is called", || call_count(&ledger) > 0);
 }

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, Outcome, Peer, until, with_waypoint};
+use ambit_system_tests::{HbonePeer, Mesh, TunnelOutcome, until, with_waypoint};
 
 /// Pods with a token of their service account: outside of the mesh; uncaptured, under the account of the pod behind the
 /// waypoint; and a namespace with its own waypoint and pod.
@@ -59,7 +59,7 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 ";
 
-const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+const GET_REQUEST: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
 const SERVER: &str = "spiffe://cluster.local/ns/shop/sa/server";
 const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
@@ -67,7 +67,7 @@ const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
 const CLAIM: &str = "x-ambit-original-peer";
 
 /// Applies a policy by which the waypoint allows this principal, and no other.
-fn only(mesh: &Mesh, spiffe: &str) {
+fn allow_only(mesh: &Mesh, spiffe: &str) {
     let principal = spiffe.trim_start_matches("spiffe://");
     mesh.apply(
         "policy",
@@ -91,8 +91,8 @@ fn port(mesh: &Mesh, pod: &str, port: u16) -> SocketAddr {
     SocketAddr::new(mesh.ip(pod), port)
 }
 
-fn is_denied(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Established(received) if received.starts_with("HTTP/1.1 403"))
+fn is_denied(outcome: &TunnelOutcome) -> bool {
+    matches!(outcome, TunnelOutcome::Established(received) if received.starts_with("HTTP/1.1 403"))
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn claims_to_call_on_behalf_of_others_are_not_trusted() {
     let (mesh, _) = with_waypoint(PEERS);
     let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
     let target = port(&mesh, "shop/server", 8080).to_string();
-    let sidecar = Peer::of_pod(&mesh, "legacy/sidecar");
+    let sidecar = HbonePeer::of_pod(&mesh, "legacy/sidecar");
     let peers = [
         (
             "a pod outside of the mesh",
@@ -108,15 +108,20 @@ fn claims_to_call_on_behalf_of_others_are_not_trusted() {
         ),
         (
             "a pod of the covered pod's account",
-            Peer::of_pod(&mesh, "shop/twin"),
+            HbonePeer::of_pod(&mesh, "shop/twin"),
         ),
-        ("another waypoint", Peer::of_pod(&mesh, "other/passage")),
+        (
+            "another waypoint",
+            HbonePeer::of_pod(&mesh, "other/passage"),
+        ),
     ];
     let client = format!("for=\"{}\"", port(&mesh, "shop/client", 4711));
     // They are authorized by their identity, from every address.
-    only(&mesh, CLIENT);
+    allow_only(&mesh, CLIENT);
     for (what, peer) in &peers {
-        let ask = |headers: &[(&'static str, &str)]| peer.ask(waypoint, &target, headers, GET);
+        let ask = |headers: &[(&'static str, &str)]| {
+            peer.request_through_tunnel(waypoint, &target, headers, GET_REQUEST)
+        };
         until(&format!("{what} is refused for what it is"), || {
             is_denied(&ask(&[]))
         });
@@ -124,33 +129,38 @@ fn claims_to_call_on_behalf_of_others_are_not_trusted() {
         assert!(is_denied(&outcome), "{what}: {outcome:?}");
         for claim in [CLIENT, "none", "nobody", SERVER] {
             let outcome = ask(&[(CLAIM, claim), ("forwarded", &client)]);
-            assert_eq!(outcome, Outcome::Refused(403), "{what} says {claim}");
+            assert_eq!(outcome, TunnelOutcome::Refused(403), "{what} says {claim}");
         }
         let outcome = ask(&[(CLAIM, "none"), (CLAIM, CLIENT), ("forwarded", &client)]);
-        assert_eq!(outcome, Outcome::Refused(403), "{what} says two things");
+        assert_eq!(
+            outcome,
+            TunnelOutcome::Refused(403),
+            "{what} says two things"
+        );
     }
     // A captured pod with its own certificate is still at its own address.
     let captured = sidecar.moved_to("shop/client");
     for claim in [CLIENT, "none"] {
-        let outcome = captured.ask(
+        let outcome = captured.request_through_tunnel(
             waypoint,
             &target,
             &[(CLAIM, claim), ("forwarded", &client)],
-            GET,
+            GET_REQUEST,
         );
-        assert_eq!(outcome, Outcome::Refused(403), "{claim}");
+        assert_eq!(outcome, TunnelOutcome::Refused(403), "{claim}");
     }
-    let outcome = captured.ask(waypoint, &target, &[], GET);
+    let outcome = captured.request_through_tunnel(waypoint, &target, &[], GET_REQUEST);
     assert!(is_denied(&outcome), "{outcome:?}");
     // Not even an allowed caller may call on behalf of another.
-    only(&mesh, SIDECAR);
+    allow_only(&mesh, SIDECAR);
     until("the sidecar may call", || {
         sidecar
-            .ask(waypoint, &target, &[], GET)
+            .request_through_tunnel(waypoint, &target, &[], GET_REQUEST)
             .is_from("plain-marker")
     });
-    let outcome = sidecar.ask(waypoint, &target, &[(CLAIM, SIDECAR)], GET);
-    assert_eq!(outcome, Outcome::Refused(403));
+    let outcome =
+        sidecar.request_through_tunnel(waypoint, &target, &[(CLAIM, SIDECAR)], GET_REQUEST);
+    assert_eq!(outcome, TunnelOutcome::Refused(403));
 }
 
 #[test]
@@ -158,8 +168,9 @@ fn waypoint_forwards_only_to_its_own_targets() {
     let (mesh, _) = with_waypoint(PEERS);
     let address = port(&mesh, "shop/waypoint", 15008);
     let waypoint = (WAYPOINT, address);
-    let sidecar = Peer::of_pod(&mesh, "legacy/sidecar");
-    let ask = |authority: &str| sidecar.ask(waypoint, authority, &[], GET);
+    let sidecar = HbonePeer::of_pod(&mesh, "legacy/sidecar");
+    let ask =
+        |authority: &str| sidecar.request_through_tunnel(waypoint, authority, &[], GET_REQUEST);
     let server = mesh.ip("shop/server");
     for own in [
         format!("{server}:8080"),
@@ -218,13 +229,13 @@ fn waypoint_forwards_only_to_its_own_targets() {
     for authority in others {
         let outcome = ask(&authority);
         let refused = match &outcome {
-            Outcome::Refused(status) => *status >= 400,
+            TunnelOutcome::Refused(status) => *status >= 400,
             // A pod of its own, whose proxy rejects its own ports: the tunnel fails.
-            Outcome::Established(received) => {
+            TunnelOutcome::Established(received) => {
                 authority.starts_with(&format!("{server}:"))
                     && (received.is_empty() || received.starts_with("HTTP/1.1 50"))
             }
-            Outcome::Failed(_) => false,
+            TunnelOutcome::Failed(_) => false,
         };
         assert!(refused, "{authority}: {outcome:?}");
     }
@@ -248,33 +259,35 @@ fn direct_callers_pass_the_waypoint_with_their_identity() {
     let target = port(&mesh, "shop/server", 8080).to_string();
     // Certificates of another authority, or of another mesh, whatever their identity.
     for identity in [WAYPOINT, CLIENT, "spiffe://elsewhere/ns/shop/sa/waypoint"] {
-        let foreign = Peer::foreign(&mesh, "legacy/sidecar", identity);
+        let foreign = HbonePeer::foreign(&mesh, "legacy/sidecar", identity);
         for server in [waypoint, pod] {
-            let outcome = foreign.ask(server, &target, &[], GET);
+            let outcome = foreign.request_through_tunnel(server, &target, &[], GET_REQUEST);
             assert!(
-                matches!(outcome, Outcome::Failed(_)),
+                matches!(outcome, TunnelOutcome::Failed(_)),
                 "{identity}: {outcome:?}"
             );
         }
     }
     let peers = [
-        (SIDECAR, Peer::of_pod(&mesh, "legacy/sidecar")),
+        (SIDECAR, HbonePeer::of_pod(&mesh, "legacy/sidecar")),
         // A pod accepts direct tunnels only from its own waypoint.
         (
             "spiffe://cluster.local/ns/other/sa/passage",
-            Peer::of_pod(&mesh, "other/passage"),
+            HbonePeer::of_pod(&mesh, "other/passage"),
         ),
         // The pod's own account may not deliver, either.
-        (SERVER, Peer::of_pod(&mesh, "shop/twin")),
+        (SERVER, HbonePeer::of_pod(&mesh, "shop/twin")),
     ];
     for (identity, peer) in &peers {
-        let ask = |headers: &[(&'static str, &str)]| peer.ask(pod, &target, headers, GET);
+        let ask = |headers: &[(&'static str, &str)]| {
+            peer.request_through_tunnel(pod, &target, headers, GET_REQUEST)
+        };
         // Once there is a policy, the port counts as HTTP however slow its clients are.
-        only(&mesh, CLIENT);
+        allow_only(&mesh, CLIENT);
         until(&format!("{identity} may not call yet"), || {
             is_denied(&ask(&[]))
         });
-        only(&mesh, identity);
+        allow_only(&mesh, identity);
         until(&format!("{identity} may call"), || {
             ask(&[]).is_from("plain-marker")
         });
@@ -283,9 +296,13 @@ fn direct_callers_pass_the_waypoint_with_their_identity() {
         // That would be a routing loop, or a false claim.
         for claim in [CLIENT, "none"] {
             let outcome = ask(&[(CLAIM, claim)]);
-            assert_eq!(outcome, Outcome::Refused(508), "{identity} says {claim}");
+            assert_eq!(
+                outcome,
+                TunnelOutcome::Refused(508),
+                "{identity} says {claim}"
+            );
         }
-        only(&mesh, CLIENT);
+        allow_only(&mesh, CLIENT);
         until(&format!("{identity} may not call"), || is_denied(&ask(&[])));
     }
 }
@@ -304,7 +321,7 @@ fn identity_headers_come_only_from_the_waypoint() {
              Forwarded: for=192.0.2.2\r\n\r\n"
         );
         let answer = mesh.dial(client, address).unwrap();
-        let answer = { answer }.raw(request.as_bytes(), |_| false).unwrap();
+        let answer = { answer }.send_raw(request.as_bytes(), |_| false).unwrap();
         assert!(
             answer.contains(&format!("called by {waypoint}")),
             "{answer}"

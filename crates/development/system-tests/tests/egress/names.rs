@@ -28,16 +28,16 @@ enum NameResult {
 struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
 impl Names {
-    fn say(&self, name: &str, result: NameResult) {
+    fn set_result(&self, name: &str, result: NameResult) {
         self.0.lock().unwrap().insert(name.to_owned(), result);
     }
 
-    fn are(&self, name: &str, addresses: &[IpAddr]) {
+    fn set_addresses(&self, name: &str, addresses: &[IpAddr]) {
         let v4 = addresses.iter().map(|ip| match ip {
             IpAddr::V4(ip) => *ip,
             IpAddr::V6(ip) => panic!("{ip} is not of IPv4"),
         });
-        self.say(name, NameResult::Addresses(v4.collect()));
+        self.set_result(name, NameResult::Addresses(v4.collect()));
     }
 
     fn serve(&self, socket: UdpSocket) {
@@ -118,8 +118,8 @@ fn resolved_addresses_are_checked_each_time() {
     let [first, second] = ["node-1", "node-2"].map(|name| mesh.node_ip(name));
     serve(&mesh, LabNetns::Node("node-1".to_owned()), "the first");
     serve(&mesh, LabNetns::Node("node-2".to_owned()), "the second");
-    names.are("api.outside.example", &[first]);
-    names.are("one.example", &[first]);
+    names.set_addresses("api.outside.example", &[first]);
+    names.set_addresses("one.example", &[first]);
     let own = format!(
         "dnsPolicy: None, dnsConfig: {{nameservers: [{}]}}",
         server.ip()
@@ -132,35 +132,35 @@ fn resolved_addresses_are_checked_each_time() {
     // The name moves, and requests follow.
     wild("this is the first");
     exact("this is the first");
-    names.are("api.outside.example", &[second]);
-    names.are("one.example", &[second]);
+    names.set_addresses("api.outside.example", &[second]);
+    names.set_addresses("one.example", &[second]);
     wild("this is the second");
     exact("this is the second");
 
     // The name resolves to a pod of the mesh, alone or among others, or to the waypoint itself.
     let pod = mesh.ip("shop/server");
-    names.are("api.outside.example", &[pod]);
+    names.set_addresses("api.outside.example", &[pod]);
     wild("503");
     log_says("an address of the mesh");
-    names.are("api.outside.example", &[pod, first]);
+    names.set_addresses("api.outside.example", &[pod, first]);
     wild("this is the first");
     for _ in 0..20 {
         let answer = ask(&mesh, "shop/client", 2, "api.outside.example");
         assert!(answer.contains("this is the first"), "{answer}");
     }
     let itself = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    names.are("api.outside.example", &[itself]);
-    names.are("one.example", &[itself]);
+    names.set_addresses("api.outside.example", &[itself]);
+    names.set_addresses("one.example", &[itself]);
     wild("503");
     exact("503");
     log_says("127.0.0.1 is a loopback, unspecified, multicast or broadcast address");
 
     // Its server sends invalid answers, or none: other names still resolve.
-    names.say("api.outside.example", NameResult::Nonsense);
-    names.are("one.example", &[second]);
+    names.set_result("api.outside.example", NameResult::Nonsense);
+    names.set_addresses("one.example", &[second]);
     wild("503");
     exact("this is the second");
-    names.say("api.outside.example", NameResult::Nothing);
+    names.set_result("api.outside.example", NameResult::Nothing);
     let answers = std::thread::scope(|scope| {
         let ask = || ask(&mesh, "shop/client", 2, "api.outside.example");
         let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
@@ -172,7 +172,7 @@ fn resolved_addresses_are_checked_each_time() {
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     }
     log_says("no answer within 5s");
-    names.are("api.outside.example", &[first]);
+    names.set_addresses("api.outside.example", &[first]);
     wild("this is the first");
 
     // Addresses in the entry itself.

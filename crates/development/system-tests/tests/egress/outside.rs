@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
 use ambit_system_tests::{
-    LabNetns, LogSource, Mesh, Options, PAIR, answer_ok, is_whole, options, read_head, until,
+    CLIENT_AND_SERVER, LabNetns, LogSource, Mesh, Options, answer_ok, is_complete_response,
+    options, read_head, until,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
@@ -19,7 +20,7 @@ pub(crate) const PREFIX: &str = "240.240.9";
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Certificate with its key, as PEM.
-pub(crate) struct Signed {
+pub(crate) struct SignedCertificate {
     pub(crate) certificate: String,
     pub(crate) key: String,
     der: CertificateDer<'static>,
@@ -45,12 +46,12 @@ impl Authority {
         self.0.der().clone()
     }
 
-    pub(crate) fn sign(&self, names: &[&str]) -> Signed {
+    pub(crate) fn sign(&self, names: &[&str]) -> SignedCertificate {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let params = CertificateParams::new(names).unwrap();
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
-        Signed {
+        SignedCertificate {
             certificate: certificate.pem(),
             key: key.serialize_pem(),
             der: certificate.der().clone(),
@@ -60,14 +61,14 @@ impl Authority {
 }
 
 /// Settings of a TLS server outside the mesh.
-pub(crate) struct Outside<'a> {
+pub(crate) struct OutsideServer<'a> {
     pub(crate) port: u16,
-    pub(crate) signed: &'a Signed,
+    pub(crate) signed: &'a SignedCertificate,
     /// CA that must have signed the clients' certificates; `None` requests none.
     pub(crate) clients: Option<&'a Authority>,
 }
 
-impl Outside<'_> {
+impl OutsideServer<'_> {
     /// Serves HTTP/1.1 over TLS; responses contain the SNI, the ALPN protocol, and the request's host.
     pub(crate) fn serve(&self, mesh: &Mesh, place: LabNetns) {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -150,7 +151,7 @@ spec:
   containers:
   - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ";
-    Mesh::up_with(&format!("{PAIR}\n---{egress}{more}"), options)
+    Mesh::up_with(&format!("{CLIENT_AND_SERVER}\n---{egress}{more}"), options)
 }
 
 /// Starts the waypoint of the namespace `egress`, whose pod resolves these hosts to these addresses, and which
@@ -227,7 +228,7 @@ pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
         return String::new();
     };
     connection
-        .raw(request.as_bytes(), is_whole)
+        .send_raw(request.as_bytes(), is_complete_response)
         .unwrap_or_default()
 }
 

@@ -1,7 +1,7 @@
 //! Tests of `outboundTrafficPolicy` REGISTRY_ONLY: captured pods reach no address that the mesh
 //! does not know.
 
-use ambit_system_tests::{LabNetns, Mesh, PAIR, options, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LabNetns, Mesh, options, until};
 
 use crate::outside::{PREFIX, listen};
 
@@ -30,7 +30,7 @@ fn ask(mesh: &Mesh, pod: &str, to: &str) -> String {
         return String::new();
     };
     connection
-        .raw(b"hello\n", |text| text.contains("outside"))
+        .send_raw(b"hello\n", |text| text.contains("outside"))
         .unwrap_or_default()
 }
 
@@ -41,7 +41,7 @@ fn unknown_destinations_are_rejected_also_after_a_restart() {
         "AMBIT_OUTBOUND_TRAFFIC_POLICY".to_owned(),
         "REGISTRY_ONLY".to_owned(),
     );
-    let mesh = Mesh::up_with(PAIR, options);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
     let node = LabNetns::Node("node-2".to_owned());
     listen(&mesh, node, PORT, |mut stream| {
         let mut received = [0; 6];

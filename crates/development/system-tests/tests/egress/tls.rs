@@ -5,7 +5,9 @@ use std::fs;
 
 use ambit_system_tests::{LabNetns, Mesh, until};
 
-use crate::outside::{Authority, Outside, Signed, ask, entry, log, mesh, until_answer, waypoint};
+use crate::outside::{
+    Authority, OutsideServer, SignedCertificate, ask, entry, log, mesh, until_answer, waypoint,
+};
 
 const PORT: u16 = 8443;
 
@@ -24,8 +26,8 @@ spec:
     )
 }
 
-fn outside(mesh: &Mesh, port: u16, signed: &Signed, clients: Option<&Authority>) {
-    let server = Outside {
+fn outside(mesh: &Mesh, port: u16, signed: &SignedCertificate, clients: Option<&Authority>) {
+    let server = OutsideServer {
         port,
         signed,
         clients,

@@ -11,7 +11,7 @@ use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, answer_ok, is_closed, read_hea
 use rustls::ClientConfig;
 
 use crate::outside::{
-    Authority, Outside, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
+    Authority, OutsideServer, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
 };
 
 const API_POLICY: &str = "
@@ -68,7 +68,7 @@ fn only_the_named_host_is_called() {
         "api.raw.example",
         "other.raw.example",
     ]);
-    let server = Outside {
+    let server = OutsideServer {
         port: TLS_PORT,
         signed: &signed,
         clients: None,

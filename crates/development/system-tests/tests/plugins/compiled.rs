@@ -7,7 +7,7 @@ use ambit_system_tests::{LabNetns, until};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 
-use crate::scene::Scene;
+use crate::scene::PluginFixture;
 
 const RUST: &str = "plugin-rust.wasm";
 const GO: &str = "plugin-go.wasm";
@@ -17,7 +17,7 @@ fn get(path: &str, headers: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: many\r\n{headers}\r\n")
 }
 
-impl Scene {
+impl PluginFixture {
     fn with_plugin(program: &str, more: &str) -> Self {
         let scene = Self::new();
         scene.compiled("compiled", program);
@@ -55,7 +55,7 @@ impl Scene {
     }
 }
 
-impl Scene {
+impl PluginFixture {
     /// Sends a request with trailers, and returns the trailers of the response.
     fn trailers(&self) -> HeaderMap {
         let place = LabNetns::Pod("shop/client".into());
@@ -127,7 +127,7 @@ async fn echo(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
 
 #[test]
 fn rust_plugin_changes_heads_bodies_and_trailers() {
-    let scene = Scene::with_plugin(RUST, "pluginName: root");
+    let scene = PluginFixture::with_plugin(RUST, "pluginName: root");
     let answer = scene.send(&get("/headers", "x-removed: 1\r\nx-replaced: before\r\n"));
     assert!(answer.contains("GET /elsewhere HTTP/1.1"), "{answer}");
     for there in [
@@ -182,7 +182,7 @@ fn rust_plugin_changes_heads_bodies_and_trailers() {
 
 #[test]
 fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
-    let scene = Scene::with_plugin(RUST, "");
+    let scene = PluginFixture::with_plugin(RUST, "");
     // Each of the waypoint's workers has an instance, and they share the counter.
     let number = |answer: &str| -> Option<u64> {
         let (_, rest) = answer.split_once("x-number: ")?;
@@ -229,7 +229,7 @@ fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
 
 #[test]
 fn rust_plugin_calls_services() {
-    let scene = Scene::with_plugin(RUST, "");
+    let scene = PluginFixture::with_plugin(RUST, "");
     scene.serve_grpc();
     let answer = scene.send(&get("/http", ""));
     assert!(answer.contains("x-called: 200\r\n"), "{answer}");
@@ -249,7 +249,7 @@ fn rust_plugin_calls_services() {
 
 #[test]
 fn rust_plugin_uses_grpc_streams() {
-    let scene = Scene::with_plugin(RUST, "");
+    let scene = PluginFixture::with_plugin(RUST, "");
     scene.serve_grpc();
     let answer = scene.send(&get("/stream", ""));
     for there in [
@@ -283,7 +283,7 @@ fn rust_plugin_uses_grpc_streams() {
 
 #[test]
 fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
-    let scene = Scene::new();
+    let scene = PluginFixture::new();
     scene.compiled("compiled", GO);
     scene.plugin(
         "compiled",
@@ -329,7 +329,7 @@ fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
 
 #[test]
 fn published_filters_run_unchanged() {
-    let scene = Scene::new();
+    let scene = PluginFixture::new();
     for name in ["http-headers", "http-body", "http-config"] {
         scene.compiled(name, &format!("published-{name}.wasm"));
         scene.plugin(name, "pluginConfig: {by: others}");

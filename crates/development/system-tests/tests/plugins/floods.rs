@@ -11,9 +11,11 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{Conversation, LabNetns, answer_ok, is_whole, options, read_head, until};
+use ambit_system_tests::{
+    EchoConnection, LabNetns, answer_ok, is_complete_response, options, read_head, until,
+};
 
-use crate::{handwritten::CALLING_MODULE, scene::Scene};
+use crate::{handwritten::CALLING_MODULE, scene::PluginFixture};
 
 /// Number of the client's concurrent requests that wait for the plugin: more than one caller's share of calls in
 /// flight.
@@ -56,7 +58,7 @@ fn plugin_calls_of_one_caller_do_not_exhaust_those_of_others() {
     options
         .env
         .insert("AMBIT_WASM_HOLD_TIMEOUT".to_owned(), hold);
-    let scene = Scene::with(SLOW_SERVICE, options);
+    let scene = PluginFixture::with(SLOW_SERVICE, options);
     let calls = Arc::new(AtomicUsize::new(0));
     let phase = Arc::new((Mutex::new(Phase::Quick), Condvar::new()));
     let (count, current) = (calls.clone(), phase.clone());
@@ -115,8 +117,10 @@ fn plugin_calls_of_one_caller_do_not_exhaust_those_of_others() {
     let (mut allowed, mut refused) = (0, 0);
     for stream in flood {
         stream.set_nonblocking(false).unwrap();
-        let mut connection = Conversation::over(stream).unwrap();
-        let answer = connection.raw(b"", is_whole).unwrap_or_default();
+        let mut connection = EchoConnection::over(stream).unwrap();
+        let answer = connection
+            .send_raw(b"", is_complete_response)
+            .unwrap_or_default();
         match answer.get(9..12) {
             Some("200") => allowed += 1,
             // Rejected without a call, or for lack of memory for the request or its tunnel.

@@ -2,7 +2,7 @@
 
 use ambit_system_tests::{options, until};
 
-use crate::scene::Scene;
+use crate::scene::PluginFixture;
 
 pub(crate) const HEADERS: &str =
     include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
@@ -60,7 +60,7 @@ pub(crate) const CALLING_MODULE: &str = r#"(module
 
 #[test]
 fn plugin_changes_messages_and_sends_local_responses() {
-    let scene = Scene::new();
+    let scene = PluginFixture::new();
     scene.until_answers("requests pass", "", |answer| answer.contains("200 OK"));
     // The module does not exist yet: requests are rejected, which is the default.
     scene.plugin("tag", "pluginConfig: {team: bank}");
@@ -108,7 +108,7 @@ fn plugin_changes_messages_and_sends_local_responses() {
 
 #[test]
 fn policies_check_requests_changed_by_a_plugin() {
-    let scene = Scene::new();
+    let scene = PluginFixture::new();
     scene.module("tag", HEADERS);
     scene.plugin("tag", "pluginConfig: {team: bank}");
     scene.until_answers("the plugin runs", "", |answer| {
@@ -150,7 +150,7 @@ spec:
 
 #[test]
 fn trapping_or_spinning_plugin_affects_only_its_requests() {
-    let scene = Scene::new();
+    let scene = PluginFixture::new();
     scene.module("tag", HEADERS);
     scene.module("hostile", HOSTILE_MODULE);
     scene.plugin("tag", "pluginConfig: {team: bank}");
@@ -181,7 +181,7 @@ fn trapping_or_spinning_plugin_affects_only_its_requests() {
 
 #[test]
 fn plugin_pauses_a_request_during_a_service_call() {
-    let scene = Scene::new();
+    let scene = PluginFixture::new();
     scene.module("asking", CALLING_MODULE);
     scene.plugin("asking", "phase: AUTHZ");
     scene.until_answers("a request goes on", "", |answer| {
@@ -201,7 +201,7 @@ fn plugin_resource_limits_are_settings() {
         let name = format!("AMBIT_WASM_{name}_TIMEOUT");
         options.env.insert(name, time.to_owned());
     }
-    let scene = Scene::with("", options);
+    let scene = PluginFixture::with("", options);
     for (name, wat) in [
         ("hostile", HOSTILE_MODULE),
         ("endless", STUCK_MODULE),

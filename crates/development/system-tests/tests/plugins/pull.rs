@@ -7,9 +7,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ambit_system_tests::{Options, binary, options, read_head, until};
+use ambit_system_tests::{Options, built_binary, options, read_head, until};
 
-use crate::{handwritten::HEADERS, scene::Scene};
+use crate::{handwritten::HEADERS, scene::PluginFixture};
 
 const USER: &str = "puller";
 const PASSWORD: &str = "a-password-nobody-else-knows";
@@ -66,12 +66,12 @@ spec:
   containers:
   - {{name: main, image: none, command: [{}, '0.0.0.0:5000', {scheme}, {USER}, {PASSWORD}, {}]}}
 ",
-        binary("oci-registry").display(),
+        built_binary("oci-registry").display(),
         module.join("tag.wasm").display()
     )
 }
 
-impl Scene {
+impl PluginFixture {
     fn until_dumped(&self, what: &str, why: &str) {
         until(what, || self.dump().contains(why));
     }
@@ -103,7 +103,7 @@ stringData:
 fn module_is_pulled_only_with_its_secrets_credentials() {
     let (directory, options) = module();
     let registries = ["basic", "token"].map(|scheme| registry(scheme, directory.path()));
-    let scene = Scene::with(&(registries.concat() + GRANT), options);
+    let scene = PluginFixture::with(&(registries.concat() + GRANT), options);
     let [basic, token] = ["basic", "token"]
         .map(|scheme| format!("{}:5000", scene.mesh.ip(&format!("legacy/{scheme}"))));
     let pull = |registry: &str, tag: &str, team: &str| {
@@ -220,7 +220,7 @@ fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Re
 #[test]
 fn hostile_registries_get_no_secret_and_do_no_harm() {
     let (_directory, options) = module();
-    let scene = Scene::with(GRANT, options);
+    let scene = PluginFixture::with(GRANT, options);
     // A server that requests credentials, for a registry that it is not.
     let stolen = RecordedHeads::default();
     let recorded = stolen.clone();

@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, path::Path};
 
 use ambit_system_tests::{
-    GATEWAY, LogSource, Mesh, Options, PAIR, answer_ok, binary, is_whole, options, read_head, until,
+    CLIENT_AND_SERVER, GATEWAY, LogSource, Mesh, Options, answer_ok, built_binary,
+    is_complete_response, options, read_head, until,
 };
 
 const POD: &str = "
@@ -28,19 +29,22 @@ spec:
 ";
 
 /// Mesh with a waypoint that runs plugins, and an application that echoes requests.
-pub(crate) struct Scene {
+pub(crate) struct PluginFixture {
     pub(crate) mesh: Mesh,
     service: SocketAddr,
     modules: tempfile::TempDir,
 }
 
-impl Scene {
+impl PluginFixture {
     pub(crate) fn new() -> Self {
         Self::with("", options())
     }
 
     pub(crate) fn with(more: &str, options: Options) -> Self {
-        let mesh = Mesh::up_with(&format!("{PAIR}\n---{GATEWAY}{POD}{more}"), options);
+        let mesh = Mesh::up_with(
+            &format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{POD}{more}"),
+            options,
+        );
         let service = mesh.service("many.shop.svc", 80);
         // The response repeats the request.
         mesh.serve("shop/a", 8090, |mut stream| {
@@ -75,7 +79,7 @@ impl Scene {
     /// Installs a module compiled from another language as the plugin's.
     pub(crate) fn compiled(&self, name: &str, program: &str) {
         let unfinished = format!("{}.new", self.path(name));
-        std::fs::copy(binary(program), &unfinished).unwrap();
+        std::fs::copy(built_binary(program), &unfinished).unwrap();
         std::fs::rename(unfinished, self.path(name)).unwrap();
     }
 
@@ -107,7 +111,7 @@ spec:
         let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
             return String::new();
         };
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.unwrap_or_default()
     }
 

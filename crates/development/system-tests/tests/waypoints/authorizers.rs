@@ -7,7 +7,7 @@ mod compared;
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{LogSource, Mesh, binary, find, until, with_waypoint};
+use ambit_system_tests::{LogSource, Mesh, built_binary, find, until, with_waypoint};
 use serde_json::{Value, json};
 
 /// Port of the ext_authz provider for checks over gRPC; [`HTTP`] is that for checks over HTTP.
@@ -25,7 +25,7 @@ fn manifests(objects: &[Value]) -> String {
 }
 
 fn provider_program() -> String {
-    binary("ext-authz-provider").display().to_string()
+    built_binary("ext-authz-provider").display().to_string()
 }
 
 /// Returns a pod that runs a program, and its Service.
@@ -90,11 +90,11 @@ fn custom(service: &str, provider: &str) -> Value {
     })
 }
 
-struct Scene {
+struct AuthorizerFixture {
     mesh: Mesh,
 }
 
-impl Scene {
+impl AuthorizerFixture {
     /// Starts a mesh with an application `app` in `shop`, an ext_authz provider in `legacy`, and more objects.
     fn new(more: &[Value]) -> Self {
         let app = served("shop", "app", &["backend"], &[("http", 8081)]);

@@ -8,7 +8,9 @@ use std::{
     thread,
 };
 
-use ambit_system_tests::{Heads, LogSource, Mesh, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{
+    LogSource, Mesh, RecordedHeads, is_complete_response, read_head, until, with_waypoint,
+};
 
 const MANIFESTS: &str = "
 ---
@@ -38,7 +40,7 @@ data:
 
 /// Behaviour of the collector on export requests.
 #[derive(Clone, Copy)]
-enum Answers {
+enum CollectorBehavior {
     Takes,
     Never,
     Fails,
@@ -47,17 +49,17 @@ enum Answers {
     Floods,
 }
 
-struct Scene {
+struct CollectorFixture {
     mesh: Mesh,
-    heads: Heads,
-    answers: Arc<Mutex<Answers>>,
+    heads: RecordedHeads,
+    answers: Arc<Mutex<CollectorBehavior>>,
 }
 
-impl Scene {
+impl CollectorFixture {
     fn new() -> Self {
         let (mesh, _) = with_waypoint(MANIFESTS);
         let (_, heads) = mesh.serve_heads("shop/server", 8081);
-        let answers = Arc::new(Mutex::new(Answers::Takes));
+        let answers = Arc::new(Mutex::new(CollectorBehavior::Takes));
         let of = answers.clone();
         mesh.serve("legacy/server", 4318, move |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
@@ -68,22 +70,22 @@ impl Scene {
                 stream.read_exact(&mut vec![0; length])?;
                 let answers = *of.lock().unwrap();
                 match answers {
-                    Answers::Takes => {
+                    CollectorBehavior::Takes => {
                         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")?;
                     }
-                    Answers::Never => loop {
+                    CollectorBehavior::Never => loop {
                         thread::park();
                     },
-                    Answers::Fails => {
+                    CollectorBehavior::Fails => {
                         stream.write_all(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")?;
                     }
-                    Answers::TakesInPart => {
+                    CollectorBehavior::TakesInPart => {
                         // `partial_success: {rejected_spans: 1}`.
                         stream.write_all(
                             b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n\x0a\x02\x08\x01",
                         )?;
                     }
-                    Answers::Floods => {
+                    CollectorBehavior::Floods => {
                         stream
                             .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
                         loop {
@@ -101,7 +103,7 @@ impl Scene {
         }
     }
 
-    fn answer(&self, answers: Answers) {
+    fn answer(&self, answers: CollectorBehavior) {
         *self.answers.lock().unwrap() = answers;
     }
 
@@ -110,7 +112,9 @@ impl Scene {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);
         let mut connection = self.mesh.dial("shop/client", service).unwrap();
-        connection.raw(request.as_bytes(), is_whole).unwrap()
+        connection
+            .send_raw(request.as_bytes(), is_complete_response)
+            .unwrap()
     }
 
     fn request_head(&self, path: &str) -> String {
@@ -168,25 +172,25 @@ spec:
 
 #[test]
 fn broken_collectors_affect_no_request_and_recover() {
-    let scene = Scene::new();
+    let scene = CollectorFixture::new();
     scene.mesh.apply("telemetry", &tracing(""));
     scene.until_more("sent");
     for answers in [
-        Answers::Never,
-        Answers::Fails,
-        Answers::TakesInPart,
-        Answers::Floods,
+        CollectorBehavior::Never,
+        CollectorBehavior::Fails,
+        CollectorBehavior::TakesInPart,
+        CollectorBehavior::Floods,
     ] {
         scene.answer(answers);
         scene.until_more("failed");
     }
-    scene.answer(Answers::Takes);
+    scene.answer(CollectorBehavior::Takes);
     scene.until_more("sent");
 }
 
 #[test]
 fn trace_contexts_stay_unchanged_without_propagation() {
-    let scene = Scene::new();
+    let scene = CollectorFixture::new();
     scene.mesh.apply("telemetry", &tracing(""));
     until("requests are traced", || {
         scene.ask("/traced", "");
@@ -209,7 +213,7 @@ fn trace_contexts_stay_unchanged_without_propagation() {
 
 #[test]
 fn non_http_connections_are_reported_by_telemetry() {
-    let scene = Scene::new();
+    let scene = CollectorFixture::new();
     scene.mesh.serve("shop/server", 8082, |mut stream| {
         let mut bytes = [0; 64];
         loop {
@@ -222,7 +226,7 @@ fn non_http_connections_are_reported_by_telemetry() {
     let service = scene.mesh.service("app.shop.svc", 81);
     let say = |text: &str| {
         let mut connection = scene.mesh.dial("shop/client", service).unwrap();
-        connection.say(text).unwrap();
+        connection.exchange_line(text).unwrap();
     };
     // By default a waypoint logs in Istio's format, and its metrics have Istio's labels.
     say("hello");
@@ -300,7 +304,7 @@ spec:
     until("a refusal is written", || {
         let connection = scene.mesh.dial("shop/client", service);
         // The connection is rejected, or closed with the client's first byte.
-        drop(connection.and_then(|mut connection| connection.say("no")));
+        drop(connection.and_then(|mut connection| connection.exchange_line("no")));
         scene.log().contains(refused)
     });
 }

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, until};
 
 use crate::progress::Progress;
 
@@ -60,7 +60,7 @@ fn manifests(replicas: u32) -> String {
     // A terminating pod serves only for a short time.
     let short = "{deployment: 'spec: {template: {spec: {terminationGracePeriodSeconds: 5}}}'}";
     format!(
-        "{PAIR}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {short}\n{}",
+        "{CLIENT_AND_SERVER}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {short}\n{}",
         servers(replicas)
     )
 }
@@ -71,7 +71,7 @@ fn is_whole(answer: &str) -> bool {
 }
 
 /// Load of sequential requests to one address, each on a new connection, until stopped.
-pub(crate) struct Load<'a> {
+pub(crate) struct RequestLoad<'a> {
     mesh: &'a Mesh,
     to: SocketAddr,
     pub(crate) progress: Progress,
@@ -81,7 +81,7 @@ pub(crate) struct Load<'a> {
     pub(crate) failures: Mutex<Vec<String>>,
 }
 
-impl<'a> Load<'a> {
+impl<'a> RequestLoad<'a> {
     pub(crate) fn new(mesh: &'a Mesh, to: SocketAddr) -> Self {
         Self {
             mesh,
@@ -96,10 +96,11 @@ impl<'a> Load<'a> {
         let request = b"GET / HTTP/1.1\r\nHost: many\r\nConnection: close\r\n\r\n";
         while !self.progress.is_over() {
             let connection = self.mesh.dial("shop/client", self.to);
-            let answer = connection.and_then(|mut connection| connection.raw(request, is_whole));
+            let answer =
+                connection.and_then(|mut connection| connection.send_raw(request, is_whole));
             match answer {
                 Ok(answer) if answer.starts_with("HTTP/1.1 200") && is_whole(&answer) => {
-                    self.progress.answered();
+                    self.progress.count_response();
                 }
                 Ok(answer) if answer.is_empty() => drop(self.broken.fetch_add(1, Relaxed)),
                 Ok(answer) => self.failed(&answer),
@@ -120,7 +121,7 @@ impl<'a> Load<'a> {
 
 /// Performs a change under load, and asserts that of each load it broke no more requests than `under_way`, the number
 /// in flight.
-fn under_load(loads: &[Load<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
+fn under_load(loads: &[RequestLoad<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
     let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
     let before: Vec<_> = broken().collect();
     let wait_for_more = || {
@@ -185,7 +186,7 @@ fn deleted_servers_and_waypoints_hang_no_request() {
         });
     }
     let loads = NAMESPACES
-        .map(|(_, address)| Load::new(&mesh, SocketAddr::new(address.parse().unwrap(), 80)));
+        .map(|(_, address)| RequestLoad::new(&mesh, SocketAddr::new(address.parse().unwrap(), 80)));
     let loads = &loads;
     std::thread::scope(|scope| {
         let _stop = loads.each_ref().map(|load| load.progress.stop_at_end());

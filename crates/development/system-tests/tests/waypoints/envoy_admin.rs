@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, binary, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, built_binary, until, with_waypoint};
 
 /// Value of every field that may hold a secret.
 const SECRET: &str = "hunter2";
@@ -99,7 +99,7 @@ spec:
 
 /// Fails unless `text` is the JSON of an Envoy message.
 fn decode(message: &[&str], text: &str) {
-    let mut decoder = Command::new(binary("envoy-admin-decoder"))
+    let mut decoder = Command::new(built_binary("envoy-admin-decoder"))
         .args(message)
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
@@ -120,7 +120,7 @@ fn page(mesh: &Mesh, page: &str) -> String {
     // A response of HTTP/1.0 has no framing.
     let request = format!("GET /{page} HTTP/1.0\r\nHost: localhost\r\n\r\n");
     let mut connection = mesh.dial_from(place, address).unwrap();
-    let response = connection.raw(request.as_bytes(), |_| false).unwrap();
+    let response = connection.send_raw(request.as_bytes(), |_| false).unwrap();
     let (head, body) = response.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(" 200 "), "{head}: {body}");
     body.to_owned()

@@ -1,7 +1,7 @@
 //! Tests that `ambit policy explain` predicts the results of requests: random policies, every
 //! caller and address, with a waypoint and without.
 
-use ambit_system_tests::{Mesh, PAIR, until, with_waypoint};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, until, with_waypoint};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 
 /// Number of random sets of policies in each mesh.
@@ -137,7 +137,7 @@ fn compare(mesh: &Mesh, seed: u64) {
 
 #[test]
 fn explanations_match_results_without_a_waypoint() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     compare(&mesh, 1);
 }
 

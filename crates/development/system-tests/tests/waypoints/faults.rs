@@ -5,7 +5,8 @@
 use std::net::IpAddr;
 
 use ambit_system_tests::{
-    Capture, FlowReport, GATEWAY, Heads, LabNetns, Mesh, PAIR, is_whole, until,
+    CLIENT_AND_SERVER, Capture, FlowReport, GATEWAY, LabNetns, Mesh, RecordedHeads,
+    is_complete_response, until,
 };
 
 use crate::progress::Progress;
@@ -23,13 +24,13 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8081}]
 ";
 
-struct Scene {
+struct FaultFixture {
     mesh: Mesh,
     server: IpAddr,
-    heads: Heads,
+    heads: RecordedHeads,
 }
 
-impl Scene {
+impl FaultFixture {
     fn new(manifests: &str) -> Self {
         let mesh = Mesh::up(manifests);
         let (address, heads) = mesh.serve_heads("shop/server", PORT);
@@ -44,7 +45,9 @@ impl Scene {
     fn ask(&self, client: &str, to: (IpAddr, u16), path: &str) -> Option<String> {
         let mut connection = self.mesh.dial(client, to.into()).ok()?;
         let request = format!("GET /{path} HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n");
-        let answer = connection.raw(request.as_bytes(), is_whole).ok()?;
+        let answer = connection
+            .send_raw(request.as_bytes(), is_complete_response)
+            .ok()?;
         answer.starts_with("HTTP/1.1 200").then_some(answer)
     }
 
@@ -107,20 +110,20 @@ impl Scene {
 }
 
 /// Load of sequential requests of both clients to both addresses, until stopped.
-struct Load<'a> {
-    scene: &'a Scene,
+struct RequestLoad<'a> {
+    scene: &'a FaultFixture,
     progress: Progress,
 }
 
-impl Load<'_> {
+impl RequestLoad<'_> {
     fn run(&self, client: &str) {
-        let targets = [Scene::service(), self.scene.pod()];
+        let targets = [FaultFixture::service(), self.scene.pod()];
         for target in targets.iter().cycle() {
             if self.progress.is_over() {
                 return;
             }
             if self.scene.ask(client, *target, "load").is_some() {
-                self.progress.answered();
+                self.progress.count_response();
             }
         }
     }
@@ -132,7 +135,7 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
         "{name: waypoint, namespace: shop}",
         "{name: waypoint, namespace: shop, annotations: {ambit.io/waypoint-replicas: '2'}}",
     );
-    let scene = Scene::new(&format!("{PAIR}\n---{two}{SERVICE}"));
+    let scene = FaultFixture::new(&format!("{CLIENT_AND_SERVER}\n---{two}{SERVICE}"));
     let waypoints = scene.waypoints();
     let [first, second] = waypoints.as_slice() else {
         panic!("two waypoints, not {waypoints:?}")
@@ -144,7 +147,7 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
             .any(|(_, ip)| answer.contains(&format!("called by {ip}\n")))
     };
     for client in ["shop/client", "legacy/client"] {
-        for to in [Scene::service(), scene.pod()] {
+        for to in [FaultFixture::service(), scene.pod()] {
             until("requests go through a waypoint", || {
                 scene
                     .ask(client, to, "before")
@@ -156,7 +159,7 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
     let mesh = &scene.mesh;
     let on_wire = mesh.watch_at(LabNetns::Node("node-2".into()), &[]);
     let in_pod = mesh.watch_at(LabNetns::Pod("shop/server".into()), &[]);
-    let load = Load {
+    let load = RequestLoad {
         scene: &scene,
         progress: Progress::default(),
     };
@@ -178,11 +181,11 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
         }
         // The pod that must serve alone has the state of the mesh again.
         until("the second waypoint serves", || {
-            let answer = scene.ask("shop/client", Scene::service(), "both");
+            let answer = scene.ask("shop/client", FaultFixture::service(), "both");
             answer.is_some_and(|answer| answer.contains(&format!("called by {}\n", second.1)))
         });
         {
-            let _away = mesh.hang("control", None);
+            let _away = mesh.suspend("control", None);
             load.progress.wait_for_more(4);
             scene.kill_waypoint(&first.0);
             // The other pod still serves; the one killed with its supervisor cannot report
@@ -233,7 +236,7 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
 
 #[test]
 fn killed_parts_continue_from_known_state() {
-    let scene = Scene::new(&format!("{PAIR}\n---{GATEWAY}{SERVICE}"));
+    let scene = FaultFixture::new(&format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SERVICE}"));
     scene.until_all_work("at first");
     let [waypoint] = scene.waypoints().try_into().unwrap();
     let called_by_waypoint = format!("called by {}\n", waypoint.1);
@@ -243,7 +246,7 @@ fn killed_parts_continue_from_known_state() {
             answer.is_some_and(|answer| answer.contains(&called_by_waypoint))
         });
     }
-    let away = scene.mesh.hang("control", None);
+    let away = scene.mesh.suspend("control", None);
     scene.kill_worker(&waypoint.0);
     scene.until_all_work("after the waypoint's worker was killed");
     for node in ["node-1", "node-2"] {
@@ -260,7 +263,9 @@ fn killed_parts_continue_from_known_state() {
     let of_nobody = SERVICE.replace("app: server", "app: nobody");
     scene.mesh.apply("app", &of_nobody);
     until("the waypoint finds no endpoint of the service", || {
-        scene.ask("shop/client", Scene::service(), "gone").is_none()
+        scene
+            .ask("shop/client", FaultFixture::service(), "gone")
+            .is_none()
     });
     scene.mesh.remove("app");
     scene.until_all_work("after the service has its endpoint again");
@@ -269,7 +274,7 @@ fn killed_parts_continue_from_known_state() {
 /// Checks that the capture of the first test would detect direct requests, by a mesh without a Gateway.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
-    let scene = Scene::new(&format!("{PAIR}{SERVICE}"));
+    let scene = FaultFixture::new(&format!("{CLIENT_AND_SERVER}{SERVICE}"));
     scene.until_all_work("at first");
     let client = scene.mesh.ip("shop/client");
     until("the client's proxy knows the pod as captured", || {

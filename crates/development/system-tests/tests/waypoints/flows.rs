@@ -1,6 +1,8 @@
 //! Tests of flow events: connections and denials as they happen, only for permitted readers.
 
-use ambit_system_tests::{Expected, Mesh, PAIR, until, until_through, with_waypoint};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, ExpectedOutcome, Mesh, until, until_through, with_waypoint,
+};
 use ambit_testkit::until_within;
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,7 +20,7 @@ spec:
 
 #[test]
 fn flow_events_show_both_sides_and_denials_with_policy() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     mesh.until_known_as("node-1", "shop/server", "HBONE");
     let mut flows = mesh.flows(2, &[]);
     mesh.get("shop/client", "http://server.shop/");
@@ -35,10 +37,10 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
             ("/transport", "hbone"),
             ("/waypoint", "none"),
         ];
-        let opened = flows.until(&[&common[..], &[("/event", "opened")]].concat());
+        let opened = flows.wait_for_flow(&[&common[..], &[("/event", "opened")]].concat());
         let number = opened["connection"].to_string();
         let closed = [("/event", "closed"), ("/connection", &number)];
-        let closed = flows.until(&[&common[..], &closed].concat());
+        let closed = flows.wait_for_flow(&[&common[..], &closed].concat());
         for bytes in ["bytesToServer", "bytesToClient"] {
             assert!(closed[bytes].as_u64() > Some(20), "{bytes} of {closed:#}");
         }
@@ -53,22 +55,22 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
         ("/transport", "plaintext"),
         ("/reporter/kind", "destination"),
     ];
-    flows.until(&[&plaintext[..], &[("/event", "closed")]].concat());
+    flows.wait_for_flow(&[&plaintext[..], &[("/event", "closed")]].concat());
     let mut denied = mesh.flows(2, &["--denied", "--to", "shop/server", "-n", "legacy"]);
     mesh.apply("policy", DENY);
-    let denial = Expected::Denial("shop/not-legacy");
+    let denial = ExpectedOutcome::Denial("shop/not-legacy");
     mesh.until_get("legacy/client", "http://server.shop/", denial);
     let refused = [
         ("/event", "refused"),
         ("/refusal/policy", "shop/not-legacy"),
     ];
     let refused = [&plaintext[..], &refused].concat();
-    flows.until(&refused);
-    denied.until(&refused);
+    flows.wait_for_flow(&refused);
+    denied.wait_for_flow(&refused);
     // Only the requested events.
     mesh.get("shop/client", "http://server.shop/");
-    flows.until(&[("/source/identity", &client), ("/event", "closed")]);
-    let others = denied.all(Duration::ZERO);
+    flows.wait_for_flow(&[("/source/identity", &client), ("/event", "closed")]);
+    let others = denied.collect_for(Duration::ZERO);
     assert!(
         others.iter().all(|event| event["event"] == "refused"),
         "{others:#?}"
@@ -85,12 +87,12 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
 /// drop it; connections continue.
 #[test]
 fn stopped_reader_is_dropped_and_resumes() {
-    let mesh = Mesh::up(PAIR);
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     mesh.until_known_as("node-1", "shop/server", "HBONE");
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let talk = || {
         let mut connection = mesh.dial("shop/client", echo).unwrap();
-        connection.say("hello").unwrap();
+        connection.exchange_line("hello").unwrap();
     };
     let mut stopped = mesh.flows(2, &[]);
     stopped.stop();
@@ -112,11 +114,11 @@ fn stopped_reader_is_dropped_and_resumes() {
     }
     let mut other = mesh.flows(2, &["--for", "60s"]);
     talk();
-    other.until(&[("/event", "opened"), ("/reporter/node", "node-2")]);
+    other.wait_for_flow(&[("/event", "opened"), ("/reporter/node", "node-2")]);
     stopped.resume();
     until("the stopped one reads again", || {
         mesh.get("legacy/client", "http://server.shop/");
-        let events = stopped.all(Duration::from_millis(200));
+        let events = stopped.collect_for(Duration::from_millis(200));
         events
             .iter()
             .any(|event| event["source"]["namespace"] == "legacy")
@@ -143,7 +145,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
         ("/request/method", "GET"),
     ];
     mesh.get("shop/client", "http://app.shop/open?token=hunter2");
-    let seen = flows.until(
+    let seen = flows.wait_for_flow(
         &[
             &request[..],
             &[
@@ -158,7 +160,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
     );
     assert!(!seen.to_string().contains("hunter2"), "{seen:#}");
     mesh.get("shop/client", "http://app.shop/closed");
-    flows.until(
+    flows.wait_for_flow(
         &[
             &request[..],
             &[
@@ -171,7 +173,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
         .concat(),
     );
     mesh.get("shop/client", "http://app.shop/gone");
-    flows.until(
+    flows.wait_for_flow(
         &[
             &request[..],
             &[("/event", "request"), ("/request/status", "404")],
@@ -180,7 +182,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
     );
     // The client's node proxy reports the chosen waypoint; a connection that bypasses the waypoint
     // is reported on its hairpin.
-    flows.until(&[
+    flows.wait_for_flow(&[
         ("/reporter/kind", "source"),
         ("/reporter/node", "node-1"),
         ("/service/name", "app"),
@@ -189,7 +191,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
     ]);
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.get("legacy/client", &direct);
-    flows.until(&[
+    flows.wait_for_flow(&[
         ("/reporter/kind", "destination"),
         ("/source/namespace", "legacy"),
         ("/transport", "plaintext"),
@@ -200,7 +202,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
     mesh.kill("proxy-worker", Some("node-1"));
     until("events of the new proxy", || {
         mesh.get("shop/client", "http://app.shop/open");
-        let events = flows.all(Duration::from_millis(100));
+        let events = flows.collect_for(Duration::from_millis(100));
         events.iter().any(|event| {
             event["reporter"]["node"] == "node-1" && event["reporter"]["kind"] == "source"
         })
@@ -246,8 +248,8 @@ fn suggested_policies_allow_exactly_the_observed_traffic() {
     // Denied requests, which need not continue.
     let refused = mesh.get("shop/client", &url("/closed"));
     assert!(refused.body.contains("403"), "{refused:?}");
-    let refusal = flows.until(&[("/event", "refused"), ("/request/path", "/closed")]);
-    let mut seen = flows.all(Duration::from_millis(500));
+    let refusal = flows.wait_for_flow(&[("/event", "refused"), ("/request/path", "/closed")]);
+    let mut seen = flows.collect_for(Duration::from_millis(500));
     seen.push(refusal);
     let lines: Vec<_> = seen.iter().map(ToString::to_string).collect();
     let directory = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, fs, net::IpAddr};
 
-use ambit_system_tests::{Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, until};
 
 const GATEWAY: &str = "
 apiVersion: gateway.networking.k8s.io/v1
@@ -46,9 +46,9 @@ spec:
   ports: [{name: http, port: 8080}]
 ";
 
-/// Starts a mesh of [`PAIR`] with the other controller's waypoint in front of the pod `server`.
+/// Starts a mesh of [`CLIENT_AND_SERVER`] with the other controller's waypoint in front of the pod `server`.
 fn scene() -> (Mesh, IpAddr) {
-    let bound = PAIR.replace(
+    let bound = CLIENT_AND_SERVER.replace(
         "{name: server, namespace: shop, labels: {app: server}}",
         "{name: server, namespace: shop, labels: {app: server, istio.io/use-waypoint: far}}",
     );
@@ -136,7 +136,7 @@ http {{ access_log off;
 #[test]
 fn proxy_without_hbone_is_a_waypoint_behind_its_node_proxy() {
     let scratch = tempfile::tempdir().unwrap();
-    let bound = PAIR.replace(
+    let bound = CLIENT_AND_SERVER.replace(
         "{name: server, namespace: shop, labels: {app: server}}",
         "{name: server, namespace: shop, labels: {app: server, istio.io/use-waypoint: far}}",
     );

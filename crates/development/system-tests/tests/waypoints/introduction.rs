@@ -3,16 +3,18 @@
 
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
-use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_through};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, Mesh, Options, options, until, until_through,
+};
 
-use crate::departures::Load;
+use crate::departures::RequestLoad;
 
 /// Port of the server that is not a port of any Service.
 const UNDECLARED: u16 = 8085;
 
 fn manifests(gateway: &str) -> String {
     let labels = "istio.io/dataplane-mode: ambient";
-    let bound = PAIR.replacen(
+    let bound = CLIENT_AND_SERVER.replacen(
         labels,
         &format!("{labels}, istio.io/use-waypoint: waypoint"),
         1,
@@ -40,7 +42,7 @@ fn waypoint_is_introduced_without_a_refused_connection() {
         env: Default::default(),
         ..options()
     };
-    let mesh = Mesh::up_with(PAIR, by_default);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, by_default);
     mesh.serve_heads("shop/server", UNDECLARED);
     let pod = mesh.ip("shop/server");
     let addresses = [
@@ -52,7 +54,7 @@ fn waypoint_is_introduced_without_a_refused_connection() {
     for url in &urls {
         mesh.until_get("shop/client", url, true);
     }
-    let loads = addresses.map(|address| Load::new(&mesh, address));
+    let loads = addresses.map(|address| RequestLoad::new(&mesh, address));
     let loads = &loads;
     let mut waypoint = String::new();
     std::thread::scope(|scope| {
@@ -101,7 +103,7 @@ fn waypoint_is_introduced_without_a_refused_connection() {
             until("connections are refused", || {
                 !mesh.get("shop/client", url).succeeded()
             });
-            mesh.get("shop/client", url).refused();
+            mesh.get("shop/client", url).assert_refused();
         }
     };
     refused();

@@ -6,7 +6,9 @@ use std::{
     net::SocketAddr,
 };
 
-use ambit_system_tests::{GATEWAY, LabNetns, Mesh, PAIR, is_closed, until, with_waypoint};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, LabNetns, Mesh, is_closed, until, with_waypoint,
+};
 use http::{HeaderMap, Request, Response};
 
 /// Services with one port each, whose applications respond with their port number.
@@ -216,7 +218,7 @@ fn greeters(mesh: &Mesh) {
 /// Returns the port number of the application that a connection reaches; `None` if the connection is rejected.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
-    let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));
+    let greeting = connection.send_raw(b"", |greeting| greeting.ends_with('\n'));
     let greeting = greeting.unwrap_or_else(|error| {
         assert!(is_closed(&error), "{error}");
         String::new()
@@ -407,7 +409,7 @@ fn canary_waypoint_gets_its_percentage_until_deleted() {
         "namespace: shop}\nspec:\n  gatewayClassName",
         "namespace: shop, labels: {istio.io/waypoint-for: service}}\nspec:\n  gatewayClassName",
     );
-    let mesh = Mesh::up(&format!("{PAIR}\n---{gateways}"));
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}\n---{gateways}"));
     let [waypoint, canary] = ["waypoint", "xcanary"].map(|name| {
         mesh.until("the waypoints are ready", |status| {
             let mut pods = status.pods.iter();
@@ -430,7 +432,7 @@ fn canary_waypoint_gets_its_percentage_until_deleted() {
         first > 3 && second > 3
     });
     let changed = gateways.replace("weight: '50'", "weight: 'none'");
-    mesh.apply("manifests", &format!("{PAIR}\n---{changed}"));
+    mesh.apply("manifests", &format!("{CLIENT_AND_SERVER}\n---{changed}"));
     let mut in_a_row = 0;
     until("the first has all", || {
         in_a_row = if by(&waypoint) { in_a_row + 1 } else { 0 };

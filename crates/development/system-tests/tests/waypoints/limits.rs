@@ -6,11 +6,13 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use ambit_system_tests::{LogSource, Mesh, binary, is_whole, until, with_waypoint};
+use ambit_system_tests::{
+    LogSource, Mesh, built_binary, is_complete_response, until, with_waypoint,
+};
 use serde_json::Value;
 
 fn more() -> String {
-    let service = binary("rate-limit-service");
+    let service = built_binary("rate-limit-service");
     let service = service.display();
     format!(
         "
@@ -81,14 +83,14 @@ fn global(domain: &str, more: &str) -> String {
     ))
 }
 
-struct Scene {
+struct RateLimitFixture {
     mesh: Mesh,
     service: SocketAddr,
     /// Number of users so far, so that each test step can have an unknown user.
     users: AtomicUsize,
 }
 
-impl Scene {
+impl RateLimitFixture {
     fn new() -> Self {
         let (mesh, _) = with_waypoint(&more());
         mesh.serve_heads("shop/server", 8082);
@@ -108,7 +110,7 @@ impl Scene {
         let Ok(mut connection) = self.mesh.dial(pod, self.service) else {
             return String::new();
         };
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.unwrap_or_default().to_ascii_lowercase()
     }
 
@@ -192,7 +194,7 @@ impl Scene {
 
 #[test]
 fn local_limits_reject_excess_requests_and_bound_keys() {
-    let scene = Scene::new();
+    let scene = RateLimitFixture::new();
     let by_user = "  tellClients: true
   local: [{requests: 2, per: 1h, by: [{header: x-user}]}]";
     scene.until(&limit(by_user), "200", "x-ratelimit-limit: 2, 2;w=3600\r\n");
@@ -258,7 +260,7 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
 
 #[test]
 fn rate_limit_service_decides() {
-    let scene = Scene::new();
+    let scene = RateLimitFixture::new();
     scene.until(&global("shop", "tellClients: true"), "200", "x-limited-by");
     scene.expect("a", "200");
     scene.expect("a", "200");
@@ -296,7 +298,7 @@ fn rate_limit_service_decides() {
 
 #[test]
 fn undecided_rate_limit_follows_the_failure_setting() {
-    let scene = Scene::new();
+    let scene = RateLimitFixture::new();
     let (domains, open) = (["hang", "unknown", "broken", "flood"], "failOpen: true");
     let outcomes = ["late", "undecided", "failed", "too_large"];
     for (domain, outcome) in domains.into_iter().zip(outcomes) {

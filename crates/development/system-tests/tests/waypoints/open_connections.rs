@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, until, until_through};
+use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, idle_pod, until, until_through};
 
 const DENY: &str = "
 apiVersion: security.istio.io/v1
@@ -33,7 +33,7 @@ fn rules(mesh: &Mesh) -> Option<usize> {
 #[test]
 fn older_connections_end_when_a_rule_could_apply() {
     let other = idle_pod("shop/other", "node-1", "app: other");
-    let mesh = Mesh::up(&format!("{PAIR}{other}"));
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{other}"));
     for pod in ["shop/client", "shop/other", "shop/server"] {
         mesh.until_captured(pod, true);
     }
@@ -44,10 +44,10 @@ fn older_connections_end_when_a_rule_could_apply() {
     let mut of_other = mesh.dial("shop/other", echo).unwrap();
     let mut kept = mesh.dial("shop/client", web).unwrap();
     for connection in [&mut concerned, &mut of_other] {
-        connection.say("before").unwrap();
+        connection.exchange_line("before").unwrap();
     }
     // A request whose end is sent last.
-    kept.raw(b"GET / HTTP/1.1\r\nHost: server\r\n", |_| true)
+    kept.send_raw(b"GET / HTTP/1.1\r\nHost: server\r\n", |_| true)
         .unwrap();
 
     mesh.apply("gateway", GATEWAY);
@@ -61,14 +61,14 @@ fn older_connections_end_when_a_rule_could_apply() {
     let through = mesh.ip("shop/waypoint").to_string();
     until_through(&mesh, &through, "shop/client", &format!("http://{web}/"));
     for connection in [&mut concerned, &mut of_other] {
-        connection.say("no rule").unwrap();
+        connection.exchange_line("no rule").unwrap();
     }
-    kept.raw(b"X-Still: open\r\n", |_| true).unwrap();
+    kept.send_raw(b"X-Still: open\r\n", |_| true).unwrap();
 
     mesh.apply("policy", DENY);
     until("the rule is known", || rules(&mesh) == Some(1));
     concerned.until_closed();
-    of_other.say("another caller").unwrap();
-    let answer = kept.raw(b"\r\n", |answer| answer.contains("called by "));
+    of_other.exchange_line("another caller").unwrap();
+    let answer = kept.send_raw(b"\r\n", |answer| answer.contains("called by "));
     assert!(answer.unwrap().starts_with("HTTP/1.1 200"), "another port");
 }

@@ -1,7 +1,7 @@
 //! Tests that a waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while the overlay is invalid,
 //! and returns to the default without an overlay.
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, until};
 
 /// Returns the mesh's manifests, with this data in the Gateway's ConfigMap.
 fn manifests(data: &str) -> String {
@@ -9,7 +9,7 @@ fn manifests(data: &str) -> String {
         "spec:\n  infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}}\n";
     let gateway = GATEWAY.replace("spec:\n", reference);
     format!(
-        "{PAIR}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {data}\n"
+        "{CLIENT_AND_SERVER}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {data}\n"
     )
 }
 

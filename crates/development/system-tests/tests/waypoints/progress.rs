@@ -18,7 +18,7 @@ impl Progress {
     }
 
     /// Counts a further response.
-    pub(crate) fn answered(&self) {
+    pub(crate) fn count_response(&self) {
         self.good.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -31,15 +31,15 @@ impl Progress {
     }
 
     /// Returns a guard that ends the load on drop, also during a panic.
-    pub(crate) fn stop_at_end(&self) -> Stop<'_> {
-        Stop(&self.stop)
+    pub(crate) fn stop_at_end(&self) -> StopGuard<'_> {
+        StopGuard(&self.stop)
     }
 }
 
 /// Guard that ends a load; see [`Progress::stop_at_end`].
-pub(crate) struct Stop<'a>(&'a AtomicBool);
+pub(crate) struct StopGuard<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopGuard<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -33,7 +33,7 @@ fn status_of(answer: &str) -> &str {
 fn exchange(mesh: &Mesh, address: SocketAddr, request: &str, enough: &str) -> String {
     let mut connection = mesh.dial("shop/client", address).unwrap();
     connection
-        .raw(request.as_bytes(), |answer| answer.contains(enough))
+        .send_raw(request.as_bytes(), |answer| answer.contains(enough))
         .unwrap()
 }
 
@@ -78,11 +78,11 @@ fn http_1_variants_pass_the_waypoint() {
     let head =
         b"POST /asked HTTP/1.1\r\nHost: app\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
     let continues = asked
-        .raw(head, |answer| answer.ends_with("\r\n\r\n"))
+        .send_raw(head, |answer| answer.ends_with("\r\n\r\n"))
         .unwrap();
     assert_eq!(status_of(&continues), "100");
     let answer = asked
-        .raw(b"hello", |answer| answer.ends_with("whole"))
+        .send_raw(b"hello", |answer| answer.ends_with("whole"))
         .unwrap();
     assert_eq!(status_of(&answer), "200");
     // A body that the application rejects.
@@ -95,11 +95,11 @@ fn http_1_variants_pass_the_waypoint() {
     let upgrade =
         b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
     let switched = socket
-        .raw(upgrade, |answer| answer.ends_with("\r\n\r\n"))
+        .send_raw(upgrade, |answer| answer.ends_with("\r\n\r\n"))
         .unwrap();
     assert_eq!(status_of(&switched), "101");
-    socket.say("\u{1} a frame").unwrap();
-    socket.say("GET / HTTP/1.1\r\n\r\n").unwrap();
+    socket.exchange_line("\u{1} a frame").unwrap();
+    socket.exchange_line("GET / HTTP/1.1\r\n\r\n").unwrap();
 }
 
 #[test]
@@ -112,15 +112,17 @@ fn non_http_passes_through_from_either_side() {
         std::io::copy(&mut reader, &mut stream).map(drop)
     });
     let mut client = mesh.dial("shop/client", greets).unwrap();
-    let greeting = client.raw(b"", |answer| answer.ends_with("\r\n")).unwrap();
+    let greeting = client
+        .send_raw(b"", |answer| answer.ends_with("\r\n"))
+        .unwrap();
     assert_eq!(greeting, format!("220 hello {waypoint}\r\n"));
-    client.say("EHLO me\r\n").unwrap();
+    client.exchange_line("EHLO me\r\n").unwrap();
     // A TLS ClientHello and further bytes, unchanged.
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut tls = mesh.dial("shop/client", echo).unwrap();
-    tls.say("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}")
+    tls.exchange_line("\u{16}\u{3}\u{1}\u{0}\u{5}\u{1}\u{0}\u{0}\u{1}\u{3}")
         .unwrap();
-    tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
+    tls.exchange_line(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
 }
 
 /// Sends a request over TLS, which the application terminates, and returns the response.

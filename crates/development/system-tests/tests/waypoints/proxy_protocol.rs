@@ -8,7 +8,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, is_whole, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, is_complete_response, until, with_waypoint};
 
 /// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for its
 /// first bytes.
@@ -88,7 +88,7 @@ fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
             .write_all(b"GET / HTTP/1.1\r\nHost: nginx\r\n\r\n")
             .ok()?;
         let mut bytes = [0; 512];
-        while !is_whole(answer) {
+        while !is_complete_response(answer) {
             let read = stream.read(&mut bytes).ok().filter(|read| *read > 0)?;
             answer.push_str(std::str::from_utf8(&bytes[..read]).ok()?);
         }

@@ -1,7 +1,7 @@
 //! Tests that `ambit policy test` lists the observed callers that would be denied, and that these
 //! are denied once the policy is applied.
 
-use ambit_system_tests::{LogSource, Mesh, PAIR, options, until, with_waypoint};
+use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, options, until, with_waypoint};
 
 const NO_ADMIN: &str = "
 apiVersion: security.istio.io/v1
@@ -85,7 +85,7 @@ fn rehearsal_lists_callers_that_would_be_denied() {
     // An open connection has no line yet.
     let echo = std::net::SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut open = mesh.dial("legacy/client", echo).unwrap();
-    open.say("hello").unwrap();
+    open.exchange_line("hello").unwrap();
     let report = rehearse(STRICT);
     let is_open =
         |line: &str| line.contains("legacy/client (plaintext)") && line.contains("port 9000");
@@ -144,7 +144,7 @@ fn dry_run_policy_is_counted_logged_and_rehearsed() {
     let mut options = options();
     let sent = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY";
     options.env.insert(sent.into(), "true".into());
-    let mesh = Mesh::up_with(PAIR, options);
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
     mesh.until_captured("shop/server", true);
     mesh.until_captured("shop/client", true);
     let server = format!("http://{}:8080/", mesh.ip("shop/server"));

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use ambit_system_tests::{CommandOutput, binary};
+use ambit_system_tests::{CommandOutput, built_binary};
 use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 
@@ -119,7 +119,7 @@ fn cluster() -> ApiServer {
         }),
     );
     // A server responds with one value, and lines may be JSON.
-    server.answer(
+    server.set_fixed_response(
         "/api/v1/namespaces/shop/pods/way-1/log",
         json!({
             "start_time": "2020-11-25T21:26:18.409Z", "method": "GET", "path": "/admin/a?b=c", "authority": "web",
@@ -127,7 +127,7 @@ fn cluster() -> ApiServer {
             "downstream_local_address": "10.96.0.1:80", "downstream_remote_address": "10.0.0.3:37652",
         }),
     );
-    server.answer(
+    server.set_fixed_response(
         "/api/v1/namespaces/istio-system/pods/proxy/log",
         json!({
             "level": "info", "scope": "access", "message": "connection complete", "src.addr": "10.0.0.4:1",
@@ -144,7 +144,7 @@ fn rehearse(server: &ApiServer, policy: &str) -> CommandOutput {
         std::fs::write(&path, text).unwrap();
         path
     };
-    let output = Command::new(binary("ambit"))
+    let output = Command::new(built_binary("ambit"))
         .args(["policy", "test"])
         .arg(file("policy.yaml", policy))
         .arg("--kubeconfig")

@@ -186,7 +186,7 @@ impl Case {
         head += "Connection: close\r\n\r\n";
         let mut connection = mesh.dial(self.from, address).ok()?;
         let answer = connection
-            .raw(head.as_bytes(), |text| text.contains("\r\n"))
+            .send_raw(head.as_bytes(), |text| text.contains("\r\n"))
             .ok()?;
         answer.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
     }

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, until, until_through};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, Mesh, is_complete_response, until, until_through,
+};
 
 use crate::progress::Progress;
 
@@ -61,18 +63,18 @@ impl Load<'_> {
                 .take()
                 .map_or_else(|| self.mesh.dial("shop/client", to), Ok);
             let answered = connection.and_then(|mut connection| {
-                let answer = connection.raw(request.as_bytes(), is_whole)?;
+                let answer = connection.send_raw(request.as_bytes(), is_complete_response)?;
                 Ok((connection, answer))
             });
             match answered {
                 Ok((connection, answer))
-                    if answer.starts_with("HTTP/1.1 200") && is_whole(&answer) =>
+                    if answer.starts_with("HTTP/1.1 200") && is_complete_response(&answer) =>
                 {
                     let closes = answer
                         .to_ascii_lowercase()
                         .contains("\r\nconnection: close");
                     kept = Some(connection).filter(|_| keeps && !closes);
-                    self.progress.answered();
+                    self.progress.count_response();
                 }
                 Ok((_, answer)) => self.failed(keeps, &answer),
                 Err(error) => self.failed(keeps, &error.to_string()),
@@ -106,7 +108,10 @@ fn two_pods() -> (Mesh, [SocketAddr; 2]) {
 }
 
 fn manifests(replicas: u32, revision: u32) -> String {
-    format!("{PAIR}\n---{}{SERVICE}", gateway(replicas, revision))
+    format!(
+        "{CLIENT_AND_SERVER}\n---{}{SERVICE}",
+        gateway(replicas, revision)
+    )
 }
 
 /// Asserts that no request fails during a change under load, on existing and new connections.
@@ -203,7 +208,7 @@ fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
             "{deployment: 'spec: {template: {spec: {terminationGracePeriodSeconds: 3600}}}'}";
         let reference = "infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}, ";
         format!(
-            "{PAIR}\n---{}{SERVICE}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {overlay}\n",
+            "{CLIENT_AND_SERVER}\n---{}{SERVICE}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {overlay}\n",
             gateway(2, revision).replace("infrastructure: {", reference)
         )
     };
@@ -218,14 +223,14 @@ fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
     let mut long = mesh
         .dial("shop/client", SocketAddr::new(server, 9000))
         .unwrap();
-    long.say("before").unwrap();
+    long.exchange_line("before").unwrap();
     // Idle connections of clients, most likely to both pods.
     let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
     let idle: Vec<_> = (0..8)
         .map(|_| {
             let to = SocketAddr::new(server, 8080);
             let mut connection = mesh.dial("shop/client", to).unwrap();
-            connection.raw(request, is_whole).unwrap();
+            connection.send_raw(request, is_complete_response).unwrap();
             connection
         })
         .collect();
@@ -239,7 +244,7 @@ fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
     until("one of the first pods is left", || {
         left() == 1 && names(&mesh).len() == 3
     });
-    long.say("after").unwrap();
+    long.exchange_line("after").unwrap();
     assert_eq!(left(), 1);
     drop(long);
     until("none of the first is left", || left() == 0);

@@ -6,7 +6,9 @@ use std::{
     net::SocketAddr,
 };
 
-use ambit_system_tests::{Mesh, answer_ok, is_closed, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{
+    Mesh, answer_ok, is_closed, is_complete_response, read_head, until, with_waypoint,
+};
 
 const SERVICES: &str = "
 ---
@@ -86,7 +88,7 @@ fn serve(mesh: &Mesh) {
 fn ask(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: front\r\n\r\n");
     let mut connection = mesh.dial("shop/client", address).unwrap();
-    let answer = connection.raw(request.as_bytes(), is_whole);
+    let answer = connection.send_raw(request.as_bytes(), is_complete_response);
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
@@ -101,7 +103,7 @@ fn until_checked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
 /// Returns the first bytes that the server sends; `None` if the connection is rejected.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
-    let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));
+    let greeting = connection.send_raw(b"", |greeting| greeting.ends_with('\n'));
     let greeting = greeting.unwrap_or_else(|error| {
         assert!(is_closed(&error), "{error}");
         String::new()

@@ -1,6 +1,8 @@
 //! Tests that routing loops between waypoints end: at an application, or with a rejection.
 
-use ambit_system_tests::{GATEWAY, Heads, Mesh, Options, PAIR, options, until, until_through};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, Mesh, Options, RecordedHeads, options, until, until_through,
+};
 
 /// Second waypoint, and a service whose pod and requests it serves.
 const SECOND: &str = "
@@ -81,7 +83,8 @@ fn rejected_loops(mesh: &Mesh) -> u64 {
 
 /// Starts a mesh with clients, two waypoints and their services on one node.
 fn two_waypoints() -> Mesh {
-    let manifests = format!("{PAIR}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
+    let manifests =
+        format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
     Mesh::up_with(
         &manifests,
         Options {
@@ -159,7 +162,8 @@ fn routing_loops_between_waypoints_end() {
     }
     let before = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
     for _ in 0..10 {
-        mesh.get("shop/client", "http://near.shop:90/").refused();
+        mesh.get("shop/client", "http://near.shop:90/")
+            .assert_refused();
     }
     let after = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
     for (before, after) in before.into_iter().zip(after) {
@@ -209,7 +213,7 @@ fn mirrors_of_two_waypoints_do_not_multiply() {
     let both =
         mirrored("one", "server", "waypoint", "two") + &mirrored("two", "far", "yonder", "one");
     mesh.apply("mirrors", &both);
-    let of = |heads: &Heads, path: &str| {
+    let of = |heads: &RecordedHeads, path: &str| {
         let line = format!("get {path} ");
         heads
             .all()

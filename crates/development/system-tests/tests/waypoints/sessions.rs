@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, answer_ok, is_whole, read_head, until};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, Mesh, answer_ok, is_complete_response, read_head, until,
+};
 
 const PODS: [(&str, &str); 4] = [("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")];
 
@@ -96,7 +98,7 @@ impl SessionResponse {
 impl Scene {
     fn new() -> Self {
         let services = service("one") + &service("two");
-        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{services}"));
+        let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{services}"));
         for (name, app) in PODS {
             mesh.apply(name, &pod(name, app));
         }
@@ -128,7 +130,8 @@ impl Scene {
         let request =
             format!("POST {path} HTTP/1.1\r\nHost: one\r\ncontent-length: 0\r\n{headers}\r\n");
         let connection = self.mesh.dial("shop/client", self.service);
-        let answer = connection.and_then(|mut to| to.raw(request.as_bytes(), is_whole));
+        let answer =
+            connection.and_then(|mut to| to.send_raw(request.as_bytes(), is_complete_response));
         let text = answer.unwrap_or_default();
         let from = text.rsplit_once("from ").map(|(_, from)| from.to_owned());
         SessionResponse {

@@ -1,11 +1,13 @@
 //! Tests of telemetry to an OpenTelemetry collector: spans with their parents, over gRPC and HTTP, and access log
 //! records; and of requests while the collector hangs or disappears.
 
-use ambit_system_tests::{Heads, LogSource, Mesh, binary, is_whole, until, with_waypoint};
+use ambit_system_tests::{
+    LogSource, Mesh, RecordedHeads, built_binary, is_complete_response, until, with_waypoint,
+};
 use serde_json::Value;
 
 fn more() -> String {
-    let collector = binary("otlp-collector");
+    let collector = built_binary("otlp-collector");
     let collector = collector.display();
     format!(
         "
@@ -72,7 +74,7 @@ spec:
 
 struct Scene {
     mesh: Mesh,
-    heads: Heads,
+    heads: RecordedHeads,
 }
 
 impl Scene {
@@ -87,7 +89,9 @@ impl Scene {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);
         let mut connection = self.mesh.dial("shop/client", service).ok()?;
-        connection.raw(request.as_bytes(), is_whole).ok()?;
+        connection
+            .send_raw(request.as_bytes(), is_complete_response)
+            .ok()?;
         let heads = self.heads.all();
         let request_head = heads
             .iter()

@@ -3,7 +3,9 @@
 
 use std::{io::Write as _, net::SocketAddr, sync::Mutex, thread};
 
-use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{
+    Mesh, RecordedRequests, is_complete_response, read_head, until, with_waypoint,
+};
 
 /// Three applications in the service's pod, one on each port, and a subset of the service's pods.
 const MANIFESTS: &str = "
@@ -112,7 +114,7 @@ fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
                 }
             }
             let fails = head.starts_with("get /once")
-                || head.starts_with("get /flaky") && noted.of("get /flaky").len() < 3;
+                || head.starts_with("get /flaky") && noted.requests_of("get /flaky").len() < 3;
             let status = if fails { "503 No" } else { "200 OK" };
             let length = name.len();
             write!(
@@ -149,7 +151,7 @@ impl Scene {
     fn ask(&self, client: &str, line: &str, headers: &str) -> String {
         let request = format!("{line} HTTP/1.1\r\nHost: app\r\n{headers}Content-Length: 0\r\n\r\n");
         let mut connection = self.mesh.dial(client, self.address).unwrap();
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         answer.map_or_else(
             |error| format!("failed: {error}"),
             |one| one.to_ascii_lowercase(),
@@ -178,9 +180,9 @@ fn virtual_service_rules_are_applied() {
         changed.ends_with("next") && changed.contains("x-rule: yes"),
         "{changed}"
     );
-    let sent = scene.next.of("get /refix/x?a=b ");
+    let sent = scene.next.requests_of("get /refix/x?a=b ");
     let [(sent, _)] = sent.as_slice() else {
-        panic!("{:?}", scene.next.of(""));
+        panic!("{:?}", scene.next.requests_of(""));
     };
     for line in [
         "host: other.example\r\n",
@@ -201,12 +203,12 @@ fn virtual_service_rules_are_applied() {
     );
     assert!(scene.get("/silent").starts_with("http/1.1 504"));
     assert!(scene.get("/flaky").starts_with("http/1.1 200"));
-    assert_eq!(scene.app.of("get /flaky ").len(), 3);
+    assert_eq!(scene.app.requests_of("get /flaky ").len(), 3);
     assert!(scene.get("/once").starts_with("http/1.1 503"));
-    assert_eq!(scene.app.of("get /once ").len(), 1);
+    assert_eq!(scene.app.requests_of("get /once ").len(), 1);
     assert!(scene.get("/copied").ends_with("app"));
     until("the mirror gets it", || {
-        !scene.next.of("get /copied ").is_empty()
+        !scene.next.requests_of("get /copied ").is_empty()
     });
     let preflight = |origin: &str| {
         let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: PUT\r\n");
@@ -325,7 +327,7 @@ spec: {{hosts: [app], http: [{{route: [{{destination: {{host: {host}}}}}]}}]}}
                     .dial("shop/client", server)
                     .is_ok_and(|mut connection| {
                         let request = b"GET /change HTTP/1.1\r\nHost: server\r\n\r\n";
-                        let answer = connection.raw(request, is_whole);
+                        let answer = connection.send_raw(request, is_complete_response);
                         answer.is_ok_and(|answer| answer.ends_with("app"))
                     })
             });

@@ -19,12 +19,12 @@ pub(super) struct Target {
     pub(super) limit: usize,
     /// Continuation of a paged list: the list's version, and namespace and name of the last returned object.
     pub(super) page: Option<(u64, (String, String))>,
-    terms: Vec<Term>,
+    terms: Vec<SelectorTerm>,
 }
 
 /// One requirement of a label or field selector.
 #[derive(Clone, Debug)]
-struct Term {
+struct SelectorTerm {
     /// Dotted path of the label or field.
     path: String,
     /// Required value; `None` only requires that the label or field exists.
@@ -33,7 +33,7 @@ struct Term {
     negated: bool,
 }
 
-impl Term {
+impl SelectorTerm {
     fn parse(prefix: &str, term: &str) -> Self {
         let term = term.trim();
         let (path, value, negated) = if let Some((path, value)) = term.split_once("!=") {
@@ -52,7 +52,7 @@ impl Term {
         }
     }
 
-    fn holds(&self, object: &Value) -> bool {
+    fn matches(&self, object: &Value) -> bool {
         let found = match self.path.strip_prefix("metadata.labels/") {
             Some(label) => &object["metadata"]["labels"][label],
             None => self
@@ -98,9 +98,9 @@ impl Target {
                 "watch" => target.watch = value == "true" || value == "1",
                 "resourceVersion" => target.from_version = value.parse().unwrap_or(0),
                 "limit" => target.limit = value.parse().unwrap_or(0),
-                "continue" => target.page = page(&value),
-                "fieldSelector" => target.select("", &value),
-                "labelSelector" => target.select("metadata.labels/", &value),
+                "continue" => target.page = parse_continue_token(&value),
+                "fieldSelector" => target.add_selector_terms("", &value),
+                "labelSelector" => target.add_selector_terms("metadata.labels/", &value),
                 _ => {}
             }
         }
@@ -111,20 +111,20 @@ impl Target {
         self.name.as_deref().unwrap_or_default()
     }
 
-    fn select(&mut self, prefix: &str, selector: &str) {
+    fn add_selector_terms(&mut self, prefix: &str, selector: &str) {
         let terms = selector.split(',').filter(|term| !term.is_empty());
         self.terms
-            .extend(terms.map(|term| Term::parse(prefix, term)));
+            .extend(terms.map(|term| SelectorTerm::parse(prefix, term)));
     }
 
     pub(super) fn matches(&self, object: &Value) -> bool {
         let of_namespace = self.namespace.is_empty()
             || object["metadata"]["namespace"].as_str() == Some(&self.namespace);
-        of_namespace && self.terms.iter().all(|term| term.holds(object))
+        of_namespace && self.terms.iter().all(|term| term.matches(object))
     }
 
     /// Returns the object in the format that the request accepts.
-    pub(super) fn shown(&self, object: &Value) -> Value {
+    pub(super) fn visible_part(&self, object: &Value) -> Value {
         if self.metadata_only {
             json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
                    "metadata": object["metadata"]})
@@ -143,13 +143,13 @@ impl Target {
             ChangeKind::Modified => "MODIFIED",
             ChangeKind::Deleted => "DELETED",
         };
-        let line = json!({"type": kind, "object": self.shown(&change.object)});
+        let line = json!({"type": kind, "object": self.visible_part(&change.object)});
         Some(format!("{line}\n").into())
     }
 }
 
-/// Parses a continuation token, which [`Store::page`](super::store::Store::page) creates.
-fn page(text: &str) -> Option<(u64, (String, String))> {
+/// Parses a continuation token, which [`Store::list_page`](super::store::Store::page) creates.
+fn parse_continue_token(text: &str) -> Option<(u64, (String, String))> {
     let mut parts = text.splitn(3, '/');
     let version = parts.next()?.parse().ok()?;
     Some((

@@ -14,9 +14,9 @@ use super::{
 };
 
 /// Collection of CRDs.
-const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const CRD_COLLECTION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
-type Refused = (u16, &'static str);
+type ApiFailure = (u16, &'static str);
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
@@ -41,7 +41,7 @@ impl Store {
     pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
         let put = self.get(&target.collection, &target.namespace, target.name());
         put.cloned().or_else(|| {
-            let defines = target.collection == DEFINITIONS;
+            let defines = target.collection == CRD_COLLECTION;
             defines.then(|| self.definition(target.name())).flatten()
         })
     }
@@ -72,7 +72,7 @@ impl Store {
 
     /// Returns one page of a list. All pages have the version of the first: a watch from that version misses no change
     /// in between.
-    pub(super) fn page(&self, target: &Target) -> Value {
+    pub(super) fn list_page(&self, target: &Target) -> Value {
         let (version, after) = match &target.page {
             Some((version, after)) => (*version, Bound::Excluded(after.clone())),
             None => (self.version, Bound::Unbounded),
@@ -89,14 +89,14 @@ impl Store {
                 metadata["continue"] = format!("{version}/{namespace}/{name}").into();
                 break;
             }
-            items.push(target.shown(object));
+            items.push(target.visible_part(object));
             last = Some(key);
         }
         json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items})
     }
 
     /// Starts serving the kind, with or without objects.
-    pub(super) fn serve(&mut self, collection: &str, kind: &str) {
+    pub(super) fn add_kind(&mut self, collection: &str, kind: &str) {
         self.kinds.insert(collection.to_owned(), kind.to_owned());
     }
 
@@ -220,7 +220,11 @@ impl Store {
         Some(change)
     }
 
-    pub(super) fn create(&mut self, target: &Target, mut object: Value) -> Result<Change, Refused> {
+    pub(super) fn create(
+        &mut self,
+        target: &Target,
+        mut object: Value,
+    ) -> Result<Change, ApiFailure> {
         let metadata = &mut object["metadata"];
         if metadata["name"].is_null() {
             let prefix = metadata["generateName"].as_str().unwrap_or_default();
@@ -239,7 +243,7 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    pub(super) fn replace(&mut self, target: &Target, object: Value) -> Result<Change, Refused> {
+    pub(super) fn replace(&mut self, target: &Target, object: Value) -> Result<Change, ApiFailure> {
         let current = self
             .get(&target.collection, &target.namespace, target.name())
             .ok_or((404, "NotFound"))?;
@@ -256,7 +260,7 @@ impl Store {
         target: &Target,
         patch: Value,
         apply: bool,
-    ) -> Result<Change, Refused> {
+    ) -> Result<Change, ApiFailure> {
         let current = self.get(&target.collection, &target.namespace, target.name());
         let mut object = match current.cloned() {
             Some(current) => {
@@ -280,7 +284,7 @@ impl Store {
     }
 
     /// Returns the changes since a version; `None` if they were dropped. For a future version, there are none.
-    pub(super) fn since(&self, version: u64) -> Option<Vec<Change>> {
+    pub(super) fn changes_since(&self, version: u64) -> Option<Vec<Change>> {
         (version >= self.compacted).then(|| {
             let later = self.history.iter().filter(|of| of.version > version);
             later.cloned().collect()
@@ -347,18 +351,18 @@ mod tests {
     #[test]
     fn list_pages_share_a_version_and_no_object_repeats() {
         let mut store = store();
-        let first = store.page(&target("limit=2&labelSelector=app%3Dx"));
+        let first = store.list_page(&target("limit=2&labelSelector=app%3Dx"));
         assert_eq!(names(&first), ["a", "c"]);
         store.delete(PODS, "ns", "a");
         let next = first["metadata"]["continue"].as_str().unwrap();
-        let rest = store.page(&target(&format!(
+        let rest = store.list_page(&target(&format!(
             "limit=2&labelSelector=app%3Dx&continue={next}"
         )));
         assert_eq!(names(&rest), ["d"]);
         assert!(rest["metadata"]["continue"].is_null());
         let version = |list: &Value| list["metadata"]["resourceVersion"].clone();
         assert_eq!(version(&first), version(&rest));
-        let since = store.since(version(&rest).as_str().unwrap().parse().unwrap());
+        let since = store.changes_since(version(&rest).as_str().unwrap().parse().unwrap());
         assert_eq!(
             since.unwrap().len(),
             1,
@@ -376,17 +380,17 @@ mod tests {
             ("!app", ""),
             ("app,app!%3Dy", "acd"),
         ] {
-            let list = store.page(&target(&format!("labelSelector={selector}")));
+            let list = store.list_page(&target(&format!("labelSelector={selector}")));
             assert_eq!(names(&list).concat(), found, "{selector}");
         }
-        let list = store.page(&target("fieldSelector=metadata.name%3Db"));
+        let list = store.list_page(&target("fieldSelector=metadata.name%3Db"));
         assert_eq!(names(&list), ["b"]);
     }
 
     #[test]
     fn discovery_lists_declared_and_used_kinds() {
         let mut store = store();
-        store.serve("/apis/a.io/v1/things", "Thing");
+        store.add_kind("/apis/a.io/v1/things", "Thing");
         let kinds = |store: &Store, group: &str| {
             let list = store.discovery(group)?;
             assert_eq!(list["kind"], "APIResourceList");

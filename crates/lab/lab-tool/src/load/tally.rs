@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Kind of connection that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Mode {
+pub(super) enum ConnectionMode {
     /// One request after the other on connections that stay open.
     KeepAlive,
     /// Each request on a new connection.
@@ -20,7 +20,7 @@ pub(super) enum Mode {
 /// Kind of a request's failure, as the client observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Kind {
+pub(super) enum FailureKind {
     Refused,
     Reset,
     Eof,
@@ -31,7 +31,7 @@ pub(super) enum Kind {
     Other,
 }
 
-impl From<&io::Error> for Kind {
+impl From<&io::Error> for FailureKind {
     fn from(error: &io::Error) -> Self {
         use io::ErrorKind as E;
         match error.kind() {
@@ -48,8 +48,8 @@ impl From<&io::Error> for Kind {
 
 /// Result of one request. Times are offsets from the beginning of the load.
 #[derive(Clone, Debug)]
-pub(super) struct Finished {
-    pub(super) mode: Mode,
+pub(super) struct FinishedRequest {
+    pub(super) mode: ConnectionMode,
     /// Number of the worker within its mode.
     pub(super) worker: u32,
     pub(super) due: Duration,
@@ -65,17 +65,17 @@ pub(super) struct Finished {
 /// Kind of a request's failure, and the text of the error.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    pub(super) kind: Kind,
+    pub(super) kind: FailureKind,
     pub(super) text: String,
 }
 
 /// Sums of the results of one mode.
 #[derive(Clone, Debug, Default)]
-struct Sums {
+struct ModeTotals {
     requests: u64,
     missed: u64,
     opened: u64,
-    failed: BTreeMap<Kind, u64>,
+    failed: BTreeMap<FailureKind, u64>,
     failed_openings: u64,
     broken: u64,
     last_success: Option<Duration>,
@@ -92,7 +92,7 @@ struct Gap {
     lasted: Duration,
 }
 
-impl Sums {
+impl ModeTotals {
     fn succeeded(&mut self, at: Duration, worker: u32) {
         self.responding_workers.insert(worker);
         self.gap_until(at);
@@ -113,7 +113,7 @@ impl Sums {
 
 /// Results of the load so far, by mode.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tally(BTreeMap<Mode, Sums>);
+pub(super) struct Tally(BTreeMap<ConnectionMode, ModeTotals>);
 
 /// Summary of one mode's results, as it is printed. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -121,7 +121,7 @@ pub(super) struct Summary {
     pub(super) requests: u64,
     pub(super) failed: u64,
     /// Number of failed requests by kind.
-    pub(super) failures: BTreeMap<Kind, u64>,
+    pub(super) failures: BTreeMap<FailureKind, u64>,
     /// Number of failures while a connection was being opened, or at its first request.
     pub(super) failed_openings: u64,
     /// Number of failures on connections that had been open.
@@ -141,11 +141,11 @@ pub(super) struct Summary {
 
 impl Tally {
     /// Sets the number of workers that will report results for a mode.
-    pub(super) fn expect(&mut self, mode: Mode, workers: u32) {
+    pub(super) fn expect(&mut self, mode: ConnectionMode, workers: u32) {
         self.0.entry(mode).or_default().silent = workers;
     }
 
-    pub(super) fn take(&mut self, finished: &Finished) {
+    pub(super) fn take(&mut self, finished: &FinishedRequest) {
         let sums = self.0.entry(finished.mode).or_default();
         sums.requests += 1;
         sums.missed += u64::from(finished.missed);
@@ -177,8 +177,8 @@ impl Tally {
     }
 
     /// Returns the summary of each mode; the time from the last success until `now` counts as a gap.
-    pub(super) fn summaries(&self, now: Duration) -> BTreeMap<Mode, Summary> {
-        let summary = |sums: &Sums| {
+    pub(super) fn summaries(&self, now: Duration) -> BTreeMap<ConnectionMode, Summary> {
+        let summary = |sums: &ModeTotals| {
             let mut sums = sums.clone();
             sums.gap_until(now);
             Summary {
@@ -247,15 +247,20 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    fn finished(mode: Mode, due: u64, at: u64, failure: Option<Kind>) -> Finished {
-        Finished {
+    fn finished(
+        mode: ConnectionMode,
+        due: u64,
+        at: u64,
+        failure: Option<FailureKind>,
+    ) -> FinishedRequest {
+        FinishedRequest {
             mode,
             worker: 0,
             due: ms(due),
             at: ms(at),
             missed: 0,
             interval: ms(20),
-            opening: mode == Mode::New,
+            opening: mode == ConnectionMode::New,
             failure: failure.map(|kind| Failure {
                 kind,
                 text: String::new(),
@@ -263,7 +268,7 @@ mod tests {
         }
     }
 
-    fn summary(events: &[Finished], now: u64) -> BTreeMap<Mode, Summary> {
+    fn summary(events: &[FinishedRequest], now: u64) -> BTreeMap<ConnectionMode, Summary> {
         let mut tally = Tally::default();
         for event in events {
             tally.take(event);
@@ -275,55 +280,55 @@ mod tests {
     fn failures_are_counted_by_mode_and_kind() {
         let summary = summary(
             &[
-                finished(Mode::New, 0, 1, None),
-                finished(Mode::New, 20, 21, Some(Kind::Refused)),
-                finished(Mode::New, 40, 41, Some(Kind::Refused)),
-                finished(Mode::New, 60, 61, Some(Kind::Eof)),
-                finished(Mode::Long, 60, 61, Some(Kind::Reset)),
+                finished(ConnectionMode::New, 0, 1, None),
+                finished(ConnectionMode::New, 20, 21, Some(FailureKind::Refused)),
+                finished(ConnectionMode::New, 40, 41, Some(FailureKind::Refused)),
+                finished(ConnectionMode::New, 60, 61, Some(FailureKind::Eof)),
+                finished(ConnectionMode::Long, 60, 61, Some(FailureKind::Reset)),
             ],
             61,
         );
-        let new = &summary[&Mode::New];
+        let new = &summary[&ConnectionMode::New];
         assert_eq!((new.requests, new.failed, new.opened), (4, 3, 1));
         assert_eq!(
             new.failures,
-            BTreeMap::from([(Kind::Refused, 2), (Kind::Eof, 1)])
+            BTreeMap::from([(FailureKind::Refused, 2), (FailureKind::Eof, 1)])
         );
         assert_eq!((new.failed_openings, new.broken), (3, 0));
-        let long = &summary[&Mode::Long];
+        let long = &summary[&ConnectionMode::Long];
         assert_eq!((long.failed_openings, long.broken), (0, 1));
     }
 
     #[test]
     fn the_longest_gap_is_between_successes_of_any_worker() {
-        let mut other = finished(Mode::New, 1000, 1010, None);
+        let mut other = finished(ConnectionMode::New, 1000, 1010, None);
         other.worker = 1;
         let events = [
-            finished(Mode::New, 0, 10, None),
-            finished(Mode::New, 20, 700, Some(Kind::Timeout)),
+            finished(ConnectionMode::New, 0, 10, None),
+            finished(ConnectionMode::New, 20, 700, Some(FailureKind::Timeout)),
             other,
             // Reported later than a newer success of another worker.
-            finished(Mode::New, 900, 1005, None),
-            finished(Mode::New, 1020, 1030, None),
+            finished(ConnectionMode::New, 900, 1005, None),
+            finished(ConnectionMode::New, 1020, 1030, None),
         ];
-        let new = &summary(&events, 1040)[&Mode::New];
+        let new = &summary(&events, 1040)[&ConnectionMode::New];
         assert_eq!((new.longest_gap_at_ms, new.longest_gap_ms), (10.0, 1000.0));
     }
 
     #[test]
     fn silence_at_the_end_is_a_gap() {
-        let events = [finished(Mode::KeepAlive, 0, 10, None)];
-        let gap = summary(&events, 5010)[&Mode::KeepAlive].longest_gap_ms;
+        let events = [finished(ConnectionMode::KeepAlive, 0, 10, None)];
+        let gap = summary(&events, 5010)[&ConnectionMode::KeepAlive].longest_gap_ms;
         assert!((gap - 5000.0).abs() < 1e-9, "{gap}");
     }
 
     #[test]
     fn skipped_requests_count_with_their_waiting_time() {
         // Due at 20 ms, sent when the one due at 1000 ms could be sent: 49 requests were skipped.
-        let mut held_up = finished(Mode::KeepAlive, 1000, 1001, None);
+        let mut held_up = finished(ConnectionMode::KeepAlive, 1000, 1001, None);
         held_up.missed = 49;
-        let events = [finished(Mode::KeepAlive, 0, 1, None), held_up];
-        let sums = &summary(&events, 1001)[&Mode::KeepAlive];
+        let events = [finished(ConnectionMode::KeepAlive, 0, 1, None), held_up];
+        let sums = &summary(&events, 1001)[&ConnectionMode::KeepAlive];
         assert_eq!((sums.requests, sums.missed), (2, 49));
         assert!((sums.p50_ms - 480.0).abs() < 20.0, "{}", sums.p50_ms);
         assert!((sums.max_ms - 981.0).abs() < 30.0, "{}", sums.max_ms);
@@ -332,13 +337,13 @@ mod tests {
     #[test]
     fn a_load_runs_when_every_worker_has_succeeded() {
         let mut tally = Tally::default();
-        tally.expect(Mode::New, 2);
-        tally.expect(Mode::Long, 1);
-        tally.take(&finished(Mode::Long, 0, 1, None));
-        tally.take(&finished(Mode::New, 0, 1, None));
-        tally.take(&finished(Mode::New, 0, 1, None));
+        tally.expect(ConnectionMode::New, 2);
+        tally.expect(ConnectionMode::Long, 1);
+        tally.take(&finished(ConnectionMode::Long, 0, 1, None));
+        tally.take(&finished(ConnectionMode::New, 0, 1, None));
+        tally.take(&finished(ConnectionMode::New, 0, 1, None));
         assert!(!tally.is_running());
-        let mut second = finished(Mode::New, 0, 1, Some(Kind::Refused));
+        let mut second = finished(ConnectionMode::New, 0, 1, Some(FailureKind::Refused));
         second.worker = 1;
         tally.take(&second);
         assert!(!tally.is_running());
@@ -350,13 +355,13 @@ mod tests {
     #[test]
     fn errors_map_to_known_kinds() {
         for (error, kind) in [
-            (io::ErrorKind::ConnectionRefused, Kind::Refused),
-            (io::ErrorKind::BrokenPipe, Kind::Reset),
-            (io::ErrorKind::UnexpectedEof, Kind::Eof),
-            (io::ErrorKind::WouldBlock, Kind::Timeout),
-            (io::ErrorKind::InvalidData, Kind::WrongAnswer),
+            (io::ErrorKind::ConnectionRefused, FailureKind::Refused),
+            (io::ErrorKind::BrokenPipe, FailureKind::Reset),
+            (io::ErrorKind::UnexpectedEof, FailureKind::Eof),
+            (io::ErrorKind::WouldBlock, FailureKind::Timeout),
+            (io::ErrorKind::InvalidData, FailureKind::WrongAnswer),
         ] {
-            assert_eq!(Kind::from(&io::Error::from(error)), kind);
+            assert_eq!(FailureKind::from(&io::Error::from(error)), kind);
         }
     }
 }

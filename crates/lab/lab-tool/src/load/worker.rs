@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     schedule::Schedule,
-    tally::{Failure, Finished, Kind, Mode},
+    tally::{ConnectionMode, Failure, FailureKind, FinishedRequest},
 };
 use crate::http1::{Connection, Url, connect};
 
@@ -38,28 +38,28 @@ impl Clock {
 
 /// Kind of request that a worker sends.
 #[derive(Debug)]
-pub(super) enum Task {
+pub(super) enum WorkerTask {
     Get { url: Url, expect: String },
     Echo,
 }
 
 #[derive(Debug)]
 pub(super) struct Worker {
-    pub(super) mode: Mode,
+    pub(super) mode: ConnectionMode,
     pub(super) number: u32,
     pub(super) schedule: Schedule,
     pub(super) address: SocketAddr,
     pub(super) timeout: Duration,
-    pub(super) task: Task,
+    pub(super) task: WorkerTask,
 }
 
 /// Open connection of a worker, for HTTP or echo requests.
-enum Open {
+enum OpenConnection {
     Http(Connection),
     Echo(TcpStream),
 }
 
-impl Open {
+impl OpenConnection {
     /// Whether the server announced that it closes the connection: this is no failure, and the next request opens
     /// another one.
     fn has_ended(&self) -> bool {
@@ -69,7 +69,12 @@ impl Open {
 
 impl Worker {
     /// Sends the requests of the schedule until `ended` is set, and reports the result of each.
-    pub(super) fn run(mut self, clock: Clock, report: &mpsc::Sender<Finished>, ended: &AtomicBool) {
+    pub(super) fn run(
+        mut self,
+        clock: Clock,
+        report: &mpsc::Sender<FinishedRequest>,
+        ended: &AtomicBool,
+    ) {
         let mut open = None;
         loop {
             let next = self.schedule.next_request(clock.now());
@@ -79,11 +84,11 @@ impl Worker {
             }
             let opening = open.is_none();
             let outcome = self.request(&mut open, next.due);
-            let has_ended = open.as_ref().is_some_and(Open::has_ended);
-            if outcome.is_err() || has_ended || self.mode == Mode::New {
+            let has_ended = open.as_ref().is_some_and(OpenConnection::has_ended);
+            if outcome.is_err() || has_ended || self.mode == ConnectionMode::New {
                 open = None;
             }
-            let finished = Finished {
+            let finished = FinishedRequest {
                 mode: self.mode,
                 worker: self.number,
                 due: next.due,
@@ -92,7 +97,7 @@ impl Worker {
                 interval: self.schedule.interval(),
                 opening,
                 failure: outcome.err().map(|error| Failure {
-                    kind: Kind::from(&error),
+                    kind: FailureKind::from(&error),
                     text: error.to_string(),
                 }),
             };
@@ -102,19 +107,19 @@ impl Worker {
         }
     }
 
-    fn request(&self, open: &mut Option<Open>, due: Duration) -> io::Result<()> {
+    fn request(&self, open: &mut Option<OpenConnection>, due: Duration) -> io::Result<()> {
         let connection = match open {
             Some(connection) => connection,
             None => open.insert(self.open()?),
         };
         match (connection, &self.task) {
-            (Open::Http(connection), Task::Get { url, expect }) => {
-                let (status, body) = connection.get(url, self.mode == Mode::KeepAlive)?;
+            (OpenConnection::Http(connection), WorkerTask::Get { url, expect }) => {
+                let (status, body) = connection.get(url, self.mode == ConnectionMode::KeepAlive)?;
                 if status != 200 || !body.contains(expect) {
-                    return Err(wrong(format!("{status} {}", body.trim_end())));
+                    return Err(wrong_response(format!("{status} {}", body.trim_end())));
                 }
             }
-            (Open::Echo(stream), _) => {
+            (OpenConnection::Echo(stream), _) => {
                 // A different text each time, so that an old response is not taken for a new one.
                 let sent = u64::try_from(due.as_nanos())
                     .unwrap_or_default()
@@ -123,23 +128,27 @@ impl Worker {
                 stream.write_all(&sent)?;
                 stream.read_exact(&mut received)?;
                 if received != sent {
-                    return Err(wrong(format!("sent {sent:?}, received {received:?}")));
+                    return Err(wrong_response(format!(
+                        "sent {sent:?}, received {received:?}"
+                    )));
                 }
             }
-            (Open::Http(_), Task::Echo) => {}
+            (OpenConnection::Http(_), WorkerTask::Echo) => {}
         }
         Ok(())
     }
 
-    fn open(&self) -> io::Result<Open> {
+    fn open(&self) -> io::Result<OpenConnection> {
         match self.task {
-            Task::Get { .. } => Connection::open(self.address, self.timeout).map(Open::Http),
-            Task::Echo => connect(self.address, self.timeout).map(Open::Echo),
+            WorkerTask::Get { .. } => {
+                Connection::open(self.address, self.timeout).map(OpenConnection::Http)
+            }
+            WorkerTask::Echo => connect(self.address, self.timeout).map(OpenConnection::Echo),
         }
     }
 }
 
-fn wrong(text: String) -> io::Error {
+fn wrong_response(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -151,11 +160,11 @@ mod tests {
 
     /// Runs a worker against a server that handles each connection by `serve`, and returns its first results.
     fn outcomes(
-        mode: Mode,
-        task: Task,
+        mode: ConnectionMode,
+        task: WorkerTask,
         reports: usize,
         serve: impl Fn(usize, TcpStream) + Send + 'static,
-    ) -> Vec<(bool, Option<Kind>)> {
+    ) -> Vec<(bool, Option<FailureKind>)> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
@@ -194,8 +203,8 @@ mod tests {
         outcomes
     }
 
-    fn get(expect: &str) -> Task {
-        Task::Get {
+    fn get(expect: &str) -> WorkerTask {
+        WorkerTask::Get {
             url: Url::parse("http://server/").unwrap(),
             expect: expect.into(),
         }
@@ -223,10 +232,10 @@ mod tests {
             // The server closes after the first response, and immediately on the second connection.
         };
         assert_eq!(
-            outcomes(Mode::KeepAlive, get("hi"), 3, serve)[..2],
+            outcomes(ConnectionMode::KeepAlive, get("hi"), 3, serve)[..2],
             [(true, None), (false, None)]
         );
-        let later = &outcomes(Mode::KeepAlive, get("hi"), 4, serve)[2..];
+        let later = &outcomes(ConnectionMode::KeepAlive, get("hi"), 4, serve)[2..];
         assert!(!later[0].0);
         assert!(later[0].1.is_some());
         assert!(later[1].0);
@@ -242,14 +251,14 @@ mod tests {
             let last = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi";
             stream.write_all(last.as_bytes()).unwrap();
         };
-        let outcomes = outcomes(Mode::KeepAlive, get("hi"), 4, serve);
+        let outcomes = outcomes(ConnectionMode::KeepAlive, get("hi"), 4, serve);
         let expected = [(true, None), (false, None), (true, None), (false, None)];
         assert_eq!(outcomes, expected);
     }
 
     #[test]
     fn every_new_connection_is_opened() {
-        let outcomes = outcomes(Mode::New, get("hi"), 3, |_, stream| {
+        let outcomes = outcomes(ConnectionMode::New, get("hi"), 3, |_, stream| {
             answer_once(&stream, "hi")
         });
         assert_eq!(outcomes, [(true, None); 3]);
@@ -258,22 +267,22 @@ mod tests {
     #[test]
     fn response_of_another_server_is_wrong() {
         let serve = |_, stream: TcpStream| answer_once(&stream, "called by 10.0.0.2");
-        let outcomes = outcomes(Mode::New, get("called by 10.0.0.1"), 1, serve);
-        assert_eq!(outcomes, [(true, Some(Kind::WrongAnswer))]);
+        let outcomes = outcomes(ConnectionMode::New, get("called by 10.0.0.1"), 1, serve);
+        assert_eq!(outcomes, [(true, Some(FailureKind::WrongAnswer))]);
     }
 
     #[test]
     fn a_silent_echo_is_a_timeout_and_an_echo_no_failure() {
         let silent = |_, stream: TcpStream| std::mem::forget(stream);
         assert_eq!(
-            outcomes(Mode::Long, Task::Echo, 1, silent),
-            [(true, Some(Kind::Timeout))]
+            outcomes(ConnectionMode::Long, WorkerTask::Echo, 1, silent),
+            [(true, Some(FailureKind::Timeout))]
         );
         let echo = |_, mut stream: TcpStream| {
             thread::spawn(move || io::copy(&mut stream.try_clone().unwrap(), &mut stream).is_ok());
         };
         assert_eq!(
-            outcomes(Mode::Long, Task::Echo, 2, echo),
+            outcomes(ConnectionMode::Long, WorkerTask::Echo, 2, echo),
             [(true, None), (false, None)]
         );
     }

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, Read as _};
 use crate::http1::MAX_HEAD_BYTES;
 
 /// Maximum number of lines of a request's head, and of the trailers after its body.
-const MAX_LINES: usize = 256;
+const MAX_HEADER_LINES: usize = 256;
 
 /// Framing of a request's body (RFC 9112, section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ enum Body {
 pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut first = String::new();
     let mut body = Body::Length(0);
-    for lines in 0..MAX_LINES {
+    for lines in 0..MAX_HEADER_LINES {
         let Some(line) = line(reader)? else {
             return Ok(None);
         };
@@ -33,7 +33,7 @@ pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
         }
         if lines == 0 {
             first = line;
-        } else if let Some(described) = described(&line) {
+        } else if let Some(described) = body_framing(&line) {
             body = described;
         }
     }
@@ -41,7 +41,7 @@ pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
 }
 
 /// Returns the framing of the body, if this header line declares one.
-fn described(line: &str) -> Option<Body> {
+fn body_framing(line: &str) -> Option<Body> {
     let (name, value) = line.split_once(':')?;
     match name.to_ascii_lowercase().as_str() {
         "content-length" => value.trim().parse().ok().map(Body::Length),
@@ -58,7 +58,7 @@ fn skip(reader: &mut impl BufRead, body: Body) -> io::Result<()> {
                 skip_bytes(reader, length)?;
                 line(reader)?;
             }
-            for _ in 0..MAX_LINES {
+            for _ in 0..MAX_HEADER_LINES {
                 match line(reader)? {
                     Some(trailer) if !trailer.trim().is_empty() => {}
                     _ => break,

@@ -6,7 +6,7 @@ use ambit_k8s_api::{Deployment, Kind, Object, ObjectKey, ObjectMeta, Pod, labels
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Pod that should exist according to the manifests.
-pub(super) struct Desired {
+pub(super) struct DesiredPod {
     pub(super) pod: Arc<Pod>,
     /// Deployment of which the pod is a replica; `None` for a pod of the manifests.
     pub(super) deployment: Option<DesiredDeployment>,
@@ -22,7 +22,7 @@ pub(super) struct DesiredDeployment {
     pub(super) rolling: bool,
 }
 
-impl Desired {
+impl DesiredPod {
     /// Returns the UID that the pod's manifest sets, if any.
     pub(super) fn uid(&self) -> Option<String> {
         self.pod.metadata.uid.clone().filter(|uid| !uid.is_empty())
@@ -31,14 +31,14 @@ impl Desired {
 
 pub(super) fn pods<'a>(
     objects: impl Iterator<Item = (&'a ObjectKey, &'a Object)>,
-) -> BTreeMap<ObjectKey, Desired> {
+) -> BTreeMap<ObjectKey, DesiredPod> {
     let mut pods = BTreeMap::new();
     for (key, object) in objects {
         match object {
             Object::Pod(pod) => {
                 pods.insert(
                     key.clone(),
-                    Desired {
+                    DesiredPod {
                         pod: pod.clone(),
                         deployment: None,
                     },
@@ -51,10 +51,10 @@ pub(super) fn pods<'a>(
     pods
 }
 
-fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKey, Desired>) {
+fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKey, DesiredPod>) {
     let Some(spec) = &deployment.spec else { return };
     let template = serde_json::to_vec(&spec.template).unwrap_or_default();
-    let hash = name_of(fnv(&template), 9);
+    let hash = name_of(fnv_hash(&template), 9);
     let strategy = spec.strategy.as_ref();
     let replica_set = format!("{}-{hash}", key.name);
     let desired = DesiredDeployment {
@@ -63,7 +63,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
         rolling: strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate"),
     };
     for index in 0..spec.replicas.unwrap_or(1).clamp(0, 500) {
-        let suffix = name_of(fnv(format!("{replica_set}/{index}").as_bytes()), 5);
+        let suffix = name_of(fnv_hash(format!("{replica_set}/{index}").as_bytes()), 5);
         let name = format!("{replica_set}-{suffix}");
         let mut meta = spec.template.metadata.clone().unwrap_or_default();
         meta.labels
@@ -90,7 +90,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
         let key = ObjectKey::new(Kind::Pod, key.namespace.clone(), name);
         pods.insert(
             key,
-            Desired {
+            DesiredPod {
                 pod: Arc::new(pod),
                 deployment: Some(desired.clone()),
             },
@@ -111,7 +111,7 @@ fn name_of(mut number: u64, length: usize) -> String {
 }
 
 /// Hashes bytes with FNV-1a, so that names are the same in every run, unlike with the standard hasher.
-fn fnv(bytes: &[u8]) -> u64 {
+fn fnv_hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

@@ -6,8 +6,8 @@ use ambit_k8s_api::{Kind, Object, ObjectKey, labels};
 use serde_json::{Value, json};
 
 use super::{
-    ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME,
-    waypoints::Problem,
+    ContainerObservation, ContainerState, NodeInfo, PodObservation, PodPlan,
+    schedule::HOSTNAME_LABEL, waypoints::Problem,
 };
 
 /// Kinds of objects that determine to which workloads policies apply.
@@ -24,7 +24,7 @@ pub(super) const POLICY_SCOPE_KINDS: [Kind; 9] = [
 ];
 
 /// Returns the manifest of an object whose kind is in [`POLICY_SCOPE_KINDS`]; `None` for other kinds.
-pub(super) fn of_policies(object: &Object) -> Option<Value> {
+pub(super) fn policy_object(object: &Object) -> Option<Value> {
     let value = match object {
         Object::Namespace(object) => serde_json::to_value(&**object),
         Object::Pod(object) => serde_json::to_value(&**object),
@@ -38,18 +38,18 @@ pub(super) fn of_policies(object: &Object) -> Option<Value> {
         _ => return None,
     };
     let mut value = value.ok()?;
-    leave_out_nulls(&mut value);
+    remove_nulls(&mut value);
     Some(value)
 }
 
 /// Removes null members from JSON, as manifests omit them.
-fn leave_out_nulls(value: &mut Value) {
+fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(members) => {
             members.retain(|_, member| !member.is_null());
-            members.values_mut().for_each(leave_out_nulls);
+            members.values_mut().for_each(remove_nulls);
         }
-        Value::Array(all) => all.iter_mut().for_each(leave_out_nulls),
+        Value::Array(all) => all.iter_mut().for_each(remove_nulls),
         _ => {}
     }
 }
@@ -62,7 +62,7 @@ pub(super) fn node(node: &NodeInfo) -> Value {
         .collect();
     json!({
         "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": node.name, "labels": {HOSTNAME: node.name}},
+        "metadata": {"name": node.name, "labels": {HOSTNAME_LABEL: node.name}},
         "status": {
             "addresses": addresses,
             "conditions": [{"type": "Ready", "status": "True"}],
@@ -174,7 +174,7 @@ pub(super) fn set_condition(object: &mut Value, condition: Value) {
 pub(super) fn pod(
     key: &ObjectKey,
     plan: &PodPlan,
-    observed: &Observed,
+    observed: &PodObservation,
     terminating: bool,
 ) -> Value {
     // The whole object for a Deployment's pods; else only the fields that the lab owns.
@@ -210,7 +210,7 @@ fn meta(key: &ObjectKey) -> Value {
     })
 }
 
-fn status(observed: &Observed) -> Value {
+fn status(observed: &PodObservation) -> Value {
     let ready = if observed.is_ready() { "True" } else { "False" };
     let mut status = json!({
         "phase": observed.phase.as_str(),
@@ -234,7 +234,7 @@ fn status(observed: &Observed) -> Value {
     status
 }
 
-fn container(container: &ContainerObserved) -> Value {
+fn container(container: &ContainerObservation) -> Value {
     let state = match &container.state {
         ContainerState::Waiting(why) => json!({"waiting": {"reason": why}}),
         ContainerState::Running => json!({"running": {}}),

@@ -123,15 +123,15 @@ impl Phase {
 
 /// State of a pod, as its runner observed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Observed {
+pub(crate) struct PodObservation {
     pub(crate) phase: Phase,
     pub(crate) ips: Vec<IpAddr>,
-    pub(crate) containers: Vec<ContainerObserved>,
+    pub(crate) containers: Vec<ContainerObservation>,
     /// Reason why the pod makes no progress, for instance a failed sandbox.
     pub(crate) message: Option<String>,
 }
 
-impl Observed {
+impl PodObservation {
     pub(crate) fn is_ready(&self) -> bool {
         self.phase == Phase::Running && self.containers.iter().all(|container| container.ready)
     }
@@ -139,14 +139,14 @@ impl Observed {
 
 /// State of a container, as the pod's runner observed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ContainerObserved {
+pub(crate) struct ContainerObservation {
     pub(crate) name: String,
     pub(crate) state: ContainerState,
     pub(crate) ready: bool,
     pub(crate) restarts: u32,
 }
 
-impl ContainerObserved {
+impl ContainerObservation {
     pub(crate) fn new(name: &str) -> Self {
         let state = ContainerState::Waiting("ContainerCreating".into());
         Self {
@@ -179,6 +179,6 @@ impl fmt::Display for ContainerState {
 /// Pod of the cluster, with the state that its runner last reported.
 pub(super) struct PodRecord {
     pub(super) plan: PodPlan,
-    pub(super) observed: Observed,
+    pub(super) observed: PodObservation,
     pub(super) terminating: bool,
 }

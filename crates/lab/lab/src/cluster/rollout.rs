@@ -5,26 +5,26 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::ObjectKey;
 
-use super::{expand::Desired, pod::PodRecord};
+use super::{expand::DesiredPod, pod::PodRecord};
 
 /// Rollout progress of a Deployment: numbers of desired and of ready pods of the current template.
-struct Progress<'a> {
+struct RolloutProgress<'a> {
     replica_set: &'a str,
     desired: usize,
     ready: usize,
 }
 
 /// Returns the pods of earlier templates that must keep running until their replacements are ready.
-pub(super) fn staying(
+pub(super) fn pods_to_keep(
     pods: &BTreeMap<ObjectKey, PodRecord>,
-    desired: &BTreeMap<ObjectKey, Desired>,
+    desired: &BTreeMap<ObjectKey, DesiredPod>,
 ) -> BTreeSet<ObjectKey> {
-    let mut rollouts: BTreeMap<&ObjectKey, Progress<'_>> = BTreeMap::new();
+    let mut rollouts: BTreeMap<&ObjectKey, RolloutProgress<'_>> = BTreeMap::new();
     for (key, want) in desired {
         let Some(asking) = want.deployment.as_ref().filter(|asking| asking.rolling) else {
             continue;
         };
-        let progress = rollouts.entry(&asking.key).or_insert(Progress {
+        let progress = rollouts.entry(&asking.key).or_insert(RolloutProgress {
             replica_set: &asking.replica_set,
             desired: 0,
             ready: 0,

@@ -12,12 +12,12 @@ pub(crate) struct NodeInfo {
 }
 
 /// Label of every node with the node's name.
-pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
+pub(super) const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 
 /// Chooses the node with the fewest pods of the same owner, and among those the one with the fewest pods.
 ///
 /// `placed` has node and owner of each running pod.
-pub(super) fn choose(
+pub(super) fn choose_node(
     nodes: &[NodeInfo],
     objects: &BTreeMap<ObjectKey, Object>,
     pod: &Pod,
@@ -62,7 +62,7 @@ fn has_label(
     label: &str,
     value: &str,
 ) -> bool {
-    if label == HOSTNAME {
+    if label == HOSTNAME_LABEL {
         return node.name == value;
     }
     let object = objects.get(&ObjectKey::new(Kind::Node, "", node.name.as_str()));

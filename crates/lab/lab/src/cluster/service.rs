@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, Service};
 use k8s_openapi::{api::core::v1::ServicePort, apimachinery::pkg::util::intstr::IntOrString};
 
-use super::{Observed, PodPlan};
+use super::{PodObservation, PodPlan};
 use crate::addresses::AddressPlan;
 
 /// Service with the addresses, ports and ready endpoints that DNS and address translation use.
@@ -73,7 +73,7 @@ pub(super) fn view(
     key: &ObjectKey,
     service: &Service,
     ips: &[IpAddr],
-    pods: &[(&PodPlan, &Observed)],
+    pods: &[(&PodPlan, &PodObservation)],
 ) -> Option<ServiceView> {
     let spec = service.spec.as_ref()?;
     if spec.type_.as_deref() == Some("ExternalName") {
@@ -113,7 +113,7 @@ pub(super) fn view(
     })
 }
 
-fn port_view(port: &ServicePort, endpoints: &[&(&PodPlan, &Observed)]) -> Option<PortView> {
+fn port_view(port: &ServicePort, endpoints: &[&(&PodPlan, &PodObservation)]) -> Option<PortView> {
     let udp = match port.protocol.as_deref() {
         None | Some("TCP") => false,
         Some("UDP") => true,

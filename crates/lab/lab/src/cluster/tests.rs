@@ -1,7 +1,7 @@
 //! Tests of the effects that the cluster returns for events.
 
 use ambit_k8s_api::Object;
-use ambit_manifests::Origin;
+use ambit_manifests::ManifestPosition;
 use serde_json::json;
 
 use super::*;
@@ -34,7 +34,7 @@ fn cluster(nodes: u8) -> Cluster {
 fn applied(value: Value) -> ObjectEvent {
     let kind = ObjectKey::read(&value).unwrap().kind;
     let object = Object::from_value(kind, &value).unwrap();
-    let origin = Origin {
+    let origin = ManifestPosition {
         file: std::path::Path::new("a.yaml").into(),
         line: 1,
     };
@@ -80,11 +80,11 @@ fn stopped(effects: &[Effect]) -> usize {
         .count()
 }
 
-fn running(ip: &str) -> Observed {
-    let mut container = ContainerObserved::new("c");
+fn running(ip: &str) -> PodObservation {
+    let mut container = ContainerObservation::new("c");
     container.state = ContainerState::Running;
     container.ready = true;
-    Observed {
+    PodObservation {
         phase: Phase::Running,
         ips: vec![ip.parse().unwrap()],
         containers: vec![container],
@@ -143,7 +143,7 @@ fn old_pods_stop_when_their_replacements_are_ready() {
             uid: plan.uid.clone(),
             observed,
         };
-        let starting = cluster.apply(observed(Observed::default()));
+        let starting = cluster.apply(observed(PodObservation::default()));
         assert_eq!(stopped(&starting), 0);
         let ready = cluster.apply(observed(running("10.244.1.6")));
         assert_eq!((started(&ready).len(), stopped(&ready)), (0, 1));

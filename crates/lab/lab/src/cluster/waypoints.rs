@@ -18,7 +18,7 @@ pub(crate) const SYSTEM_NAMESPACE: &str = "istio-system";
 pub(super) struct Waypoints {
     settings: Option<Settings>,
     /// Generated objects of all waypoints.
-    pub(super) made: BTreeMap<ObjectKey, GeneratedObject>,
+    pub(super) generated: BTreeMap<ObjectKey, GeneratedObject>,
     /// Gateways for which a waypoint is generated.
     pub(super) gateways: BTreeSet<ObjectKey>,
     /// Gateways whose current spec cannot have a waypoint, with the reason. Some keep the waypoint of an earlier spec.
@@ -48,7 +48,7 @@ impl Waypoints {
     pub(super) fn new(settings: Option<Settings>) -> Self {
         Self {
             settings,
-            made: BTreeMap::new(),
+            generated: BTreeMap::new(),
             gateways: BTreeSet::new(),
             problems: BTreeMap::new(),
             autoscaled: BTreeSet::new(),
@@ -63,8 +63,8 @@ impl Waypoints {
     }
 
     /// Generates the objects of all waypoints again, from the current objects of the manifests.
-    pub(super) fn follow(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
-        let before = std::mem::take(&mut self.made);
+    pub(super) fn update(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
+        let before = std::mem::take(&mut self.generated);
         self.gateways.clear();
         self.problems.clear();
         let were_autoscaled = std::mem::take(&mut self.autoscaled);
@@ -72,7 +72,7 @@ impl Waypoints {
             return;
         };
         let maps = config_maps(objects);
-        let revisions = Revisions::new(revisions::DEFAULT);
+        let revisions = Revisions::new(revisions::DEFAULT_REVISION);
         for (key, object) in objects {
             let Object::Gateway(gateway) = object else {
                 continue;
@@ -81,12 +81,12 @@ impl Waypoints {
             if !is_deployed(gateway) || !is_of_revision(gateway, &labels, &revisions) {
                 continue;
             }
-            match make(gateway, &settings, &maps, objects) {
+            match generate_waypoint(gateway, &settings, &maps, objects) {
                 Ok(Waypoint {
                     objects,
                     is_autoscaled,
                 }) => {
-                    self.made.extend(objects);
+                    self.generated.extend(objects);
                     self.gateways.insert(key.clone());
                     if is_autoscaled {
                         self.autoscaled.insert(key.clone());
@@ -99,7 +99,7 @@ impl Waypoints {
                     let is_free = of_it.iter().all(|(name, _)| !objects.contains_key(*name));
                     if is_free && !of_it.is_empty() {
                         let of_it = of_it.into_iter();
-                        self.made
+                        self.generated
                             .extend(of_it.map(|(name, made)| (name.clone(), made.clone())));
                         self.gateways.insert(key.clone());
                         if were_autoscaled.contains(key) {
@@ -118,7 +118,11 @@ fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
     let mut maps = ConfigMaps::new(SYSTEM_NAMESPACE);
     for (key, object) in objects {
         if let Object::ConfigMap(map) = object {
-            maps.set(&key.namespace, &key.name, Some(Parameters::of(map)));
+            maps.set(
+                &key.namespace,
+                &key.name,
+                Some(Parameters::from_config_map(map)),
+            );
         }
     }
     maps
@@ -130,13 +134,13 @@ struct Waypoint {
     is_autoscaled: bool,
 }
 
-fn make(
+fn generate_waypoint(
     gateway: &Gateway,
     settings: &Settings,
     maps: &ConfigMaps,
     objects: &BTreeMap<ObjectKey, Object>,
 ) -> Result<Waypoint, Problem> {
-    let manifests = waypoint::objects(gateway, settings, maps).map_err(|error| Problem {
+    let manifests = waypoint::build_objects(gateway, settings, maps).map_err(|error| Problem {
         reason: error.reason(),
         why: error.to_string(),
     })?;

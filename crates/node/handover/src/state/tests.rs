@@ -51,7 +51,7 @@ impl World {
 }
 
 fn begin(predecessor: bool) -> Event<u32> {
-    Event::Begin {
+    Event::Started {
         predecessor,
         holder: false,
     }
@@ -78,7 +78,7 @@ fn release(number: u32) -> Record {
 fn start(pods: u32, accept: Accept) -> Effects {
     let sent = (0..pods).flat_map(pod);
     let sent = sent.map(|(record, fd)| Effect::ToWorker(record, fd));
-    std::iter::once(Effect::Start)
+    std::iter::once(Effect::StartWorker)
         .chain(sent)
         .chain([Effect::ToWorker(Record::Accept(accept), None)])
         .collect()
@@ -87,13 +87,13 @@ fn start(pods: u32, accept: Accept) -> Effects {
 #[test]
 fn killed_worker_is_replaced_at_once_with_the_whole_handover() {
     let mut world = World::serving(2);
-    let killed = Ended::Signal(9);
-    let mut effects = world.event(Event::Ended(killed));
+    let killed = WorkerExit::Signal(9);
+    let mut effects = world.event(Event::WorkerExited(killed));
     let report = effects.remove(0);
     let wait = Duration::ZERO;
     assert_eq!(
         report,
-        Effect::Report {
+        Effect::LogWorkerExit {
             ended: killed,
             wait
         }
@@ -104,17 +104,22 @@ fn killed_worker_is_replaced_at_once_with_the_whole_handover() {
 #[test]
 fn restart_delay_is_at_most_half_a_second() {
     let mut world = World::serving(1);
-    world.event(Event::Ended(Ended::Signal(9)));
+    world.event(Event::WorkerExited(WorkerExit::Signal(9)));
     let mut waits = Vec::new();
     for _ in 0..10 {
-        assert_eq!(world.event(Event::Ended(Ended::Code(101))).len(), 1);
+        assert_eq!(
+            world
+                .event(Event::WorkerExited(WorkerExit::Code(101)))
+                .len(),
+            1
+        );
         assert_eq!(world.event(Event::Tick), []);
         waits.push(world.wait().as_millis());
         assert_eq!(world.event(Event::Tick), start(1, Accept::Now));
     }
     assert_eq!(waits, [10, 20, 40, 80, 160, 320, 500, 500, 500, 500]);
     world.after(MIN_STABLE_RUN);
-    let effects = world.event(Event::Ended(Ended::Signal(6)));
+    let effects = world.event(Event::WorkerExited(WorkerExit::Signal(6)));
     assert_eq!(
         effects[1..],
         start(1, Accept::Now),
@@ -130,7 +135,7 @@ fn files_go_to_the_next_worker_until_workers_crash_repeatedly() {
     let sent = Effect::ToWorker(file.clone(), Some(7));
     let mut given = Vec::new();
     for _ in 0..5 {
-        let mut effects = world.event(Event::Ended(Ended::Signal(6)));
+        let mut effects = world.event(Event::WorkerExited(WorkerExit::Signal(6)));
         if world.supervisor.deadline().is_some() {
             world.wait();
             effects = world.event(Event::Tick);
@@ -139,7 +144,7 @@ fn files_go_to_the_next_worker_until_workers_crash_repeatedly() {
     }
     assert_eq!(given, [true, true, true, false, false]);
     world.event(Event::FromWorker(file, Some(7)));
-    let successor = world.event(Event::Successor);
+    let successor = world.event(Event::SuccessorConnected);
     assert_eq!(
         successor,
         [Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None)]
@@ -150,25 +155,34 @@ fn files_go_to_the_next_worker_until_workers_crash_repeatedly() {
 fn a_worker_that_never_started_ends_the_supervisor_with_its_code() {
     let mut world = World::new();
     assert_eq!(world.event(begin(false)), start(0, Accept::Now));
-    assert_eq!(world.event(Event::Ended(Ended::Code(1))), [Effect::Exit(1)]);
+    assert_eq!(
+        world.event(Event::WorkerExited(WorkerExit::Code(1))),
+        [Effect::Exit(1)]
+    );
 }
 
 #[test]
 fn worker_that_exits_on_request_ends_the_supervisor() {
     let mut world = World::serving(1);
-    assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
-    assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
-    assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
+    assert_eq!(world.event(Event::Terminate), [Effect::TerminateWorker]);
+    assert_eq!(world.event(Event::Terminate), [Effect::TerminateWorker]);
+    assert_eq!(
+        world.event(Event::WorkerExited(WorkerExit::Code(0))),
+        [Effect::Exit(0)]
+    );
     // Terminated over the admin server.
     let mut world = World::serving(1);
-    assert_eq!(world.event(Event::Ended(Ended::Code(0))), [Effect::Exit(0)]);
+    assert_eq!(
+        world.event(Event::WorkerExited(WorkerExit::Code(0))),
+        [Effect::Exit(0)]
+    );
     // Killed while it ends after a successor took over: nothing is left to do.
     let mut world = World::serving(1);
-    world.event(Event::Successor);
+    world.event(Event::SuccessorConnected);
     world.event(Event::FromSuccessor(Record::Accepting));
     world.event(Event::Terminate);
     assert_eq!(
-        world.event(Event::Ended(Ended::Signal(9))),
+        world.event(Event::WorkerExited(WorkerExit::Signal(9))),
         [Effect::Exit(137)]
     );
 }
@@ -177,19 +191,19 @@ fn worker_that_exits_on_request_ends_the_supervisor() {
 fn worker_killed_while_it_waits_for_a_successor_is_replaced() {
     let mut world = World::serving(1);
     world.event(Event::Terminate);
-    let effects = world.event(Event::Ended(Ended::Signal(9)));
+    let effects = world.event(Event::WorkerExited(WorkerExit::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::Now));
     assert_eq!(
         world.event(Event::FromWorker(Record::Started, None)),
-        [Effect::Terminate]
+        [Effect::TerminateWorker]
     );
 }
 
 #[test]
 fn supervisor_terminated_between_workers_ends() {
     let mut world = World::serving(1);
-    world.event(Event::Ended(Ended::Signal(9)));
-    world.event(Event::Ended(Ended::Signal(9)));
+    world.event(Event::WorkerExited(WorkerExit::Signal(9)));
+    world.event(Event::WorkerExited(WorkerExit::Signal(9)));
     assert_eq!(world.event(Event::Terminate), [Effect::Exit(0)]);
 }
 
@@ -198,7 +212,7 @@ fn old_proxy_stops_accepting_once_the_new_one_is_ready() {
     let mut old = World::serving(1);
     let mut new = World::new();
     assert_eq!(new.event(begin(true)), []);
-    let mut sent = old.event(Event::Successor);
+    let mut sent = old.event(Event::SuccessorConnected);
     assert_eq!(
         sent.pop(),
         Some(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None))
@@ -213,7 +227,7 @@ fn old_proxy_stops_accepting_once_the_new_one_is_ready() {
     assert_eq!(new.event(end), start(1, Accept::WhenReady));
     new.event(Event::FromWorker(Record::Started, None));
     // Its worker dies before it is ready: the old one still accepts the connections.
-    let effects = new.event(Event::Ended(Ended::Signal(9)));
+    let effects = new.event(Event::WorkerExited(WorkerExit::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::WhenReady));
     assert_eq!(
         new.event(Event::FromWorker(Record::Accepting, None)),
@@ -225,30 +239,30 @@ fn old_proxy_stops_accepting_once_the_new_one_is_ready() {
     );
     // From here on both keep their roles, whatever dies.
     old.after(MIN_STABLE_RUN);
-    let effects = old.event(Event::Ended(Ended::Signal(9)));
+    let effects = old.event(Event::WorkerExited(WorkerExit::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::Paused));
     new.after(MIN_STABLE_RUN);
-    let effects = new.event(Event::Ended(Ended::Signal(9)));
+    let effects = new.event(Event::WorkerExited(WorkerExit::Signal(9)));
     assert_eq!(effects[1..], start(1, Accept::Now));
-    assert_eq!(new.event(Event::PredecessorGone), []);
+    assert_eq!(new.event(Event::PredecessorDisconnected), []);
 }
 
 #[test]
 fn old_proxy_accepts_again_when_the_new_one_is_gone() {
     let mut old = World::serving(1);
-    old.event(Event::Successor);
-    assert_eq!(old.event(Event::SuccessorGone), []);
-    old.event(Event::Successor);
+    old.event(Event::SuccessorConnected);
+    assert_eq!(old.event(Event::SuccessorDisconnected), []);
+    old.event(Event::SuccessorConnected);
     old.event(Event::FromSuccessor(Record::Accepting));
     assert_eq!(
-        old.event(Event::SuccessorGone),
+        old.event(Event::SuccessorDisconnected),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
     );
     // A terminated one does not accept again.
-    old.event(Event::Successor);
+    old.event(Event::SuccessorConnected);
     old.event(Event::FromSuccessor(Record::Accepting));
     old.event(Event::Terminate);
-    assert_eq!(old.event(Event::SuccessorGone), []);
+    assert_eq!(old.event(Event::SuccessorDisconnected), []);
 }
 
 #[test]
@@ -257,7 +271,10 @@ fn dead_or_silent_predecessor_is_not_waited_for() {
     new.event(begin(true));
     let (head, _) = pod(0).remove(0);
     new.event(Event::FromPredecessor(head, None));
-    assert_eq!(new.event(Event::PredecessorGone), start(0, Accept::Now));
+    assert_eq!(
+        new.event(Event::PredecessorDisconnected),
+        start(0, Accept::Now)
+    );
 
     let mut new = World::new();
     new.event(begin(true));
@@ -265,7 +282,7 @@ fn dead_or_silent_predecessor_is_not_waited_for() {
     assert_eq!(new.event(Event::Tick), start(0, Accept::WhenReady));
     // If it dies later, the new one has the connections.
     assert_eq!(
-        new.event(Event::PredecessorGone),
+        new.event(Event::PredecessorDisconnected),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
     );
 }
@@ -293,7 +310,7 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
         first.event(Event::FromWorker(record, fd));
     }
     // A standby that connects in the middle of an item gets the item once it is complete.
-    let mut sent = first.event(Event::Standby);
+    let mut sent = first.event(Event::StandbyConnected);
     assert_eq!(
         sent.last(),
         Some(&Effect::ToStandby(Record::Accept(Accept::Paused), None))
@@ -303,11 +320,14 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
     let files = Record::File(1);
     sent.extend(first.event(Event::FromWorker(files.clone(), Some(8))));
     let stray = first.event(Event::FromWorker(Record::Descriptor, Some(9)));
-    assert!(matches!(&stray[..], [Effect::Odd(_)]), "{stray:?}");
+    assert!(
+        matches!(&stray[..], [Effect::LogUnexpectedRecord(_)]),
+        "{stray:?}"
+    );
 
     let mut second = World::new();
     second.supervisor = State::new(Some(standby_of(sent)), second.now);
-    let expected: Effects = std::iter::once(Effect::Start)
+    let expected: Effects = std::iter::once(Effect::StartWorker)
         .chain(
             pod(1)
                 .into_iter()
@@ -318,10 +338,10 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
         .collect();
     assert_eq!(second.event(begin(false)), expected);
     // The first one's worker may still have its ports.
-    let effects = second.event(Event::Ended(Ended::Code(1)));
+    let effects = second.event(Event::WorkerExited(WorkerExit::Code(1)));
     assert_eq!(effects[1..], expected);
     // No standby is left.
-    first.event(Event::StandbyGone);
+    first.event(Event::StandbyDisconnected);
     assert_eq!(first.event(Event::FromWorker(release(1), None)), []);
 }
 
@@ -329,10 +349,10 @@ fn standby_follows_the_handover_and_serves_it_at_once() {
 fn a_standby_takes_over_only_from_a_started_process() {
     let mut world = World::new();
     world.event(begin(false));
-    assert_eq!(world.event(Event::Standby), []);
+    assert_eq!(world.event(Event::StandbyConnected), []);
     let sent = [Effect::ToStandby(Record::Accept(Accept::Paused), None)];
     assert_eq!(world.event(Event::FromWorker(Record::Started, None)), sent);
-    world.event(Event::Ended(Ended::Signal(9)));
+    world.event(Event::WorkerExited(WorkerExit::Signal(9)));
     assert_eq!(world.event(Event::FromWorker(Record::Started, None)), []);
 }
 
@@ -358,7 +378,10 @@ fn standby_takes_over_from_a_serving_successor() {
 fn unexpected_records_are_reported_and_change_nothing() {
     let mut world = World::serving(1);
     let effects = world.event(Event::FromWorker(Record::Descriptor, Some(7)));
-    assert!(matches!(&effects[..], [Effect::Odd(_)]), "{effects:?}");
+    assert!(
+        matches!(&effects[..], [Effect::LogUnexpectedRecord(_)]),
+        "{effects:?}"
+    );
     assert_eq!(world.supervisor.items(), 1);
 }
 
@@ -371,7 +394,7 @@ fn third_generation_takes_over_from_one_still_preparing() {
     }
     let end = Event::FromPredecessor(Record::Accept(Accept::WhenReady), None);
     assert_eq!(middle.event(end), start(1, Accept::WhenReady));
-    assert_eq!(middle.event(Event::Successor).len(), 4);
+    assert_eq!(middle.event(Event::SuccessorConnected).len(), 4);
     let effects = middle.event(Event::FromSuccessor(Record::Accepting));
     let expected = [
         Effect::ToWorker(Record::Accept(Accept::Paused), None),
@@ -383,12 +406,12 @@ fn third_generation_takes_over_from_one_still_preparing() {
 #[test]
 fn draining_worker_stays_superseded_when_its_successor_is_gone() {
     let mut world = World::serving(1);
-    world.event(Event::Successor);
+    world.event(Event::SuccessorConnected);
     world.event(Event::FromSuccessor(Record::Accepting));
     world.event(Event::Terminate);
-    assert_eq!(world.event(Event::SuccessorGone), []);
+    assert_eq!(world.event(Event::SuccessorDisconnected), []);
     assert_eq!(
-        world.event(Event::Ended(Ended::Signal(9))),
+        world.event(Event::WorkerExited(WorkerExit::Signal(9))),
         [Effect::Exit(137)],
         "its pods are another's"
     );
@@ -405,30 +428,30 @@ fn to_holder(pods: std::ops::Range<u32>) -> Effects {
 fn holder_gets_items_without_files_from_the_serving_supervisor() {
     let mut world = World::serving(1);
     world.event(Event::FromWorker(Record::File(1), Some(7)));
-    assert_eq!(world.event(Event::Holder), to_holder(0..1));
+    assert_eq!(world.event(Event::HolderConnected), to_holder(0..1));
     assert_eq!(world.event(Event::FromWorker(Record::File(1), Some(8))), []);
     let sent = [Effect::ToHolder(release(0), None)];
     assert_eq!(world.event(Event::FromWorker(release(0), None)), sent);
     // The items of its successor are stored from now on.
-    world.event(Event::Successor);
+    world.event(Event::SuccessorConnected);
     world.event(Event::FromSuccessor(Record::Accepting));
     for (record, fd) in pod(1) {
         assert_eq!(world.event(Event::FromWorker(record, fd)), []);
     }
-    let mut effects = world.event(Event::SuccessorGone);
+    let mut effects = world.event(Event::SuccessorDisconnected);
     assert_eq!(
         effects.remove(0),
         Effect::ToWorker(Record::Accept(Accept::Now), None)
     );
     assert_eq!(effects, to_holder(1..2));
     // A restarted holder is sent everything again.
-    assert_eq!(world.event(Event::HolderGone), []);
-    assert_eq!(world.event(Event::Holder), to_holder(1..2));
+    assert_eq!(world.event(Event::HolderDisconnected), []);
+    assert_eq!(world.event(Event::HolderConnected), to_holder(1..2));
 }
 
 #[test]
 fn holder_returns_its_items_when_nobody_else_is_left() {
-    let with_holder = || Event::Begin {
+    let with_holder = || Event::Started {
         predecessor: false,
         holder: true,
     };
@@ -449,7 +472,10 @@ fn holder_returns_its_items_when_nobody_else_is_left() {
     // A dead or silent holder is not waited for.
     let mut world = World::new();
     world.event(with_holder());
-    assert_eq!(world.event(Event::HolderGone), start(0, Accept::Now));
+    assert_eq!(
+        world.event(Event::HolderDisconnected),
+        start(0, Accept::Now)
+    );
     let mut world = World::new();
     world.event(with_holder());
     assert_eq!(world.wait(), ITEMS_TIMEOUT);

@@ -316,7 +316,7 @@ fn destination_in_set(key: SetKey) -> impl Iterator<Item = Expr> {
         offset,
         len,
     };
-    let port = key.has_port.then_some(Expr::PortBeside(key.family));
+    let port = key.has_port.then_some(Expr::PortAfterAddress(key.family));
     let lookup = Expr::Lookup(set_name(key).into());
     [destination].into_iter().chain(port).chain([lookup])
 }

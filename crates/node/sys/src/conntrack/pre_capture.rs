@@ -11,16 +11,19 @@ use ambit_model::{DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, P
 use ambit_netplan::marks;
 use rustix::{io::Errno, net::netlink};
 
-use super::{DELETE, NEW, ORIGINAL, REPLY, TCP, Tuple, in_use};
+use super::{
+    CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_NEW, TCP, Tuple,
+    in_use_status_attrs,
+};
 use crate::{
-    netlink::{CREATE, Socket},
-    sock_diag::{self, State, TcpSocket},
+    netlink::{NLM_F_CREATE, Socket},
+    sock_diag::{self, TcpSocket, TcpStateFilter},
 };
 
 /// Registers the pre-capture connections of the calling thread's namespace with connection tracking. Their sequence
 /// numbers are not checked, since packets may have been missed.
-pub(crate) fn make_known() -> io::Result<()> {
-    let connections = with_others(&sock_diag::dump(State::InUse)?);
+pub(crate) fn track_open_connections() -> io::Result<()> {
+    let connections = with_others(&sock_diag::dump(TcpStateFilter::InUse)?);
     if connections.is_empty() {
         return Ok(());
     }
@@ -28,12 +31,16 @@ pub(crate) fn make_known() -> io::Result<()> {
     for (local, remote) in connections {
         let [inward, outward] = tuples(local, remote);
         let attributes = [
-            inward.attrs_of(TCP, ORIGINAL).into_bytes(),
-            outward.attrs_of(TCP, REPLY).into_bytes(),
-            in_use().into_bytes(),
+            inward.attrs_of(TCP, CTA_TUPLE_ORIG).into_bytes(),
+            outward.attrs_of(TCP, CTA_TUPLE_REPLY).into_bytes(),
+            in_use_status_attrs().into_bytes(),
         ]
         .concat();
-        match socket.request(NEW, CREATE, &[&inward.family(), &attributes]) {
+        match socket.request(
+            IPCTNL_MSG_CT_NEW,
+            NLM_F_CREATE,
+            &[&inward.family(), &attributes],
+        ) {
             // The connection is translated, and so known under other addresses.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result?,
@@ -45,9 +52,9 @@ pub(crate) fn make_known() -> io::Result<()> {
 /// Deletes the conntrack entry of a connection of the calling thread's namespace.
 pub(crate) fn forget(connection: &TcpSocket) -> io::Result<()> {
     let [inward, _] = tuples(connection.local, connection.remote);
-    let attributes = inward.attrs_of(TCP, ORIGINAL).into_bytes();
+    let attributes = inward.attrs_of(TCP, CTA_TUPLE_ORIG).into_bytes();
     let mut socket = Socket::open(Some(netlink::NETFILTER))?;
-    match socket.request(DELETE, 0, &[&inward.family(), &attributes]) {
+    match socket.request(IPCTNL_MSG_CT_DELETE, 0, &[&inward.family(), &attributes]) {
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
         result => result,
     }

@@ -12,12 +12,15 @@ use std::io;
 use ambit_netplan::marks;
 use rustix::net::netlink;
 
-use super::{GENMSG, GET, NEW, ORIGINAL, REPLY, TCP, in_use, liberal};
-use crate::netlink::{Attrs, CREATE, EXCLUSIVE, Socket, attr, u32_be};
+use super::{
+    CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_NEW, NFGENMSG_BYTES, TCP,
+    in_use_status_attrs, liberal_tcp_attrs,
+};
+use crate::netlink::{Attrs, NLM_F_CREATE, NLM_F_EXCL, Socket, attr, u32_be};
 
 /// Attribute of the connection mark, `CTA_MARK`.
-const MARK: u16 = 8;
-const ZONE: u16 = 18;
+const CTA_MARK: u16 = 8;
+const CTA_ZONE: u16 = 18;
 
 /// Conntrack entry, with addresses encoded as in netlink attributes.
 struct Entry {
@@ -28,22 +31,24 @@ struct Entry {
 
 /// Registers in `zone` the connections of the calling thread's namespace with the proxy's mark and no zone. Returns
 /// their number.
-pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
+pub(crate) fn track_open_connections_in(zone: u16) -> io::Result<usize> {
     let mut socket = Socket::open(Some(netlink::NETFILTER))?;
     let mut entries = Vec::new();
-    socket.dump(GET, &[&[0; GENMSG]], |payload| {
+    socket.dump(IPCTNL_MSG_CT_GET, &[&[0; NFGENMSG_BYTES]], |payload| {
         entries.extend(read(payload))
     })?;
     for entry in &entries {
         let header = [entry.family, 0, 0, 0];
-        let original = Attrs::new().nest(ORIGINAL, &Attrs::raw(&entry.original));
-        let reply = Attrs::new().nest(REPLY, &Attrs::raw(&entry.reply));
+        let original = Attrs::new().nest(CTA_TUPLE_ORIG, &Attrs::raw(&entry.original));
+        let reply = Attrs::new().nest(CTA_TUPLE_REPLY, &Attrs::raw(&entry.reply));
         let tuples = [original.into_bytes(), reply.into_bytes()].concat();
-        let liberal = liberal(None).into_bytes();
-        ended(socket.request(NEW, 0, &[&header, &tuples, &liberal]))?;
-        let zone = Attrs::new().bytes(ZONE, &zone.to_be_bytes()).into_bytes();
-        let body: [&[u8]; 4] = [&header, &tuples, &zone, &in_use().into_bytes()];
-        match socket.request(NEW, CREATE | EXCLUSIVE, &body) {
+        let liberal = liberal_tcp_attrs(None).into_bytes();
+        ignore_ended(socket.request(IPCTNL_MSG_CT_NEW, 0, &[&header, &tuples, &liberal]))?;
+        let zone = Attrs::new()
+            .bytes(CTA_ZONE, &zone.to_be_bytes())
+            .into_bytes();
+        let body: [&[u8]; 4] = [&header, &tuples, &zone, &in_use_status_attrs().into_bytes()];
+        match socket.request(IPCTNL_MSG_CT_NEW, NLM_F_CREATE | NLM_F_EXCL, &body) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result?,
         }
@@ -52,7 +57,7 @@ pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
 }
 
 /// Ignores the error that the connection has ended meanwhile.
-fn ended(result: io::Result<()>) -> io::Result<()> {
+fn ignore_ended(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
@@ -60,14 +65,14 @@ fn ended(result: io::Result<()>) -> io::Result<()> {
 }
 
 fn read(payload: &[u8]) -> Option<Entry> {
-    let entry = payload.get(GENMSG..)?;
-    let (original, reply) = (attr(entry, ORIGINAL)?, attr(entry, REPLY)?);
-    let mark = attr(entry, MARK).and_then(u32_be)?;
+    let entry = payload.get(NFGENMSG_BYTES..)?;
+    let (original, reply) = (attr(entry, CTA_TUPLE_ORIG)?, attr(entry, CTA_TUPLE_REPLY)?);
+    let mark = attr(entry, CTA_MARK).and_then(u32_be)?;
     let is_spoofed = mark & marks::MASK == marks::SPOOFED;
     let is_tcp = attr(attr(original, 2)?, 1)? == [TCP];
     // `CTA_TUPLE_ZONE`, for connections whose directions differ in zone.
     let in_zone =
-        attr(entry, ZONE).is_some() || attr(original, 3).is_some() || attr(reply, 3).is_some();
+        attr(entry, CTA_ZONE).is_some() || attr(original, 3).is_some() || attr(reply, 3).is_some();
     (is_spoofed && is_tcp && !in_zone).then(|| Entry {
         family: payload.first().copied().unwrap_or_default(),
         original: original.to_vec(),

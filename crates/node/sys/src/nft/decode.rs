@@ -72,7 +72,7 @@ pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
 }
 
 /// Sums the packet counters of a rule; zero if it is not of this chain.
-pub(super) fn counted(found: &[u8], table: &str, chain: &str) -> u64 {
+pub(super) fn sum_counters(found: &[u8], table: &str, chain: &str) -> u64 {
     let names = (attr(found, 1), attr(found, 2));
     if (names.0.and_then(text), names.1.and_then(text)) != (Some(table), Some(chain)) {
         return 0;
@@ -162,7 +162,7 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
                 .find(|family| number(1) == Some(register_beside(*family)));
             if let Some(family) = beside {
                 let is_port = port == (PayloadBase::Transport.number(), 2, 2);
-                return is_port.then_some(Expr::PortBeside(family));
+                return is_port.then_some(Expr::PortAfterAddress(family));
             }
             register(1)?;
             let base = number(2)?;
@@ -290,8 +290,8 @@ mod tests {
             Expr::SourceNat(Family::V4),
             Expr::SourceNat(Family::V6),
             Expr::Lookup("probes-v6".into()),
-            Expr::PortBeside(Family::V4),
-            Expr::PortBeside(Family::V6),
+            Expr::PortAfterAddress(Family::V4),
+            Expr::PortAfterAddress(Family::V6),
             Expr::SocketCgroup(2),
             Expr::Meta(MetaKey::SocketUser),
             Expr::Ct(CtKey::State),

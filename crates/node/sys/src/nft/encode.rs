@@ -8,7 +8,9 @@ use ambit_netplan::{
 };
 
 use super::protocol::{BATCH_BEGIN, BATCH_END, SUBSYSTEM, TableFamily, key_type};
-use crate::netlink::{ACK, APPEND, Attrs, CREATE, EXCLUSIVE, REQUEST, message};
+use crate::netlink::{
+    Attrs, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, message,
+};
 
 const NEW_TABLE: u16 = SUBSYSTEM;
 const DELETE_TABLE: u16 = SUBSYSTEM | 2;
@@ -49,22 +51,32 @@ pub(super) fn batch(family: TableFamily, table: &str, changes: &[Change]) -> (Ve
     let mut out = Vec::new();
     // The batch's own messages name the subsystem, in network order.
     let frame = [0, 0, 0, 10];
-    message(&mut out, BATCH_BEGIN, REQUEST, 0, &[&frame]);
+    message(&mut out, BATCH_BEGIN, NLM_F_REQUEST, 0, &[&frame]);
     let mut seq = 0;
     for (index, change) in changes.iter().enumerate() {
         seq = u32::try_from(index + 1).unwrap_or(u32::MAX);
-        let ack = if index + 1 == changes.len() { ACK } else { 0 };
+        let ack = if index + 1 == changes.len() {
+            NLM_F_ACK
+        } else {
+            0
+        };
         let (kind, flags, attrs) = step(table, change, index);
         let family = [family as u8, 0, 0, 0];
         message(
             &mut out,
             kind,
-            REQUEST | flags | ack,
+            NLM_F_REQUEST | flags | ack,
             seq,
             &[&family, &attrs.into_bytes()],
         );
     }
-    message(&mut out, BATCH_END, REQUEST, seq.wrapping_add(1), &[&frame]);
+    message(
+        &mut out,
+        BATCH_END,
+        NLM_F_REQUEST,
+        seq.wrapping_add(1),
+        &[&frame],
+    );
     (out, seq)
 }
 
@@ -72,11 +84,11 @@ fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
     let within = || Attrs::new().text(1, table);
     match change {
         // Exclusive, like all creations: a concurrent creation of the same object must be noticed.
-        Change::AddTable => (NEW_TABLE, CREATE | EXCLUSIVE, within().u32_be(2, 0)),
+        Change::AddTable => (NEW_TABLE, NLM_F_CREATE | NLM_F_EXCL, within().u32_be(2, 0)),
         Change::DeleteTable => (DELETE_TABLE, 0, within()),
         Change::AddChain(name, hook) => (
             NEW_CHAIN,
-            CREATE | EXCLUSIVE,
+            NLM_F_CREATE | NLM_F_EXCL,
             chain(within().text(3, name), hook),
         ),
         // A deletion of rules without a rule's handle deletes all rules of the chain.
@@ -84,7 +96,7 @@ fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
         Change::DeleteChain(name) => (DELETE_CHAIN, 0, within().text(3, name)),
         Change::AddRule(name, rule) => (
             NEW_RULE,
-            CREATE | APPEND,
+            NLM_F_CREATE | NLM_F_APPEND,
             within().text(2, name).nest(4, &expressions(rule)),
         ),
         Change::AddSet(name, key) => {
@@ -95,14 +107,14 @@ fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
                 .u32_be(3, 0)
                 .u32_be(4, kind)
                 .u32_be(5, len);
-            (NEW_SET, CREATE | EXCLUSIVE, set.u32_be(10, id))
+            (NEW_SET, NLM_F_CREATE | NLM_F_EXCL, set.u32_be(10, id))
         }
         Change::DeleteSet(name) => (DELETE_SET, 0, within().text(2, name)),
         Change::AddMember(set, member, comment) => {
             let member = key(*member).bytes(6, &comment_data(comment));
             (
                 NEW_ELEMENTS,
-                CREATE | EXCLUSIVE,
+                NLM_F_CREATE | NLM_F_EXCL,
                 elements(within().text(2, set), &member),
             )
         }
@@ -173,7 +185,7 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
             let base = new().u32_be(1, REGISTER).u32_be(2, base.number());
             ("payload", base.u32_be(3, *offset).u32_be(4, *len))
         }
-        Expr::PortBeside(family) => {
+        Expr::PortAfterAddress(family) => {
             let port = new().u32_be(1, register_beside(*family));
             let port = port.u32_be(2, PayloadBase::Transport.number());
             ("payload", port.u32_be(3, 2).u32_be(4, 2))

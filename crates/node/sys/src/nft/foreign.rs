@@ -6,13 +6,13 @@
 
 use std::{collections::BTreeSet, io};
 
-use ambit_netplan::foreign::{CHAINS, STANDARD_TABLES, TABLES, is_capture};
+use ambit_netplan::foreign::{ISTIO_CHAINS, ISTIO_TABLES, STANDARD_TABLES, is_capture};
 
 use super::{
     Nft, NftError,
     protocol::{BATCH_BEGIN, BATCH_END, GENMSG, GET_CHAIN, GET_RULE, SUBSYSTEM, UNSPEC},
 };
-use crate::netlink::{ACK, Attrs, REQUEST, attr, attrs, message, text, u32_be};
+use crate::netlink::{Attrs, NLM_F_ACK, NLM_F_REQUEST, attr, attrs, message, text, u32_be};
 
 const DELETE_TABLE: u16 = SUBSYSTEM | 2;
 const DELETE_CHAIN: u16 = SUBSYSTEM | 5;
@@ -53,14 +53,14 @@ enum Removal {
 
 /// Tables and chains of Istio's agent that exist in the namespace.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct ForeignChains {
     own_tables: Vec<&'static str>,
     /// Families whose standard tables have chains of Istio's agent.
     families: Vec<u8>,
     chains: Vec<Chain>,
 }
 
-impl Found {
+impl ForeignChains {
     pub(crate) fn is_empty(&self) -> bool {
         self.own_tables.is_empty() && self.families.is_empty()
     }
@@ -68,14 +68,14 @@ impl Found {
 
 impl Nft {
     /// Finds the tables and chains of Istio's agent by one dump of all chains.
-    pub(crate) fn find_foreign(&mut self) -> Result<Found, NftError> {
+    pub(crate) fn find_foreign(&mut self) -> Result<ForeignChains, NftError> {
         let mut chains = Vec::new();
         self.socket
             .dump(GET_CHAIN, &[&[UNSPEC, 0, 0, 0]], |payload| {
                 chains.extend(chain(payload));
             })
             .map_err(|source| read_error("(all)", source))?;
-        let own_tables = TABLES
+        let own_tables = ISTIO_TABLES
             .into_iter()
             .filter(|name| {
                 let mut of_inet = chains.iter().filter(|chain| chain.family == INET);
@@ -91,7 +91,7 @@ impl Nft {
                 is_capture(standard.map(|chain| (&*chain.table, &*chain.name)))
             })
             .collect();
-        Ok(Found {
+        Ok(ForeignChains {
             own_tables,
             families,
             chains,
@@ -99,7 +99,7 @@ impl Nft {
     }
 
     /// Removes the rules of Istio's agent in one transaction.
-    pub(crate) fn remove_foreign(&mut self, found: &Found) -> Result<(), NftError> {
+    pub(crate) fn remove_foreign(&mut self, found: &ForeignChains) -> Result<(), NftError> {
         let mut removals: Vec<_> = found
             .own_tables
             .iter()
@@ -112,7 +112,10 @@ impl Nft {
                     .iter()
                     .filter(|chain| chain.family == *family && chain.table == table)
                     .collect();
-                if chains.iter().any(|chain| CHAINS.contains(&&*chain.name)) {
+                if chains
+                    .iter()
+                    .any(|chain| ISTIO_CHAINS.contains(&&*chain.name))
+                {
                     let rules = self.rules_of(*family, table)?;
                     removals.extend(standard_table(*family, table, &chains, &rules));
                 }
@@ -146,31 +149,31 @@ impl Nft {
         }
         let mut out = Vec::new();
         let frame = [0, 0, 0, 10];
-        message(&mut out, BATCH_BEGIN, REQUEST, 0, &[&frame]);
+        message(&mut out, BATCH_BEGIN, NLM_F_REQUEST, 0, &[&frame]);
         let last = u32::try_from(removals.len()).unwrap_or(u32::MAX);
         for (seq, removal) in (1..).zip(removals) {
-            let ack = if seq == last { ACK } else { 0 };
+            let ack = if seq == last { NLM_F_ACK } else { 0 };
             let (kind, family, attrs) = removal.encode();
             let body = attrs.into_bytes();
             message(
                 &mut out,
                 kind,
-                REQUEST | ack,
+                NLM_F_REQUEST | ack,
                 seq,
                 &[&[family, 0, 0, 0], &body],
             );
         }
         let end = last.wrapping_add(1);
-        message(&mut out, BATCH_END, REQUEST, end, &[&frame]);
+        message(&mut out, BATCH_END, NLM_F_REQUEST, end, &[&frame]);
         self.socket.send(&out)?;
-        self.socket.acknowledged(last).map_err(|(_, error)| error)
+        self.socket.wait_for_ack(last).map_err(|(_, error)| error)
     }
 }
 
 /// Returns the deletions that remove Istio's rules from a standard table: the whole table if nothing else is in it,
 /// since iptables recreates it.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
-    let is_theirs = |name: &str| CHAINS.contains(&name);
+    let is_theirs = |name: &str| ISTIO_CHAINS.contains(&name);
     let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
     let others: Vec<_> = rules
         .iter()

@@ -80,7 +80,7 @@ impl FakeProc {
         .unwrap();
     }
 
-    fn discover(&self, targets: &[PodTarget]) -> Discovered {
+    fn discover(&self, targets: &[PodTarget]) -> DiscoveredPods {
         discover(self.0.path(), &Attribution::Cgroup, targets).unwrap()
     }
 }
@@ -137,7 +137,7 @@ fn a_pod_without_addresses_waits() {
     assert!(result.found.is_empty());
     assert!(matches!(
         result.rejected[..],
-        [Rejected {
+        [RejectedProcess {
             why: RejectReason::NoAddresses,
             ..
         }]
@@ -219,7 +219,7 @@ fn the_nodes_namespace_is_never_a_pods() {
     assert!(result.found.is_empty());
     assert!(matches!(
         result.rejected[..],
-        [Rejected {
+        [RejectedProcess {
             why: RejectReason::NodeNamespace,
             ..
         }]

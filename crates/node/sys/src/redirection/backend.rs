@@ -3,7 +3,7 @@
 
 use ambit_netplan::{
     Backend, Family, InboundGuard, Ruleset,
-    iptables::{self, PREFIX, State},
+    iptables::{self, CHAIN_PREFIX, State},
     nft::{self, Change, POD_TABLE, Table},
 };
 
@@ -36,7 +36,7 @@ impl RedirectionBackend {
     }
 
     /// Returns the backends with Ambit's rules in this namespace.
-    pub(super) fn present() -> Result<Vec<Self>, RedirectionError> {
+    pub(super) fn backends_in_use() -> Result<Vec<Self>, RedirectionError> {
         let mut out = Vec::new();
         match nftables_in_use() {
             Ok(found) => out.extend(found),
@@ -71,7 +71,10 @@ impl RedirectionBackend {
         } else {
             self.compare(ruleset, |_, _, _| Ok(()))?
         };
-        for other in Self::present()?.into_iter().filter(|other| *other != self) {
+        for other in Self::backends_in_use()?
+            .into_iter()
+            .filter(|other| *other != self)
+        {
             drift
                 .items
                 .push(format!("our rules in {} are still there", other.0));
@@ -104,7 +107,10 @@ impl RedirectionBackend {
     pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = self.replace(ruleset)?;
         // Only after the new rules are in place: the pod is captured at every moment.
-        for other in Self::present()?.into_iter().filter(|other| *other != self) {
+        for other in Self::backends_in_use()?
+            .into_iter()
+            .filter(|other| *other != self)
+        {
             other.remove()?;
             drift.nothing_found = false;
             drift
@@ -244,7 +250,7 @@ fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     if nft.read(POD_TABLE)?.is_some() {
         out.push(RedirectionBackend(Backend::Nftables));
     }
-    if chains.iter().any(|name| name.starts_with(PREFIX)) {
+    if chains.iter().any(|name| name.starts_with(CHAIN_PREFIX)) {
         out.push(RedirectionBackend(Backend::IptablesNft));
     }
     Ok(out)

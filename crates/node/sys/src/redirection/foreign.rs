@@ -13,7 +13,7 @@ use super::{backend::legacy_in_use, error::RedirectionError, settings::family_en
 use crate::{
     conntrack,
     iptables::{Iptables, IptablesError, lock},
-    nft::{Found, Nft, NftError},
+    nft::{ForeignChains, Nft, NftError},
 };
 
 /// Maximum attempts at a removal while other processes change the same tables.
@@ -21,15 +21,15 @@ const MAX_ATTEMPTS: usize = 5;
 
 /// Rules of Istio's agent that exist in the namespace, in nftables and in iptables-legacy.
 #[derive(Debug, Default)]
-pub(super) struct Foreign {
-    nftables: Found,
+pub(super) struct ForeignRules {
+    nftables: ForeignChains,
     /// Scripts for `iptables-legacy-restore` that remove its legacy rules, by address family.
     legacy: Vec<(Family, String)>,
     /// Whether iptables-legacy tables exist, but no program to read them.
     unreadable: bool,
 }
 
-impl Foreign {
+impl ForeignRules {
     /// Whether Istio's agent has certainly no rules here.
     pub(super) fn is_absent(&self) -> bool {
         !self.is_present() && !self.unreadable
@@ -47,10 +47,10 @@ impl Foreign {
 }
 
 /// Finds the rules of Istio's agent. Needs a single request to the kernel where iptables-legacy was never used.
-pub(super) fn find() -> Result<Foreign, RedirectionError> {
-    let mut found = Foreign {
+pub(super) fn find() -> Result<ForeignRules, RedirectionError> {
+    let mut found = ForeignRules {
         nftables: find_in_nftables()?,
-        ..Foreign::default()
+        ..ForeignRules::default()
     };
     if legacy_in_use() {
         for family in [Family::V4, Family::V6] {
@@ -78,17 +78,17 @@ pub(super) fn find() -> Result<Foreign, RedirectionError> {
 
 /// Registers the connections that Istio's proxy opened to the application in Ambit's conntrack zone, so that they
 /// survive the change of rules. Called before and after Ambit's rules are applied.
-pub(super) fn prepare(found: &Foreign) {
+pub(super) fn prepare(found: &ForeignRules) {
     if found.is_absent() {
         return;
     }
-    if let Err(error) = conntrack::make_known_in(marks::ZONE) {
+    if let Err(error) = conntrack::track_open_connections_in(marks::ZONE) {
         tracing::warn!(%error, "connections to the application may break as a pod is taken over");
     }
 }
 
 /// Removes the rules of Istio's agent. Returns whether there were any.
-pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
+pub(super) fn remove(mut found: ForeignRules) -> Result<bool, RedirectionError> {
     let any = found.is_present();
     let mut attempt = 1;
     while !found.nftables.is_empty() {
@@ -112,9 +112,9 @@ pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
     Ok(any)
 }
 
-fn find_in_nftables() -> Result<Found, NftError> {
+fn find_in_nftables() -> Result<ForeignChains, NftError> {
     match Nft::open().and_then(|mut nft| nft.find_foreign()) {
-        Err(error) if error.is_unsupported() => Ok(Found::default()),
+        Err(error) if error.is_unsupported() => Ok(ForeignChains::default()),
         result => result,
     }
 }

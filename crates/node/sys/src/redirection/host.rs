@@ -133,7 +133,7 @@ pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> 
         let (_, connections) = first_working(spec.backend, |backend| match backend.kind() {
             Backend::Nftables => {
                 let mut nft = Nft::open()?;
-                Ok(nft.counted(HOST_TABLE, chain_name(ChainKind::NatPostrouting))?)
+                Ok(nft.read_counter(HOST_TABLE, chain_name(ChainKind::NatPostrouting))?)
             }
             backend => {
                 let mut connections = 0_u64;
@@ -156,7 +156,7 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
     inside(node, || {
         remove_nftables()?;
         change_bridges(|| None)?;
-        for backend in RedirectionBackend::present()? {
+        for backend in RedirectionBackend::backends_in_use()? {
             remove_iptables(backend.kind())?;
         }
         Ok(())
@@ -168,7 +168,7 @@ fn remove_others(used: Backend) -> Result<(), RedirectionError> {
     if used != Backend::Nftables {
         remove_nftables()?;
     }
-    for backend in RedirectionBackend::present()? {
+    for backend in RedirectionBackend::backends_in_use()? {
         if backend.kind() != used {
             remove_iptables(backend.kind())?;
         }

@@ -52,7 +52,7 @@ fn set(setting: &str, on: bool) {
     }
     let written = std::fs::write(setting, value).or_else(|first| {
         // Containers see the settings read-only, through the mount that the container runtime made.
-        proc_of_our_own()
+        mount_own_proc()
             .and_then(|proc| write_below(&proc, setting, value))
             .map_err(|_| first)
     });
@@ -62,7 +62,7 @@ fn set(setting: &str, on: bool) {
 }
 
 /// Mounts a second `/proc` that no path leads to, for namespaces whose `/proc/sys` is read-only.
-fn proc_of_our_own() -> io::Result<OwnedFd> {
+fn mount_own_proc() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID

@@ -23,14 +23,14 @@ const MAX_PORT_ATTEMPTS: usize = 64;
 
 /// Proxy worker, by its listener among those that share a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worker {
+pub struct WorkerPosition {
     /// Index of the worker's listener among those of the port, in the order in which they began to listen.
     pub index: usize,
     /// Number of workers that share the port.
     pub count: usize,
 }
 
-impl Worker {
+impl WorkerPosition {
     /// Whether the listeners' program selects this worker for connections from `port`. The last bit is not used: ports
     /// that the kernel chooses are mostly even for `connect`, and odd otherwise.
     fn is_chosen_by(self, port: u16) -> bool {
@@ -90,7 +90,7 @@ fn program(workers: u32) -> [sock_filter; 9] {
 }
 
 /// Creates a socket bound to a port that selects `worker`, if one is found within [`MAX_PORT_ATTEMPTS`].
-pub(super) fn socket(domain: Domain, worker: Worker) -> Result<Socket, SocketError> {
+pub(super) fn socket(domain: Domain, worker: WorkerPosition) -> Result<Socket, SocketError> {
     let any: IpAddr = match domain {
         Domain::IPV6 => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
@@ -122,7 +122,7 @@ mod tests {
         let count = 3;
         let mut spec = ListenSpec {
             transparent: Transparent::Off,
-            ..ListenSpec::of_pod(0, None)
+            ..ListenSpec::for_pod(0, None)
         };
         let mut listeners = Vec::new();
         for _ in 0..count {
@@ -136,7 +136,7 @@ mod tests {
             for (index, listener) in listeners.iter().enumerate() {
                 for _ in 0..8 {
                     let socket =
-                        socket(Domain::for_address(peer), Worker { index, count }).unwrap();
+                        socket(Domain::for_address(peer), WorkerPosition { index, count }).unwrap();
                     socket.set_nonblocking(false).unwrap();
                     socket.connect(&peer.into()).unwrap();
                     let mine = socket.local_addr().unwrap().as_socket().unwrap();
@@ -154,7 +154,7 @@ mod tests {
         let count = 2;
         let mut spec = ListenSpec {
             transparent: Transparent::Off,
-            ..ListenSpec::of_pod(0, None)
+            ..ListenSpec::for_pod(0, None)
         };
         let first = listen(None, &spec).unwrap().listener;
         spec.port = first.local_addr().unwrap().port();

@@ -10,7 +10,7 @@ use std::{
 use ambit_model::{DNS_PORT, OUTBOUND_PORT};
 use ambit_netplan::probes;
 
-use super::{State, TcpSocket};
+use super::{TcpSocket, TcpStateFilter};
 use crate::netns::Netns;
 use crate::sock_diag::dump;
 
@@ -25,7 +25,7 @@ pub enum Direction {
 
 /// Connection of the application that the proxy does not carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unproxied {
+pub struct UnproxiedSocket {
     /// Socket of the application.
     pub socket: TcpSocket,
     /// Direction in which the connection was opened.
@@ -37,7 +37,11 @@ pub struct Unproxied {
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
-pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unproxied>> {
+pub fn unproxied(
+    netns: &Netns,
+    mark: u32,
+    state: TcpStateFilter,
+) -> io::Result<Vec<UnproxiedSocket>> {
     netns.run(|| {
         let first = without_proxy(dump(state)?, mark);
         if first.is_empty() {
@@ -47,12 +51,12 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
         // missing. It is not missing twice.
         let certain: HashSet<u64> = first.iter().map(TcpSocket::cookie).collect();
         let second = without_proxy(dump(state)?, mark);
-        let listening = dump(State::Listening)?;
+        let listening = dump(TcpStateFilter::Listening)?;
         let ephemeral = ephemeral_ports();
         Ok(second
             .into_iter()
             .filter(|socket| certain.contains(&socket.cookie()))
-            .map(|socket| Unproxied {
+            .map(|socket| UnproxiedSocket {
                 direction: direction(&socket, &listening, ephemeral),
                 socket,
             })
@@ -102,13 +106,13 @@ fn direction(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16))
 
 /// Returns the ephemeral port range of the calling thread's namespace.
 fn ephemeral_ports() -> (u16, u16) {
-    const USUAL: (u16, u16) = (32768, 60999);
+    const DEFAULT_EPHEMERAL_PORTS: (u16, u16) = (32768, 60999);
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let range = text.ok().and_then(|text| {
         let mut ends = text.split_ascii_whitespace().map(str::parse);
         Some((ends.next()?.ok()?, ends.next()?.ok()?))
     });
-    range.unwrap_or(USUAL)
+    range.unwrap_or(DEFAULT_EPHEMERAL_PORTS)
 }
 
 #[cfg(test)]

@@ -87,10 +87,10 @@ fn dns_query_keeps_its_destination_and_its_socket_after_capture() {
             let forget = |sockets| {
                 conntrack::forget_redirected(&world.pod, at, &[from.port()], sockets).unwrap();
             };
-            forget(conntrack::Sockets::Closed);
+            forget(conntrack::ConntrackOwners::Closed);
             client.send_to(b"2", address(peer, 53)).unwrap();
             receive(&server, &mut buffer);
-            forget(conntrack::Sockets::All);
+            forget(conntrack::ConntrackOwners::All);
             client.send_to(b"3", address(peer, 53)).unwrap();
             let (_, from) = receive(&resolver, &mut buffer);
             assert_eq!(&buffer[..1], b"3", "{backend}");

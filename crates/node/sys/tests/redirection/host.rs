@@ -353,7 +353,7 @@ fn only_calls_to_probe_ports_get_the_probe_address() {
             ip(PEER4),
             "{backend}"
         );
-        host::upsert(&world.peer, &spec, "uid-1", &ips, &ProbePorts::Every).unwrap();
+        host::upsert(&world.peer, &spec, "uid-1", &ips, &ProbePorts::All).unwrap();
         assert_eq!(
             seen_by_pod(&world, [8080, 9090]),
             [(8080, v4), (8080, v6), (9090, v4), (9090, v6)],
@@ -470,14 +470,7 @@ fn rules_of_the_previous_backend_exempt_nothing() {
     ] {
         let world = World::new();
         let ips = [ip(POD4), ip(POD6)];
-        host::upsert(
-            &world.peer,
-            &with(before),
-            "uid-1",
-            &ips,
-            &ProbePorts::Every,
-        )
-        .unwrap();
+        host::upsert(&world.peer, &with(before), "uid-1", &ips, &ProbePorts::All).unwrap();
         let members = ips.map(|ip| HostMember {
             ip,
             port: Some(8080),

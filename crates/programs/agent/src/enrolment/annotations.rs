@@ -17,11 +17,11 @@ const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 pub struct AnnotationError(#[from] SpecError);
 
 /// Returns the redirection of a pod: the common one, changed by the pod's annotations.
-pub(super) fn spec_of(
+pub(super) fn redirection_spec(
     usual: &RedirectionSpec,
     annotations: &Labels,
 ) -> Result<RedirectionSpec, AnnotationError> {
-    let flag = |name| annotations.get(name).and_then(|text| boolean(text));
+    let flag = |name| annotations.get(name).and_then(|text| parse_bool(text));
     let mut spec = usual.clone();
     if let Some(bypass) = flag(BYPASS_INBOUND) {
         spec.ingress_bypass = bypass;
@@ -41,7 +41,7 @@ pub(super) fn spec_of(
 }
 
 /// Parses a boolean like Go's `ParseBool`; any other value counts as unset.
-fn boolean(text: &str) -> Option<bool> {
+fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
@@ -58,7 +58,7 @@ mod tests {
             .iter()
             .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
             .collect();
-        spec_of(&RedirectionSpec::default(), &pairs)
+        redirection_spec(&RedirectionSpec::default(), &pairs)
     }
 
     #[test]

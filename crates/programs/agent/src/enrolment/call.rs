@@ -11,7 +11,7 @@ pub struct RequestId(pub u64);
 
 /// Pod as the container runtime identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WhichPod {
+pub struct PodRef {
     /// Namespace of the pod.
     pub namespace: ArcStr,
     /// Name of the pod.
@@ -24,7 +24,7 @@ pub struct WhichPod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniAdd<N> {
     /// Pod to enrol.
-    pub pod: WhichPod,
+    pub pod: PodRef,
     /// Network namespace of the pod.
     pub netns: N,
     /// Addresses that the previous plugins assigned; may be empty.

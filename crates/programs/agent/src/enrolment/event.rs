@@ -9,7 +9,7 @@ use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
 
 use super::{
-    call::{CniAdd, Reply, RequestId, WhichPod},
+    call::{CniAdd, PodRef, Reply, RequestId},
     step::{ProbeTargets, Step, StepId},
 };
 use crate::source::SourceEvent;
@@ -22,7 +22,7 @@ pub enum Event<N> {
     /// The plugin requests the enrolment of a pod.
     CniAdd(RequestId, CniAdd<N>),
     /// The plugin queries whether a pod belongs to the mesh.
-    IsMember(RequestId, WhichPod),
+    IsMember(RequestId, PodRef),
     /// A scan of `/proc` found these pods' namespaces.
     Scanned(BTreeMap<PodUid, N>),
     /// A scan of `/proc` failed, so it is unknown which pods run.
@@ -73,7 +73,7 @@ pub enum Effect<N> {
     /// Searches for these pods' namespaces, and reports [`Event::Scanned`] or [`Event::ScanFailed`].
     Scan(Vec<ScanTarget>),
     /// Responds to a call of the plugin.
-    Answer(RequestId, Reply),
+    Reply(RequestId, Reply),
     /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
     Hold(PodUid),
     /// Lets proxies connect, since all existing pods are known.

@@ -22,34 +22,34 @@
 use ambit_zds::PodUid;
 
 use super::{Enrolment, pod::Goal};
-use crate::source::{Labels, PodView, Record, Status};
+use crate::source::{EarlierObjects, Labels, PodView, RedirectionStatus};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     /// Whether a pod that appears while this agent runs is captured late.
-    pub(super) fn is_late_at_first_sight(&self, view: &PodView) -> bool {
+    pub(super) fn is_late_when_first_seen(&self, view: &PodView) -> bool {
         let runs = !view.addresses.is_empty();
         let came_with_label = view.unchanged && self.opts_in(view, &Labels::new());
-        self.belongs(view) && (!runs || came_with_label)
+        self.belongs_to_mesh(view) && (!runs || came_with_label)
     }
 
     /// Determines which of the pods that existed at the start are captured late, once all namespaces are known.
-    pub(super) fn judge_initial_pods(&mut self) {
+    pub(super) fn mark_late_captures(&mut self) {
         let record = self.record.take();
         let late: Vec<PodUid> = self
             .pods
             .iter()
             .filter(|(uid, pod)| {
                 let view = &pod.view;
-                let newer = |record: &Record| {
+                let newer = |record: &EarlierObjects| {
                     let none = Labels::new();
                     let namespace = record.namespaces.get(&view.name.namespace);
                     view.unchanged
                         && !record.pods.contains(*uid)
                         && self.opts_in(view, namespace.unwrap_or(&none))
                 };
-                self.belongs(view)
+                self.belongs_to_mesh(view)
                     && (view.addresses.is_empty()
-                        || view.reported == Status::Enabled
+                        || view.reported == RedirectionStatus::Enabled
                         || record.as_ref().is_some_and(newer))
             })
             .map(|(uid, _)| uid.clone())
@@ -62,8 +62,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     /// Clears `capture_is_late` of a pod outside the mesh: if it joins, it joins while it runs.
-    pub(super) fn forget_lateness_outside(&mut self, uid: &PodUid) {
-        let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Out));
+    pub(super) fn clear_late_capture(&mut self, uid: &PodUid) {
+        let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Unenrolled));
         if self.pods.get(uid).is_some_and(outside)
             && let Some(pod) = self.pods.get_mut(uid)
         {

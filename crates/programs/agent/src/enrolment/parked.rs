@@ -2,17 +2,17 @@
 
 use std::time::Instant;
 
-use super::call::{CniAdd, RequestId, WhichPod};
+use super::call::{CniAdd, PodRef, RequestId};
 
 /// Plugin call for a pod that the source has not sent yet.
 #[derive(Clone, Debug)]
-pub(super) enum Parked<N> {
+pub(super) enum ParkedCall<N> {
     CniAdd(CniAdd<N>),
-    IsMember(WhichPod),
+    IsMember(PodRef),
 }
 
-impl<N> Parked<N> {
-    pub(super) fn which(&self) -> &WhichPod {
+impl<N> ParkedCall<N> {
+    pub(super) fn pod_ref(&self) -> &PodRef {
         match self {
             Self::CniAdd(add) => &add.pod,
             Self::IsMember(which) => which,
@@ -23,7 +23,7 @@ impl<N> Parked<N> {
 /// Plugin calls that wait for their pod, each with its deadline.
 #[derive(Debug)]
 pub(super) struct ParkedCalls<N> {
-    pub(super) calls: Vec<(RequestId, Instant, Parked<N>)>,
+    pub(super) calls: Vec<(RequestId, Instant, ParkedCall<N>)>,
 }
 
 impl<N> Default for ParkedCalls<N> {

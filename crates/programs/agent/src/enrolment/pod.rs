@@ -12,29 +12,29 @@ use super::{
     call::RequestId,
     step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus},
 };
-use crate::source::{PodView, Status};
+use crate::source::{PodView, RedirectionStatus};
 
 /// Initial and maximum retry delay after a failed step.
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
 /// Time for which the proxy's listeners stay after an unenrolled pod's redirection was removed, until other proxies
 /// learn that the pod accepts no HBONE.
-const LINGER: Duration = Duration::from_secs(2);
+const LINGER_TIME: Duration = Duration::from_secs(2);
 
 /// Desired state of a pod's enrolment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goal {
     /// The pod is captured with this redirection.
-    In(RedirectionSpec),
+    Enrolled(RedirectionSpec),
     /// The pod runs and is not captured.
-    Out,
+    Unenrolled,
     /// The pod has ended or was deleted, so that its network namespace vanishes.
-    Gone,
+    Deleted,
 }
 
 /// Last known state of a pod's redirection.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Rules {
+pub(super) enum RuleState {
     /// Redirection may be in place: an earlier agent may have applied it, or it is to be compared with the kernel
     /// again.
     Unknown,
@@ -44,7 +44,7 @@ pub(super) enum Rules {
 
 /// Step that is in flight.
 #[derive(Clone, Debug)]
-pub(super) struct Busy<N> {
+pub(super) struct RunningStep<N> {
     pub(super) id: StepId,
     pub(super) step: Step<N>,
 }
@@ -62,7 +62,7 @@ pub(super) struct Failure {
 
 /// Result of determining a pod's next step.
 #[derive(Debug)]
-pub(super) enum Next<N> {
+pub(super) enum NextAction<N> {
     Step(Step<N>),
     /// The next step needs the pod's network namespace, which has to be found first.
     NeedNetns,
@@ -81,26 +81,26 @@ pub(super) struct Pod<N> {
     /// Time at which `netns` was set, so that the result of an older scan does not replace it.
     pub(super) netns_since: Option<Instant>,
     /// Different namespace that one scan has found; a second scan must confirm it.
-    pub(super) suspect: Option<N>,
+    pub(super) suspect_netns: Option<N>,
     /// Workload as announced to a proxy, which has acknowledged it for `netns`.
     pub(super) announced: Option<WorkloadInfo>,
     /// Whether a proxy may serve the pod in any namespace: it was announced, successfully or not, and not withdrawn
     /// since.
-    pub(super) maybe_served: bool,
-    pub(super) rules: Rules,
+    pub(super) may_be_served: bool,
+    pub(super) rules: RuleState,
     /// Whether to compare the redirection with the kernel if the next scan finds the pod running.
-    pub(super) look_if_alive: bool,
+    pub(super) check_netns_alive: bool,
     /// Addresses and ports exempt for kubelet's probes; an entry without addresses means that they are unknown.
     pub(super) probes: Option<ProbeTargets>,
     /// Last status that was written to the annotation; `None` if the observed one is still valid.
-    pub(super) status: Option<Status>,
-    pub(super) busy: Option<Busy<N>>,
+    pub(super) status: Option<RedirectionStatus>,
+    pub(super) running_step: Option<RunningStep<N>>,
     pub(super) failure: Option<Failure>,
     pub(super) linger_until: Option<Instant>,
     /// Plugin calls that wait until this pod is captured.
     pub(super) waiters: Vec<RequestId>,
     /// Whether redirection should be in place: this or an earlier agent applied it, and it was not released since.
-    pub(super) expects_redirection: bool,
+    pub(super) expects_rules_in_place: bool,
     /// Whether the pod belonged to the mesh when its sandbox was created, but started uncaptured.
     pub(super) capture_is_late: bool,
     /// Number of times that the pod's redirection was repaired.
@@ -112,28 +112,28 @@ pub(super) struct Pod<N> {
 }
 
 impl<N: Clone + PartialEq> Pod<N> {
-    /// Creates the state of a pod. `was_there`: the pod existed at the agent's start, so that its redirection is
+    /// Creates the state of a pod. `existed_at_start`: the pod existed at the agent's start, so that its redirection is
     /// unknown.
-    pub(super) fn new(view: PodView, was_there: bool) -> Self {
+    pub(super) fn new(view: PodView, existed_at_start: bool) -> Self {
         Self {
             addresses: view.addresses.clone(),
-            expects_redirection: was_there && view.reported == Status::Enabled,
+            expects_rules_in_place: existed_at_start && view.reported == RedirectionStatus::Enabled,
             view,
             gone: false,
             netns: None,
             netns_since: None,
-            suspect: None,
+            suspect_netns: None,
             announced: None,
-            maybe_served: false,
-            rules: if was_there {
-                Rules::Unknown
+            may_be_served: false,
+            rules: if existed_at_start {
+                RuleState::Unknown
             } else {
-                Rules::None
+                RuleState::None
             },
-            look_if_alive: false,
+            check_netns_alive: false,
             probes: None,
             status: None,
-            busy: None,
+            running_step: None,
             failure: None,
             linger_until: None,
             waiters: Vec::new(),
@@ -145,7 +145,7 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     /// Returns the current value of the pod's status annotation, as last written or observed.
-    pub(super) fn reads(&self) -> Status {
+    pub(super) fn reported_status(&self) -> RedirectionStatus {
         self.status.unwrap_or(self.view.reported)
     }
 
@@ -158,16 +158,16 @@ impl<N: Clone + PartialEq> Pod<N> {
 
     /// Sets the pod's network namespace. A different one resets the state of redirection and listeners.
     pub(super) fn set_netns(&mut self, netns: N, now: Instant) {
-        self.suspect = None;
+        self.suspect_netns = None;
         if self.netns.as_ref() == Some(&netns) {
             return;
         }
         let first = self.netns_since.is_none();
-        let expects_redirection = first && self.expects_redirection;
+        let expects_redirection = first && self.expects_rules_in_place;
         self.forget_netns();
-        self.expects_redirection = expects_redirection;
+        self.expects_rules_in_place = expects_redirection;
         // It may be one that an agent before us has filled.
-        self.rules = Rules::Unknown;
+        self.rules = RuleState::Unknown;
         self.netns = Some(netns);
         self.netns_since = Some(now);
         self.failure = None;
@@ -177,14 +177,14 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.netns = None;
         self.netns_since = None;
         self.announced = None;
-        self.rules = Rules::None;
-        self.expects_redirection = false;
+        self.rules = RuleState::None;
+        self.expects_rules_in_place = false;
         self.linger_until = None;
         self.warnings.clear();
     }
 
     /// Replaces the warnings, and logs new ones.
-    pub(super) fn warn(&mut self, warnings: Vec<String>) {
+    pub(super) fn set_warnings(&mut self, warnings: Vec<String>) {
         for warning in warnings.iter().filter(|one| !self.warnings.contains(one)) {
             tracing::warn!(pod = %self.view.name, warning, "the pod is captured with a warning");
         }
@@ -193,9 +193,11 @@ impl<N: Clone + PartialEq> Pod<N> {
 
     /// Whether redirection, listeners and probe exemption are as `goal` demands.
     pub(super) fn is_captured(&self, goal: &Goal) -> bool {
-        let Goal::In(spec) = goal else { return false };
+        let Goal::Enrolled(spec) = goal else {
+            return false;
+        };
         self.announced.as_ref() == Some(&self.info())
-            && self.rules == Rules::Applied(spec.clone())
+            && self.rules == RuleState::Applied(spec.clone())
             && (self.addresses.is_empty() || self.probes == Some(self.probe_targets(spec)))
     }
 
@@ -207,41 +209,44 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     /// Returns the next step towards `goal`, if no step is in flight.
-    pub(super) fn next(&self, goal: &Goal, now: Instant) -> Next<N> {
+    pub(super) fn next_action(&self, goal: &Goal, now: Instant) -> NextAction<N> {
         if let Some(failure) = &self.failure {
             // Peers send plaintext to a pod that is not called captured. One whose redirection has been put
             // in place stays so whatever fails afterwards: without a proxy its connections are refused,
             // and none of them is to be downgraded.
-            let annotated = self.reads() == Status::Enabled && !self.expects_redirection;
-            if matches!(goal, Goal::In(_)) && annotated && !failure.reported {
-                return Next::Step(self.write_status(Status::Pending));
+            let annotated = self.reported_status() == RedirectionStatus::Enabled
+                && !self.expects_rules_in_place;
+            if matches!(goal, Goal::Enrolled(_)) && annotated && !failure.reported {
+                return NextAction::Step(self.write_status(RedirectionStatus::Pending));
             }
             if failure.retry_at > now {
-                return Next::Wait;
+                return NextAction::Wait;
             }
         }
         match goal {
-            Goal::In(spec) => self.next_in(spec, goal),
-            Goal::Out => self.next_out(now),
-            Goal::Gone => self.next_gone(),
+            Goal::Enrolled(spec) => self.next_while_enrolled(spec, goal),
+            Goal::Unenrolled => self.next_while_unenrolled(now),
+            Goal::Deleted => self.next_while_deleted(),
         }
     }
 
     /// Returns the next step of enrolment; listeners are started before rules are applied.
-    fn next_in(&self, spec: &RedirectionSpec, goal: &Goal) -> Next<N> {
+    fn next_while_enrolled(&self, spec: &RedirectionSpec, goal: &Goal) -> NextAction<N> {
         let Some(netns) = self.netns.clone() else {
             // As after a reboot: the annotation is of another sandbox.
-            return match self.reads() {
-                Status::Enabled => Next::Step(self.write_status(Status::Pending)),
-                Status::None | Status::Pending => Next::NeedNetns,
+            return match self.reported_status() {
+                RedirectionStatus::Enabled => {
+                    NextAction::Step(self.write_status(RedirectionStatus::Pending))
+                }
+                RedirectionStatus::None | RedirectionStatus::Pending => NextAction::NeedNetns,
             };
         };
         let info = self.info();
         if self.announced.as_ref() != Some(&info) {
-            return Next::Step(Step::Proxy(ProxyStep::Announce { info, netns }));
+            return NextAction::Step(Step::Proxy(ProxyStep::Announce { info, netns }));
         }
-        if self.rules != Rules::Applied(spec.clone()) {
-            return Next::Step(Step::Redirection(RedirectionStep::Apply {
+        if self.rules != RuleState::Applied(spec.clone()) {
+            return NextAction::Step(Step::Redirection(RedirectionStep::Apply {
                 netns,
                 spec: spec.clone(),
                 close_pre_capture: self.capture_is_late,
@@ -249,67 +254,67 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
         if !self.is_captured(goal) {
             let targets = self.probe_targets(spec);
-            return Next::Step(Step::Probes(ProbeStep::Exempt(targets)));
+            return NextAction::Step(Step::Probes(ProbeStep::Exempt(targets)));
         }
-        if self.status != Some(Status::Enabled) {
-            return Next::Step(self.write_status(Status::Enabled));
+        if self.status != Some(RedirectionStatus::Enabled) {
+            return NextAction::Step(self.write_status(RedirectionStatus::Enabled));
         }
-        Next::Settled
+        NextAction::Settled
     }
 
     /// Returns the next step of unenrolment; rules are removed before listeners.
-    fn next_out(&self, now: Instant) -> Next<N> {
-        if let (Some(netns), true) = (&self.netns, self.rules != Rules::None) {
-            return Next::Step(Step::Redirection(RedirectionStep::Release {
+    fn next_while_unenrolled(&self, now: Instant) -> NextAction<N> {
+        if let (Some(netns), true) = (&self.netns, self.rules != RuleState::None) {
+            return NextAction::Step(Step::Redirection(RedirectionStep::Release {
                 netns: netns.clone(),
             }));
         }
-        if self.reads() != Status::None {
-            return Next::Step(self.write_status(Status::None));
+        if self.reported_status() != RedirectionStatus::None {
+            return NextAction::Step(self.write_status(RedirectionStatus::None));
         }
-        if self.maybe_served {
+        if self.may_be_served {
             return match self.linger_until {
-                Some(until) if until > now => Next::Wait,
-                _ => Next::Step(Step::Proxy(ProxyStep::Withdraw)),
+                Some(until) if until > now => NextAction::Wait,
+                _ => NextAction::Step(Step::Proxy(ProxyStep::Withdraw)),
             };
         }
-        self.next_probes_gone()
+        self.next_probe_removal()
     }
 
-    fn next_gone(&self) -> Next<N> {
+    fn next_while_deleted(&self) -> NextAction<N> {
         // With the object gone only what we wrote elsewhere is left of it.
         let reported = if self.gone {
             self.status.unwrap_or_default()
         } else {
-            self.reads()
+            self.reported_status()
         };
-        if reported != Status::None {
-            return Next::Step(self.write_status(Status::None));
+        if reported != RedirectionStatus::None {
+            return NextAction::Step(self.write_status(RedirectionStatus::None));
         }
-        if self.maybe_served {
-            return Next::Step(Step::Proxy(ProxyStep::Withdraw));
+        if self.may_be_served {
+            return NextAction::Step(Step::Proxy(ProxyStep::Withdraw));
         }
-        self.next_probes_gone()
+        self.next_probe_removal()
     }
 
-    fn next_probes_gone(&self) -> Next<N> {
+    fn next_probe_removal(&self) -> NextAction<N> {
         if self.probes.is_some() {
-            Next::Step(Step::Probes(ProbeStep::Remove))
+            NextAction::Step(Step::Probes(ProbeStep::Remove))
         } else {
-            Next::Settled
+            NextAction::Settled
         }
     }
 
-    fn write_status(&self, status: Status) -> Step<N> {
+    fn write_status(&self, status: RedirectionStatus) -> Step<N> {
         Step::Status(WriteStatus {
             pod: self.view.name.clone(),
             status,
         })
     }
 
-    /// Returns when the result of [`Self::next`] may change without an event.
+    /// Returns when the result of [`Self::next_action`] may change without an event.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        if self.busy.is_some() {
+        if self.running_step.is_some() {
             return None;
         }
         let retry = self.failure.as_ref().map(|failure| failure.retry_at);
@@ -317,17 +322,17 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     /// Clears deadlines that have passed, so that they do not trigger further ticks.
-    pub(super) fn forget_elapsed(&mut self, now: Instant) {
-        if self.busy.is_none() {
+    pub(super) fn clear_elapsed(&mut self, now: Instant) {
+        if self.running_step.is_none() {
             self.failure.take_if(|failure| failure.retry_at <= now);
             self.linger_until.take_if(|until| *until <= now);
         }
     }
 
     /// Records the success of a step.
-    pub(super) fn done(&mut self, step: Step<N>, now: Instant) {
+    pub(super) fn on_step_done(&mut self, step: Step<N>, now: Instant) {
         match (&step, &mut self.failure) {
-            (Step::Status(write), Some(failure)) if write.status == Status::Pending => {
+            (Step::Status(write), Some(failure)) if write.status == RedirectionStatus::Pending => {
                 failure.reported = true;
             }
             (_, failure) => *failure = None,
@@ -346,18 +351,18 @@ impl<N: Clone + PartialEq> Pod<N> {
             }
             Step::Proxy(ProxyStep::Withdraw) => {
                 self.announced = None;
-                self.maybe_served = false;
+                self.may_be_served = false;
                 self.linger_until = None;
             }
             Step::Redirection(RedirectionStep::Apply { spec, .. }) => {
-                self.rules = Rules::Applied(spec);
-                self.expects_redirection = true;
+                self.rules = RuleState::Applied(spec);
+                self.expects_rules_in_place = true;
                 self.capture_is_late = false;
             }
             Step::Redirection(RedirectionStep::Release { .. }) => {
-                self.rules = Rules::None;
-                self.expects_redirection = false;
-                self.linger_until = self.maybe_served.then(|| now + LINGER);
+                self.rules = RuleState::None;
+                self.expects_rules_in_place = false;
+                self.linger_until = self.may_be_served.then(|| now + LINGER_TIME);
             }
             Step::Probes(ProbeStep::Exempt(targets)) => self.probes = Some(targets),
             Step::Probes(ProbeStep::Remove) => self.probes = None,
@@ -366,16 +371,16 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     /// Records the failure of a step, which is retried with increasing delay.
-    pub(super) fn failed(&mut self, step: &Step<N>, text: String, now: Instant) {
+    pub(super) fn on_step_failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {
-            Step::Redirection(_) => self.rules = Rules::Unknown,
+            Step::Redirection(_) => self.rules = RuleState::Unknown,
             Step::Probes(ProbeStep::Exempt(targets)) => {
                 let mut unknown = targets.clone();
                 unknown.addresses.clear();
                 self.probes = Some(unknown);
             }
-            Step::Status(write) if write.status == Status::Pending => {
+            Step::Status(write) if write.status == RedirectionStatus::Pending => {
                 if let Some(failure) = &mut self.failure {
                     failure.reported = true;
                     return;
@@ -386,7 +391,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         let delay = self
             .failure
             .as_ref()
-            .map_or(RETRY.0, |last| (last.delay * 2).min(RETRY.1));
+            .map_or(RETRY_DELAY.0, |last| (last.delay * 2).min(RETRY_DELAY.1));
         self.failure = Some(Failure {
             retry_at: now + delay,
             delay,

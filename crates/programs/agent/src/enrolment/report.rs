@@ -1,10 +1,10 @@
 //! Reports of pods' enrolment state, for operators.
 
-use ambit_k8s_api::enablement::Verdict;
+use ambit_k8s_api::enablement::MembershipDecision;
 
 use super::{
     Enrolment,
-    pod::{Goal, Pod, Rules},
+    pod::{Goal, Pod, RuleState},
 };
 use crate::{
     report::{PodReport, PodState},
@@ -21,25 +21,28 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     fn report(&self, pod: &Pod<N>, inode: impl Fn(&N) -> u64) -> PodReport {
         let goal = self.goal(pod);
         let captured = goal.as_ref().is_ok_and(|goal| pod.is_captured(goal));
-        let belongs = matches!(goal, Ok(Goal::In(_)) | Err(_));
+        let belongs = matches!(goal, Ok(Goal::Enrolled(_)) | Err(_));
         let failure = pod.failure.as_ref().map(|failure| failure.text.clone());
         let (state, why) = match &goal {
             Err(error) => (PodState::Failing, error.to_string()),
-            Ok(Goal::Gone) => (PodState::Ended, "it has ended".to_owned()),
-            Ok(Goal::Out) => {
-                let state = if pod.netns.is_some() || pod.maybe_served {
+            Ok(Goal::Deleted) => (PodState::Ended, "it has ended".to_owned()),
+            Ok(Goal::Unenrolled) => {
+                let state = if pod.netns.is_some() || pod.may_be_served {
                     PodState::Leaving
                 } else {
                     PodState::Outside
                 };
-                (state, self.verdict(pod).to_string())
+                (state, self.membership_decision(pod).to_string())
             }
-            Ok(Goal::In(_)) if captured => (PodState::Captured, self.verdict(pod).to_string()),
-            Ok(Goal::In(_)) if failure.is_some() => (
+            Ok(Goal::Enrolled(_)) if captured => (
+                PodState::Captured,
+                self.membership_decision(pod).to_string(),
+            ),
+            Ok(Goal::Enrolled(_)) if failure.is_some() => (
                 PodState::Failing,
                 "the last step failed; it is tried again by itself".to_owned(),
             ),
-            Ok(Goal::In(_)) if pod.netns.is_none() => (
+            Ok(Goal::Enrolled(_)) if pod.netns.is_none() => (
                 PodState::NoNamespace,
                 if pod.addresses.is_empty() {
                     "it has not started: the container runtime brings it".to_owned()
@@ -48,7 +51,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                         .to_owned()
                 },
             ),
-            Ok(Goal::In(_)) => (PodState::Enrolling, "steps are in flight".to_owned()),
+            Ok(Goal::Enrolled(_)) => (PodState::Enrolling, "steps are in flight".to_owned()),
         };
         PodReport {
             namespace: pod.view.name.namespace.clone(),
@@ -65,18 +68,20 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             },
             netns_inode: pod.netns.as_ref().map(inode),
             listeners: pod.announced.is_some(),
-            redirected: matches!(pod.rules, Rules::Applied(_)),
+            redirected: matches!(pod.rules, RuleState::Applied(_)),
             drifts: pod.drifts,
             warnings: pod.warnings.clone(),
-            annotation: pod.reads(),
+            annotation: pod.reported_status(),
             annotation_seen: pod.view.reported,
         }
     }
 
-    fn verdict(&self, pod: &Pod<N>) -> Verdict {
+    fn membership_decision(&self, pod: &Pod<N>) -> MembershipDecision {
         let none = Labels::new();
         let namespace = &pod.view.name.namespace;
         let labels = self.namespaces.get(namespace).unwrap_or(&none);
-        self.settings.enablement.verdict(&pod.view, labels)
+        self.settings
+            .enablement
+            .decide_membership(&pod.view, labels)
     }
 }

@@ -6,9 +6,9 @@ use ambit_zds::PodUid;
 
 use super::{
     Enrolment,
-    call::{CniAdd, Reply, RequestId, WhichPod},
+    call::{CniAdd, PodRef, Reply, RequestId},
     event::Effect,
-    parked::Parked,
+    parked::ParkedCall,
     pod::Goal,
 };
 
@@ -26,19 +26,19 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         now: Instant,
         effects: &mut Vec<Effect<N>>,
     ) {
-        self.park(request, Parked::CniAdd(add), now, effects);
+        self.park(request, ParkedCall::CniAdd(add), now, effects);
     }
 
     pub(super) fn park(
         &mut self,
         request: RequestId,
-        call: Parked<N>,
+        call: ParkedCall<N>,
         now: Instant,
         effects: &mut Vec<Effect<N>>,
     ) {
         if self.parked.calls.len() >= MAX_PARKED {
             let text = "too many calls wait already".to_owned();
-            effects.push(Effect::Answer(request, Reply::TryLater(text)));
+            effects.push(Effect::Reply(request, Reply::TryLater(text)));
             return;
         }
         self.parked.calls.push((request, now + POD_TIMEOUT, call));
@@ -49,8 +49,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
         if self.synced {
             for (request, until, call) in std::mem::take(&mut self.parked.calls) {
-                match self.find(call.which()) {
-                    Some(uid) => self.take_up(request, &uid, call, now, effects),
+                match self.find_pod(call.pod_ref()) {
+                    Some(uid) => self.attach_call(request, &uid, call, now, effects),
                     None => self.parked.calls.push((request, until, call)),
                 }
             }
@@ -64,19 +64,19 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 self.parked.calls.push((request, until, call));
                 continue;
             }
-            let WhichPod {
+            let PodRef {
                 namespace, name, ..
-            } = call.which();
+            } = call.pod_ref();
             let reply = match &call {
                 // Its labels may bring it in, but then it is captured when they become known;
                 // pods outside the mesh must not wait.
-                Parked::IsMember(_) if self.is_outside(namespace) => Reply::Member(false),
+                ParkedCall::IsMember(_) if self.is_outside(namespace) => Reply::Member(false),
                 _ if self.synced => Reply::TryLater(format!(
                     "pod {namespace}/{name} is not known on this node after {POD_TIMEOUT:?}"
                 )),
                 _ => Reply::TryLater("the agent does not know the node's pods yet".to_owned()),
             };
-            effects.push(Effect::Answer(request, reply));
+            effects.push(Effect::Reply(request, reply));
         }
     }
 
@@ -88,46 +88,46 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.synced && known == Some(&false)
     }
 
-    fn find(&self, which: &WhichPod) -> Option<PodUid> {
+    fn find_pod(&self, pod_ref: &PodRef) -> Option<PodUid> {
         self.pods
             .iter()
             .filter(|(_, pod)| !pod.gone)
             .find(|(uid, pod)| {
-                pod.view.name.name == which.name
-                    && pod.view.name.namespace == which.namespace
+                pod.view.name.name == pod_ref.name
+                    && pod.view.name.namespace == pod_ref.namespace
                     // Another uid: the source still has the pod before of the same name.
-                    && which.uid.as_ref().is_none_or(|requested| requested == *uid)
+                    && pod_ref.uid.as_ref().is_none_or(|requested| requested == *uid)
             })
             .map(|(uid, _)| uid.clone())
     }
 
-    fn take_up(
+    fn attach_call(
         &mut self,
         request: RequestId,
         uid: &PodUid,
-        call: Parked<N>,
+        call: ParkedCall<N>,
         now: Instant,
         effects: &mut Vec<Effect<N>>,
     ) {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        let member = self.belongs(&pod.view);
-        let refused = |text: String| Effect::Answer(request, Reply::Refused(text));
+        let member = self.belongs_to_mesh(&pod.view);
+        let refused = |text: String| Effect::Reply(request, Reply::Refused(text));
         match (call, self.goal(pod)) {
-            (Parked::IsMember(_), _) => {
-                effects.push(Effect::Answer(request, Reply::Member(member)));
+            (ParkedCall::IsMember(_), _) => {
+                effects.push(Effect::Reply(request, Reply::Member(member)));
             }
-            (Parked::CniAdd(_), Err(error)) => {
+            (ParkedCall::CniAdd(_), Err(error)) => {
                 effects.push(refused(format!("pod {}: {error}", pod.view.name)));
             }
-            (Parked::CniAdd(_), Ok(Goal::Out | Goal::Gone)) => {
+            (ParkedCall::CniAdd(_), Ok(Goal::Unenrolled | Goal::Deleted)) => {
                 effects.push(refused(format!(
                     "pod {} is not one to be captured: its labels or its phase say otherwise",
                     pod.view.name
                 )));
             }
-            (Parked::CniAdd(add), Ok(Goal::In(_))) => {
+            (ParkedCall::CniAdd(add), Ok(Goal::Enrolled(_))) => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.set_netns(add.netns, now);
                     // It waits now.
@@ -156,7 +156,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         effects.extend(
             waiters
                 .into_iter()
-                .map(|request| Effect::Answer(request, reply.clone())),
+                .map(|request| Effect::Reply(request, reply.clone())),
         );
     }
 }

@@ -7,10 +7,10 @@ use ambit_zds::PodUid;
 use super::{
     Enrolment,
     event::{Effect, ScanTarget},
-    pod::{Goal, Rules},
-    scan_schedule::PAUSE,
+    pod::{Goal, RuleState},
+    scan_schedule::SCAN_DELAY,
 };
-use crate::source::{PodView, Status};
+use crate::source::{PodView, RedirectionStatus};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     pub(super) fn scan_if_due(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
@@ -25,8 +25,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .iter()
             .filter(|(_, pod)| {
                 // At first also pods outside: an agent before us may have left them captured.
-                let in_question = initial || matches!(self.goal(pod), Ok(Goal::In(_)));
-                in_question && !pod.gone && could_be_found(&pod.view) && !pod.addresses.is_empty()
+                let in_question = initial || matches!(self.goal(pod), Ok(Goal::Enrolled(_)));
+                in_question && !pod.gone && is_scannable(&pod.view) && !pod.addresses.is_empty()
             })
             .map(|(uid, pod)| ScanTarget {
                 uid: uid.clone(),
@@ -61,22 +61,22 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             match &pod.netns {
                 None => pod.set_netns(netns, now),
                 Some(current) if *current == netns => {
-                    pod.suspect = None;
-                    if std::mem::take(&mut pod.look_if_alive) {
-                        pod.rules = Rules::Unknown;
+                    pod.suspect_netns = None;
+                    if std::mem::take(&mut pod.check_netns_alive) {
+                        pod.rules = RuleState::Unknown;
                     }
                 }
                 // Processes of an old sandbox may be around while a new one is being made: another
                 // namespace is believed when two scans in a row agree on it.
                 Some(_) if known_before => {
-                    if pod.suspect.as_ref() == Some(&netns) {
+                    if pod.suspect_netns.as_ref() == Some(&netns) {
                         tracing::warn!(pod = %pod.view.name, "the pod has a new network namespace");
                         // It started anew, and the plugin did not call.
-                        pod.capture_is_late |= pod.expects_redirection;
+                        pod.capture_is_late |= pod.expects_rules_in_place;
                         pod.set_netns(netns, now);
                     } else {
-                        pod.suspect = Some(netns);
-                        self.scanning.want(now + PAUSE.0);
+                        pod.suspect_netns = Some(netns);
+                        self.scanning.request_scan(now + SCAN_DELAY.0);
                     }
                 }
                 Some(_) => {}
@@ -99,16 +99,18 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 continue;
             };
             let goal = self.goal(pod);
-            if matches!(goal, Ok(Goal::In(_)) | Err(_)) {
+            if matches!(goal, Ok(Goal::Enrolled(_)) | Err(_)) {
                 keep.insert(pod.view.name.clone());
                 if pod.netns.is_none() {
                     effects.push(Effect::Hold(uid.clone()));
                 }
-            } else if matches!(goal, Ok(Goal::Out)) && pod.view.reported == Status::Enabled {
+            } else if matches!(goal, Ok(Goal::Unenrolled))
+                && pod.view.reported == RedirectionStatus::Enabled
+            {
                 // It left while no agent looked: a proxy serves it until all others know.
                 effects.push(Effect::Hold(uid.clone()));
                 if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.maybe_served = true;
+                    pod.may_be_served = true;
                 }
             }
             // Orders given now are part of the first snapshot.
@@ -122,18 +124,18 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let missing = self.pods.values().any(|pod| {
             pod.netns.is_none()
                 && !pod.addresses.is_empty()
-                && matches!(self.goal(pod), Ok(Goal::In(_)))
+                && matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
         });
         if missing {
             self.scanning.scan_after_pause(now);
         } else {
-            self.scanning.pause = PAUSE.0;
+            self.scanning.pause = SCAN_DELAY.0;
         }
     }
 }
 
 /// Whether a scan can find the pod: pods of the node's network namespace are never searched, and ended pods have no
 /// processes.
-fn could_be_found(view: &PodView) -> bool {
+fn is_scannable(view: &PodView) -> bool {
     !view.host_network && !view.terminal
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Initial and maximum delay between scans while pods' namespaces are missing.
-pub(super) const PAUSE: (Duration, Duration) =
+pub(super) const SCAN_DELAY: (Duration, Duration) =
     (Duration::from_millis(250), Duration::from_secs(30));
 
 /// Schedule of scans, each of which searches all pods without a namespace.
@@ -21,7 +21,7 @@ impl Default for ScanSchedule {
         Self {
             running_since: None,
             due: None,
-            pause: PAUSE.0,
+            pause: SCAN_DELAY.0,
             initial_done: false,
         }
     }
@@ -37,32 +37,32 @@ impl ScanSchedule {
     }
 
     /// Schedules a scan now.
-    pub(super) fn want(&mut self, now: Instant) {
+    pub(super) fn request_scan(&mut self, now: Instant) {
         self.due = Some(now);
     }
 
     /// Schedules a scan now for a pod without a namespace, unless one is scheduled or running.
-    pub(super) fn want_missing(&mut self, now: Instant) {
+    pub(super) fn request_scan_for_missing(&mut self, now: Instant) {
         if self.due.is_none() && self.running_since.is_none() {
             self.due = Some(now);
         }
     }
 
     /// Schedules the next scan after a failure, with increasing delay.
-    pub(super) fn failed(&mut self, now: Instant) {
+    pub(super) fn on_scan_failed(&mut self, now: Instant) {
         self.running_since = None;
         self.scan_after_pause(now);
     }
 
     pub(super) fn scan_after_pause(&mut self, now: Instant) {
         let due = now + self.pause;
-        self.pause = (self.pause * 2).min(PAUSE.1);
+        self.pause = (self.pause * 2).min(SCAN_DELAY.1);
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
     /// Schedules a scan now, and resets the delay of further ones, since something has changed.
-    pub(super) fn hasten(&mut self, now: Instant) {
-        self.pause = PAUSE.0;
-        self.want(now);
+    pub(super) fn scan_soon(&mut self, now: Instant) {
+        self.pause = SCAN_DELAY.0;
+        self.request_scan(now);
     }
 }

@@ -7,7 +7,7 @@ use ambit_model::PodName;
 use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::WorkloadInfo;
 
-use crate::source::Status;
+use crate::source::RedirectionStatus;
 
 /// Id of a started step, by which its outcome is matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -84,7 +84,7 @@ pub struct WriteStatus {
     /// Name of the pod.
     pub pod: PodName,
     /// Value to write; [`Status::None`] removes the annotation.
-    pub status: Status,
+    pub status: RedirectionStatus,
 }
 
 impl<N> Step<N> {

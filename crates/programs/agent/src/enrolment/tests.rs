@@ -10,13 +10,13 @@ use ambit_model::PodName;
 use proptest::prelude::*;
 
 use super::*;
-use crate::source::Status;
+use crate::source::RedirectionStatus;
 
 mod late_capture;
 mod reports;
 
 /// Test world: state machine, simulated kernel and clock.
-struct World {
+struct TestAgent {
     machine: Enrolment<u32>,
     now: Instant,
     /// Namespaces of running pods, which scans find.
@@ -26,7 +26,7 @@ struct World {
     served: BTreeMap<PodUid, u32>,
     probes: BTreeMap<PodUid, Vec<IpAddr>>,
     probe_ports: BTreeMap<PodUid, ProbePorts>,
-    status: BTreeMap<String, Status>,
+    status: BTreeMap<String, RedirectionStatus>,
     /// Name of the step that fails; `None`: every step succeeds.
     failing: Option<&'static str>,
     /// Effects that have not been carried out yet.
@@ -66,15 +66,15 @@ fn pod(uid: &str, ip: &str) -> PodView {
     }
 }
 
-fn which(name: &str, uid: Option<&str>) -> WhichPod {
-    WhichPod {
+fn pod_ref(name: &str, uid: Option<&str>) -> PodRef {
+    PodRef {
         namespace: "shop".into(),
         name: name.into(),
         uid: uid.map(Into::into),
     }
 }
 
-impl World {
+impl TestAgent {
     fn new() -> Self {
         let enablement = Enablement::new(Vec::new(), [], "istio-system");
         let settings = Settings {
@@ -132,7 +132,7 @@ impl World {
     fn cni_add(&mut self, request: u64, name: &str, netns: u32, ip: &str) {
         let addresses = ip.parse().into_iter().collect();
         let add = CniAdd {
-            pod: which(name, None),
+            pod: pod_ref(name, None),
             netns,
             addresses,
         };
@@ -146,7 +146,7 @@ impl World {
         };
         match effect {
             Effect::Step { uid, id, step } => {
-                let name = self.carry_out(&uid, &step);
+                let name = self.perform_step(&uid, &step);
                 let failed = self.failing == Some(name.as_str());
                 let result = if failed {
                     Err(format!("{name} fails"))
@@ -168,7 +168,7 @@ impl World {
                 let found = found.collect();
                 self.event(Event::Scanned(found));
             }
-            Effect::Answer(request, reply) => {
+            Effect::Reply(request, reply) => {
                 assert_eq!(
                     self.replies.insert(request.0, reply),
                     None,
@@ -191,7 +191,7 @@ impl World {
     }
 
     /// Carries out a step, unless it is to fail, and checks the invariants; returns its name.
-    fn carry_out(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
+    fn perform_step(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
         let name = match step {
             Step::Proxy(ProxyStep::Announce { .. }) => "announce",
             Step::Proxy(ProxyStep::Withdraw) => "withdraw",
@@ -200,9 +200,9 @@ impl World {
             Step::Probes(ProbeStep::Exempt(_)) => "probe",
             Step::Probes(ProbeStep::Remove) => "unprobe",
             Step::Status(write) => match write.status {
-                Status::None => "status none",
-                Status::Pending => "status pending",
-                Status::Enabled => "status enabled",
+                RedirectionStatus::None => "status none",
+                RedirectionStatus::Pending => "status pending",
+                RedirectionStatus::Enabled => "status enabled",
             },
         };
         self.log.push(format!("{uid} {name}"));
@@ -253,7 +253,7 @@ impl World {
     }
 
     /// Advances the clock by `duration`, with ticks where they are due.
-    fn pass(&mut self, duration: Duration) {
+    fn advance_time(&mut self, duration: Duration) {
         let end = self.now + duration;
         self.settle();
         for _ in 0..10_000 {
@@ -283,13 +283,13 @@ impl World {
         let name = uid.split('#').next().unwrap();
         self.served.get(uid) == Some(&netns)
             && self.rules.contains(&netns)
-            && self.status.get(&format!("shop/{name}")) == Some(&Status::Enabled)
+            && self.status.get(&format!("shop/{name}")) == Some(&RedirectionStatus::Enabled)
     }
 }
 
 #[test]
 fn plugin_gets_its_response_after_listeners_rules_and_probes() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.take_log();
     world.cni_add(1, "web", 7, "10.0.0.7");
     for expected in ["web announce", "web apply", "web probe"] {
@@ -310,7 +310,7 @@ fn plugin_gets_its_response_after_listeners_rules_and_probes() {
 
 #[test]
 fn running_pod_joins_and_leaves_with_its_namespaces_label() {
-    let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.take_log();
     world.namespace(AMBIENT);
@@ -334,7 +334,7 @@ fn running_pod_joins_and_leaves_with_its_namespaces_label() {
         ["web release", "web status none"],
         "listeners stay a while"
     );
-    world.pass(Duration::from_secs(5));
+    world.advance_time(Duration::from_secs(5));
     assert_eq!(world.take_log(), ["web withdraw", "web unprobe"]);
     // Again, as often as they like.
     world.namespace(AMBIENT);
@@ -346,9 +346,9 @@ fn running_pod_joins_and_leaves_with_its_namespaces_label() {
 fn pods_own_label_decides_about_enrolment() {
     let mut out = pod("web", "10.0.0.7");
     out.labels = labels(NONE);
-    let mut world = World::started(AMBIENT, vec![out.clone()]);
+    let mut world = TestAgent::started(AMBIENT, vec![out.clone()]);
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     assert!(world.served.is_empty() && world.rules.is_empty());
     out.labels.clear();
     world.source(SourceEvent::Pod(out.clone()));
@@ -356,7 +356,7 @@ fn pods_own_label_decides_about_enrolment() {
     assert!(world.captured("web", 7));
     out.labels = labels(NONE);
     world.source(SourceEvent::Pod(out));
-    world.pass(Duration::from_secs(5));
+    world.advance_time(Duration::from_secs(5));
     assert!(world.served.is_empty() && world.rules.is_empty() && world.probes.is_empty());
 }
 
@@ -364,32 +364,32 @@ fn pods_own_label_decides_about_enrolment() {
 fn host_network_pods_are_not_captured() {
     let mut host = pod("web", "10.0.0.7");
     host.host_network = true;
-    let mut world = World::started(AMBIENT, vec![host]);
+    let mut world = TestAgent::started(AMBIENT, vec![host]);
     world.running.insert("web".into(), 7);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     assert!(matches!(world.replies[&1], Reply::Refused(_)));
     assert!(world.served.is_empty() && world.rules.is_empty());
 }
 
 #[test]
 fn the_plugin_may_come_before_the_source() {
-    let mut world = World::started(AMBIENT, vec![]);
+    let mut world = TestAgent::started(AMBIENT, vec![]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.pass(Duration::from_secs(1));
+    world.advance_time(Duration::from_secs(1));
     assert!(world.replies.is_empty());
     world.source(SourceEvent::Pod(pod("web", "")));
     world.settle();
     assert_eq!(world.replies[&1], Reply::Done);
     // And if the source never comes, the response reports it, in time for an Istio plugin.
     world.cni_add(2, "other", 8, "10.0.0.8");
-    world.pass(Duration::from_secs(5));
+    world.advance_time(Duration::from_secs(5));
     assert!(matches!(&world.replies[&2], Reply::TryLater(why) if why.contains("shop/other")));
 }
 
 #[test]
 fn a_call_before_the_source_is_complete_waits() {
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.namespace(AMBIENT);
     world.source(SourceEvent::Pod(pod("web", "")));
     world.cni_add(1, "web", 7, "10.0.0.7");
@@ -398,17 +398,17 @@ fn a_call_before_the_source_is_complete_waits() {
     world.source(SourceEvent::Synced);
     world.settle();
     assert_eq!(world.replies[&1], Reply::Done);
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.pass(Duration::from_secs(5));
+    world.advance_time(Duration::from_secs(5));
     assert!(matches!(world.replies[&1], Reply::TryLater(_)));
 }
 
 #[test]
 fn new_pod_of_an_old_name_is_distinguished_by_uid() {
-    let mut world = World::started(AMBIENT, vec![pod("web#1", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web#1", "10.0.0.7")]);
     let add = CniAdd {
-        pod: which("web", Some("web#2")),
+        pod: pod_ref("web", Some("web#2")),
         netns: 8,
         addresses: vec![],
     };
@@ -424,7 +424,7 @@ fn new_pod_of_an_old_name_is_distinguished_by_uid() {
 
 #[test]
 fn a_new_sandbox_of_the_same_uid_replaces_the_old_one() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
     world.cni_add(2, "web", 8, "10.0.0.8");
@@ -436,7 +436,7 @@ fn a_new_sandbox_of_the_same_uid_replaces_the_old_one() {
 
 #[test]
 fn a_new_sandbox_wins_over_steps_under_way_for_the_old_one() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.failing = Some("apply");
     world.cni_add(1, "web", 7, "10.0.0.7");
     assert!(world.work(), "announced in 7");
@@ -453,7 +453,7 @@ fn a_new_sandbox_wins_over_steps_under_way_for_the_old_one() {
 #[test]
 fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
     for (failing, retryable) in [("announce", true), ("apply", false), ("probe", false)] {
-        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
         world.failing = Some(failing);
         world.cni_add(1, "web", 7, "10.0.0.7");
         world.settle();
@@ -467,7 +467,7 @@ fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
         );
         // The sandbox is torn down; nothing goes on in it.
         world.take_log();
-        world.pass(Duration::from_secs(60));
+        world.advance_time(Duration::from_secs(60));
         assert!(world.take_log().iter().all(|line| line == "scan"));
         world.failing = None;
         world.cni_add(2, "web", 8, "10.0.0.8");
@@ -480,11 +480,11 @@ fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
 #[test]
 fn failed_capture_of_a_running_pod_is_pending_and_retried() {
     for failing in ["announce", "apply", "probe"] {
-        let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+        let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
         world.running.insert("web".into(), 7);
         world.failing = Some(failing);
         world.namespace(AMBIENT);
-        world.pass(Duration::from_secs(3));
+        world.advance_time(Duration::from_secs(3));
         assert!(!world.captured("web", 7));
         let tries = world
             .take_log()
@@ -493,18 +493,18 @@ fn failed_capture_of_a_running_pod_is_pending_and_retried() {
             .count();
         assert!((3..10).contains(&tries), "{failing}: {tries}");
         world.failing = None;
-        world.pass(Duration::from_secs(20));
+        world.advance_time(Duration::from_secs(20));
         assert!(world.captured("web", 7), "{failing}");
     }
 }
 
 #[test]
 fn steps_that_lacked_a_proxy_are_retried_when_one_connects() {
-    let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.failing = Some("announce");
     world.namespace(AMBIENT);
-    world.pass(Duration::from_secs(100));
+    world.advance_time(Duration::from_secs(100));
     world.failing = None;
     world.event(Event::ProxySynced);
     world.settle();
@@ -514,19 +514,23 @@ fn steps_that_lacked_a_proxy_are_retried_when_one_connects() {
 #[test]
 fn peers_are_not_downgraded_while_the_repair_of_a_captured_pod_fails() {
     for failing in ["apply", "probe"] {
-        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
         world.settle();
         world.failing = Some(failing);
         world.event(Event::Reconcile);
         world.source(SourceEvent::Pod(pod("web", "10.0.0.9")));
         world.take_log();
-        world.pass(Duration::from_secs(60));
+        world.advance_time(Duration::from_secs(60));
         assert!(world.take_log().contains(&format!("web {failing}")));
-        assert_eq!(world.status["shop/web"], Status::Enabled, "{failing}");
+        assert_eq!(
+            world.status["shop/web"],
+            RedirectionStatus::Enabled,
+            "{failing}"
+        );
         assert_eq!(world.machine.counts().failing, 1, "{failing}");
         world.failing = None;
-        world.pass(Duration::from_secs(20));
+        world.advance_time(Duration::from_secs(20));
         assert!(world.captured("web", 7), "{failing}");
     }
 }
@@ -534,30 +538,34 @@ fn peers_are_not_downgraded_while_the_repair_of_a_captured_pod_fails() {
 #[test]
 fn a_new_sandbox_that_cannot_be_captured_is_not_called_captured() {
     for failing in ["announce", "apply", "probe"] {
-        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
         world.settle();
         world.failing = Some(failing);
         world.cni_add(2, "web", 8, "10.0.0.8");
-        world.pass(Duration::from_secs(3));
-        assert_eq!(world.status["shop/web"], Status::Pending, "{failing}");
+        world.advance_time(Duration::from_secs(3));
+        assert_eq!(
+            world.status["shop/web"],
+            RedirectionStatus::Pending,
+            "{failing}"
+        );
     }
 }
 
 #[test]
 fn failed_status_writes_are_retried_with_delay() {
     for failing in ["status enabled", "status pending"] {
-        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
         world.failing = Some(failing);
         world.cni_add(1, "web", 7, "10.0.0.7");
-        world.pass(Duration::from_secs(10));
+        world.advance_time(Duration::from_secs(10));
         assert_eq!(
             world.replies[&1],
             Reply::Done,
             "the pod is captured all the same"
         );
         world.failing = None;
-        world.pass(Duration::from_secs(20));
+        world.advance_time(Duration::from_secs(20));
         assert!(world.captured("web", 7));
     }
 }
@@ -565,10 +573,10 @@ fn failed_status_writes_are_retried_with_delay() {
 #[test]
 fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
     let captured = PodView {
-        reported: Status::Enabled,
+        reported: RedirectionStatus::Enabled,
         ..pod("web", "10.0.0.7")
     };
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
     // As while no proxy is there.
     world.failing = Some("announce");
@@ -578,7 +586,7 @@ fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
     world.settle();
     world.event(Event::Reconcile);
     world.settle();
-    let sets = |world: &World| {
+    let sets = |world: &TestAgent| {
         world
             .log
             .iter()
@@ -586,7 +594,7 @@ fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
     };
     assert!(!sets(&world), "{:?}", world.log);
     world.failing = None;
-    world.pass(Duration::from_secs(20));
+    world.advance_time(Duration::from_secs(20));
     world.event(Event::Reconcile);
     world.settle();
     assert!(sets(&world));
@@ -594,7 +602,7 @@ fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
 
 #[test]
 fn drift_is_looked_for_regularly() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
     world.rules.clear();
@@ -606,7 +614,7 @@ fn drift_is_looked_for_regularly() {
 
 #[test]
 fn ended_sandbox_of_a_deleted_pod_is_not_repaired() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
     world.running.insert("web".into(), 7);
@@ -642,7 +650,7 @@ fn ended_and_deleted_pods_leave_no_state() {
         ..pod("web", "")
     };
     for last in [SourceEvent::Pod(ended), SourceEvent::PodGone("web".into())] {
-        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
         world.settle();
         world.take_log();
@@ -652,21 +660,21 @@ fn ended_and_deleted_pods_leave_no_state() {
             world.take_log(),
             ["web status none", "web withdraw", "web unprobe"]
         );
-        assert_eq!(world.machine.counts(), Counts::default());
+        assert_eq!(world.machine.counts(), PodCounts::default());
     }
 }
 
 #[test]
 fn failing_removals_are_tried_until_they_succeed() {
     for failing in ["status none", "withdraw", "unprobe"] {
-        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
         world.settle();
         world.failing = Some(failing);
         world.source(SourceEvent::PodGone("web".into()));
-        world.pass(Duration::from_secs(5));
+        world.advance_time(Duration::from_secs(5));
         world.failing = None;
-        world.pass(Duration::from_secs(20));
+        world.advance_time(Duration::from_secs(20));
         assert!(
             world.served.is_empty() && world.probes.is_empty(),
             "{failing}"
@@ -677,21 +685,21 @@ fn failing_removals_are_tried_until_they_succeed() {
 
 #[test]
 fn a_failing_release_keeps_the_listeners() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
     world.failing = Some("release");
     world.namespace(&[]);
-    world.pass(Duration::from_secs(30));
+    world.advance_time(Duration::from_secs(30));
     assert!(world.served.contains_key("web") && world.rules.contains(&7));
     world.failing = None;
-    world.pass(Duration::from_secs(30));
+    world.advance_time(Duration::from_secs(30));
     assert!(world.served.is_empty() && world.rules.is_empty());
 }
 
 #[test]
 fn a_restarted_agent_finds_pods_and_keeps_their_redirection() {
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
     world.namespace(AMBIENT);
@@ -706,7 +714,7 @@ fn a_restarted_agent_finds_pods_and_keeps_their_redirection() {
 
 #[test]
 fn proxies_connect_only_after_found_pods_are_announced() {
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
     world.namespace(AMBIENT);
     world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
@@ -735,7 +743,7 @@ fn proxies_connect_only_after_found_pods_are_announced() {
 
 #[test]
 fn earlier_agents_redirection_outside_the_mesh_is_removed() {
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
     world.namespace(&[]);
@@ -748,13 +756,13 @@ fn earlier_agents_redirection_outside_the_mesh_is_removed() {
 
 #[test]
 fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
-    let mut world = World::new();
+    let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
     world.served.insert("web".into(), 7);
     world.namespace(&[]);
     world.source(SourceEvent::Pod(PodView {
-        reported: Status::Enabled,
+        reported: RedirectionStatus::Enabled,
         ..pod("web", "10.0.0.7")
     }));
     world.source(SourceEvent::Synced);
@@ -762,15 +770,15 @@ fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
     assert!(world.rules.is_empty() && world.zds_open);
     assert_eq!(world.held, ["web"]);
     assert!(world.served.contains_key("web") && world.machine.is_unenrolling());
-    world.pass(Duration::from_secs(3));
+    world.advance_time(Duration::from_secs(3));
     assert!(world.served.is_empty() && !world.machine.is_unenrolling());
 }
 
 #[test]
 fn network_namespace_changed_without_the_plugin_counts_at_second_look() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.pass(Duration::from_secs(1));
+    world.advance_time(Duration::from_secs(1));
     // A process of the old sandbox is seen once, the right one afterwards.
     world.running.insert("web".into(), 6);
     world.event(Event::Reconcile);
@@ -779,23 +787,23 @@ fn network_namespace_changed_without_the_plugin_counts_at_second_look() {
         world.work();
     }
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(5));
+    world.advance_time(Duration::from_secs(5));
     assert!(world.captured("web", 7));
     // After a reboot of the sandbox it is another for good.
     world.running.insert("web".into(), 8);
     world.event(Event::Reconcile);
-    world.pass(Duration::from_secs(5));
+    world.advance_time(Duration::from_secs(5));
     assert!(world.captured("web", 8));
 }
 
 #[test]
 fn pods_that_were_not_found_are_searched_again() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
-    world.pass(Duration::from_secs(600));
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.advance_time(Duration::from_secs(600));
     let scans = world.take_log().len();
     assert!((10..60).contains(&scans), "{scans} scans in ten minutes");
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(31));
+    world.advance_time(Duration::from_secs(31));
     assert!(world.captured("web", 7));
 }
 
@@ -806,10 +814,10 @@ fn only_the_ports_that_a_pods_probes_name_are_exempt() {
         ..pod("web", "10.0.0.7")
     };
     // As an earlier agent's record has it: the ports are not known.
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(31));
-    assert_eq!(world.probe_ports["web"], ProbePorts::Every);
+    world.advance_time(Duration::from_secs(31));
+    assert_eq!(world.probe_ports["web"], ProbePorts::All);
     world.take_log();
     world.source(SourceEvent::Pod(probed(&[8080])));
     world.settle();
@@ -827,7 +835,7 @@ fn only_the_ports_that_a_pods_probes_name_are_exempt() {
 
 #[test]
 fn changed_addresses_reach_all_records() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
     world.take_log();
@@ -844,7 +852,7 @@ fn changed_addresses_reach_all_records() {
 
 #[test]
 fn the_plugins_addresses_hold_until_the_status_has_new_ones() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.6")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.6")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
     // Still the address of the sandbox before.
@@ -860,25 +868,25 @@ fn the_plugins_addresses_hold_until_the_status_has_new_ones() {
 fn membership_queries_are_decided_by_labels() {
     let mut out = pod("out", "");
     out.labels = labels(NONE);
-    let mut world = World::started(AMBIENT, vec![pod("web", ""), out]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", ""), out]);
     for (request, name, expected) in [(1, "web", true), (2, "out", false)] {
-        world.event(Event::IsMember(RequestId(request), which(name, None)));
+        world.event(Event::IsMember(RequestId(request), pod_ref(name, None)));
         world.settle();
         assert_eq!(world.replies[&request], Reply::Member(expected));
     }
     // Not known: in a mesh namespace that is a reason to wait, in another one not.
-    world.event(Event::IsMember(RequestId(3), which("new", None)));
-    world.pass(Duration::from_secs(5));
+    world.event(Event::IsMember(RequestId(3), pod_ref("new", None)));
+    world.advance_time(Duration::from_secs(5));
     assert!(matches!(world.replies[&3], Reply::TryLater(_)));
-    let mut world = World::started(&[], vec![]);
-    world.event(Event::IsMember(RequestId(4), which("new", None)));
-    world.pass(Duration::from_secs(5));
+    let mut world = TestAgent::started(&[], vec![]);
+    world.event(Event::IsMember(RequestId(4), pod_ref("new", None)));
+    world.advance_time(Duration::from_secs(5));
     assert_eq!(world.replies[&4], Reply::Member(false));
 }
 
 #[test]
 fn the_membership_file_knows_namespaces_and_pods_that_opt_in() {
-    let mut world = World::started(&[], vec![]);
+    let mut world = TestAgent::started(&[], vec![]);
     assert_eq!(world.membership, BTreeMap::from([("shop".into(), false)]));
     let mut opted = pod("web", "");
     opted.labels = labels(AMBIENT);
@@ -897,7 +905,7 @@ fn the_membership_file_knows_namespaces_and_pods_that_opt_in() {
 fn unusable_annotation_is_named_and_delays_no_other_pod() {
     let mut bad = pod("bad", "");
     bad.annotations = labels(&[("istio.io/reroute-virtual-interfaces", "no such name")]);
-    let mut world = World::started(AMBIENT, vec![bad, pod("web", "")]);
+    let mut world = TestAgent::started(AMBIENT, vec![bad, pod("web", "")]);
     world.cni_add(1, "bad", 6, "10.0.0.6");
     world.cni_add(2, "web", 7, "10.0.0.7");
     world.settle();
@@ -907,7 +915,7 @@ fn unusable_annotation_is_named_and_delays_no_other_pod() {
 
 #[test]
 fn calls_that_wait_are_bounded() {
-    let mut world = World::started(AMBIENT, vec![]);
+    let mut world = TestAgent::started(AMBIENT, vec![]);
     for request in 0..2000 {
         world.cni_add(request, "nobody", 7, "");
     }
@@ -922,7 +930,7 @@ fn calls_that_wait_are_bounded() {
 }
 
 #[derive(Clone, Debug)]
-enum Move {
+enum TestAction {
     Label(bool),
     OptOut(bool),
     Add(u32),
@@ -934,14 +942,14 @@ enum Move {
     Ended,
 }
 
-fn any_move() -> impl Strategy<Value = Move> {
+fn any_test_action() -> impl Strategy<Value = TestAction> {
     prop_oneof![
-        any::<bool>().prop_map(Move::Label),
-        any::<bool>().prop_map(Move::OptOut),
-        (1..4u32).prop_map(Move::Add),
-        (1..5u8).prop_map(Move::Work),
-        (0..100u8).prop_map(Move::Pass),
-        Just(Move::Reconcile),
+        any::<bool>().prop_map(TestAction::Label),
+        any::<bool>().prop_map(TestAction::OptOut),
+        (1..4u32).prop_map(TestAction::Add),
+        (1..5u8).prop_map(TestAction::Work),
+        (0..100u8).prop_map(TestAction::Pass),
+        Just(TestAction::Reconcile),
         prop_oneof![
             Just(None),
             Just(Some("announce")),
@@ -950,9 +958,9 @@ fn any_move() -> impl Strategy<Value = Move> {
             Just(Some("status enabled")),
             Just(Some("withdraw")),
         ]
-        .prop_map(Move::Fail),
-        Just(Move::ProxySynced),
-        Just(Move::Ended),
+        .prop_map(TestAction::Fail),
+        Just(TestAction::ProxySynced),
+        Just(TestAction::Ended),
     ]
 }
 
@@ -961,31 +969,31 @@ proptest! {
     /// demand, in its newest namespace, and every call has got exactly one response.
     #[test]
     fn every_order_of_events_ends_where_the_labels_say(
-        moves in proptest::collection::vec(any_move(), 0..40),
+        moves in proptest::collection::vec(any_test_action(), 0..40),
         label: bool,
     ) {
-        let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
+        let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
         world.running.insert("web".into(), 1);
         let mut view = pod("web", "10.0.0.7");
         let mut requests = 0;
         for one in moves {
             match one {
-                Move::Label(on) => world.namespace(if on { AMBIENT } else { &[] }),
-                Move::OptOut(on) => {
+                TestAction::Label(on) => world.namespace(if on { AMBIENT } else { &[] }),
+                TestAction::OptOut(on) => {
                     view.labels = labels(if on { NONE } else { &[] });
                     world.source(SourceEvent::Pod(view.clone()));
                 }
-                Move::Add(netns) => {
+                TestAction::Add(netns) => {
                     requests += 1;
                     world.running.insert("web".into(), netns);
                     world.cni_add(requests, "web", netns, "10.0.0.7");
                 }
-                Move::Work(times) => for _ in 0..times { world.work(); },
-                Move::Pass(tenths) => world.pass(Duration::from_millis(u64::from(tenths) * 100)),
-                Move::Reconcile => world.event(Event::Reconcile),
-                Move::Fail(what) => world.failing = what,
-                Move::ProxySynced => world.event(Event::ProxySynced),
-                Move::Ended => {
+                TestAction::Work(times) => for _ in 0..times { world.work(); },
+                TestAction::Pass(tenths) => world.advance_time(Duration::from_millis(u64::from(tenths) * 100)),
+                TestAction::Reconcile => world.event(Event::Reconcile),
+                TestAction::Fail(what) => world.failing = what,
+                TestAction::ProxySynced => world.event(Event::ProxySynced),
+                TestAction::Ended => {
                     // The node is rebooted into a new sandbox that the plugin does not report.
                     let next = world.running.get("web").map_or(1, |netns| netns % 3 + 1);
                     world.running.insert("web".into(), next);
@@ -996,10 +1004,10 @@ proptest! {
         view.labels.clear();
         world.source(SourceEvent::Pod(view));
         world.namespace(if label { AMBIENT } else { &[] });
-        world.pass(Duration::from_secs(40));
+        world.advance_time(Duration::from_secs(40));
         for _ in 0..3 {
             world.event(Event::Reconcile);
-            world.pass(Duration::from_secs(40));
+            world.advance_time(Duration::from_secs(40));
         }
         prop_assert_eq!(world.replies.len(), usize::try_from(requests).unwrap());
         let netns = world.running["web"];
@@ -1008,7 +1016,7 @@ proptest! {
         } else {
             prop_assert!(world.served.is_empty());
             prop_assert!(world.probes.is_empty());
-            prop_assert_ne!(world.status.get("shop/web"), Some(&Status::Enabled));
+            prop_assert_ne!(world.status.get("shop/web"), Some(&RedirectionStatus::Enabled));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 /// Write or removal of one file in the directory of network configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum FileAction {
     /// Writes `text` to the file. An existing file keeps its owner and permissions, and is left alone if it differs
     /// from `expected`.
     Write {

@@ -31,7 +31,7 @@ const PORT_MAPPINGS: &str = "portMappings";
 
 /// Settings in the configuration of Ambit's plugin.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct PluginEntry {
     /// Minimum level of the plugin's log lines.
     pub log_level: String,
     /// Run directory of the agent, at the same path in the container and on the node.
@@ -48,9 +48,9 @@ pub struct Entry {
     pub state_dir: PathBuf,
 }
 
-impl Entry {
+impl PluginEntry {
     /// Returns the plugin's entry for the primary CNI's plugin list.
-    pub(super) fn chained(&self) -> Value {
+    pub(super) fn chained_entry(&self) -> Value {
         json!({
             "type": PLUGIN,
             "plugin_log_level": self.log_level,
@@ -59,21 +59,21 @@ impl Entry {
             "exclude_namespaces": self.exclude_namespaces,
             "pod_namespace": self.pod_namespace,
             "agent_wait_seconds": self.wait_seconds,
-            "membership": self.net_dir.join(membership_copy::FILE),
+            "membership": self.net_dir.join(membership_copy::FILE_NAME),
         })
     }
 
     /// Returns a configuration whose only plugin is Ambit's, which calls the plugins of `primary`. It has the same
     /// network name, under which runtimes and plugins store a pod's state before and after the installation; and the
     /// same versions, so that a runtime uses only commands that the primary's plugins support.
-    pub(super) fn owned(
+    pub(super) fn owned_config(
         &self,
         file: &str,
         text: &str,
         primary: &Network,
         pinned: Option<&str>,
     ) -> Result<String, serde_json::Error> {
-        let mut entry = self.chained();
+        let mut entry = self.chained_entry();
         let supported = primary.capabilities();
         let supported = supported.iter().map(String::as_str);
         let capabilities: BTreeMap<_, _> = CAPABILITIES
@@ -90,33 +90,33 @@ impl Entry {
             }
             entry.insert("delegate".to_owned(), delegate);
         }
-        around(text, file, "calls", &[json::raw(&entry)?])
+        wrap_plugins(text, file, "calls", &[json::raw(&entry)?])
     }
 
     /// Converts the single plugin of a primary configuration in the old form to a list of it and Ambit's plugin.
     pub(super) fn list_of(&self, file: &str, text: &str) -> Result<String, serde_json::Error> {
         let single: &serde_json::value::RawValue = serde_json::from_str(text)?;
-        around(
+        wrap_plugins(
             text,
             file,
             "copies",
-            &[single.to_owned(), json::raw(&self.chained())?],
+            &[single.to_owned(), json::raw(&self.chained_entry())?],
         )
     }
 
     /// Returns Ambit's plugin as a network configuration of its own, for the standalone mode.
-    pub(super) fn standalone(&self) -> Result<String, serde_json::Error> {
-        let mut entry = self.chained();
+    pub(super) fn standalone_config(&self) -> Result<String, serde_json::Error> {
+        let mut entry = self.chained_entry();
         if let Some(entry) = entry.as_object_mut() {
             entry.insert("name".to_owned(), PLUGIN.into());
             entry.insert("cniVersion".to_owned(), "0.3.1".into());
         }
-        pretty(&entry)
+        to_pretty_json(&entry)
     }
 }
 
 /// Returns a list of `plugins` with the other fields, such as the name, of the network configuration `text`.
-fn around(
+fn wrap_plugins(
     text: &str,
     file: &str,
     relation: &str,
@@ -137,9 +137,9 @@ fn around(
     members.push((MARK, json::raw(&json!({ relation: file }))?));
     members.push(("plugins", json::raw(plugins)?));
     let whole: Value = serde_json::from_str(&json::with_members("{}", &members)?)?;
-    pretty(&whole)
+    to_pretty_json(&whole)
 }
 
-fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
+fn to_pretty_json(value: &impl Serialize) -> Result<String, serde_json::Error> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }

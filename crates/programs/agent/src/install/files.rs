@@ -11,14 +11,14 @@ use std::{
 use ambit_cni_conf::PLUGIN;
 use rustix::fs::RenameFlags;
 
-use super::action::Action;
+use super::action::FileAction;
 
 /// Prefix of temporary files, before a number; runtimes ignore such files.
-const TEMPORARY: &str = ".ambit-cni.tmp.";
+const TEMPORARY_PREFIX: &str = ".ambit-cni.tmp.";
 
 /// Error of changing a file on the node.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {path}{}", hint(source))]
+#[error("cannot {what} {path}{}", error_hint(source))]
 pub struct FileError {
     what: &'static str,
     path: PathBuf,
@@ -26,7 +26,7 @@ pub struct FileError {
     source: io::Error,
 }
 
-fn hint(error: &io::Error) -> &'static str {
+fn error_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ReadOnlyFilesystem => {
             ": on this platform the directory is elsewhere; set global.platform, or cni.cniBinDir and \
@@ -39,7 +39,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
+fn file_error(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
     let path = path.to_owned();
     move |source| FileError {
         what,
@@ -53,19 +53,20 @@ fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
 ///
 /// # Errors
 /// When the directory cannot be written.
-pub fn carry_out(directory: &Path, action: &Action, mode: u32) -> Result<bool, FileError> {
+pub fn perform_action(directory: &Path, action: &FileAction, mode: u32) -> Result<bool, FileError> {
     match action {
-        Action::Remove { name } => {
+        FileAction::Remove { name } => {
             let path = directory.join(name);
             remove(&path).map(|()| true)
         }
-        Action::Write {
+        FileAction::Write {
             name,
             text,
             expected,
         } => {
             let path = directory.join(name);
-            replace(&path, text, expected.as_deref(), mode).map_err(failed("write", &path))
+            replace_if_unchanged(&path, text, expected.as_deref(), mode)
+                .map_err(file_error("write", &path))
         }
     }
 }
@@ -73,7 +74,11 @@ pub fn carry_out(directory: &Path, action: &Action, mode: u32) -> Result<bool, F
 /// Removes temporary files that a killed agent left in the directory.
 pub fn remove_stale(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(TEMPORARY_PREFIX)
+        {
             fs::remove_file(entry.path()).ok();
         }
     }
@@ -83,16 +88,16 @@ pub fn remove_stale(directory: &Path) {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
+pub fn write_if_changed(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     if fs::read(path).is_ok_and(|held| held == text) {
         return Ok(false);
     }
     let write = || {
-        let temporary = Temporary::create(path, 0o600)?;
+        let temporary = TemporaryFile::create(path, 0o600)?;
         temporary.fill(&mut &*text)?;
         temporary.rename_to(path)
     };
-    write().map_err(failed("write", path)).map(|()| true)
+    write().map_err(file_error("write", path)).map(|()| true)
 }
 
 /// Replaces the plugin's executable in `target` by the one in `source` if they differ; returns whether they did.
@@ -104,18 +109,18 @@ pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
     let from = source.join(PLUGIN);
     let to = target.join(PLUGIN);
     let open = || Ok((fs::File::open(&from)?, fs::metadata(&from)?));
-    let (mut binary, metadata) = open().map_err(failed("read the plugin", &from))?;
-    let same = same_bytes(&mut binary, &to).map_err(failed("compare the plugin", &to))?;
+    let (mut binary, metadata) = open().map_err(file_error("read the plugin", &from))?;
+    let same = same_bytes(&mut binary, &to).map_err(file_error("compare the plugin", &to))?;
     if same {
         return Ok(false);
     }
     let copy = || {
-        let temporary = Temporary::create(&to, metadata.mode() & 0o777 | 0o500)?;
+        let temporary = TemporaryFile::create(&to, metadata.mode() & 0o777 | 0o500)?;
         temporary.fill(&mut fs::File::open(&from)?)?;
         temporary.rename_to(&to)
     };
     copy()
-        .map_err(failed("install the plugin as", &to))
+        .map_err(file_error("install the plugin as", &to))
         .map(|()| true)
 }
 
@@ -151,7 +156,7 @@ fn same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {
 /// # Errors
 /// When it cannot be removed.
 pub fn remove(path: &Path) -> Result<(), FileError> {
-    unlink(path).map_err(failed("remove", path))
+    unlink(path).map_err(file_error("remove", path))
 }
 
 fn unlink(path: &Path) -> io::Result<()> {
@@ -162,11 +167,16 @@ fn unlink(path: &Path) -> io::Result<()> {
 }
 
 /// Replaces a file, unless its content is not `expected` any more, so that writes of its owner are not lost.
-fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Result<bool> {
+fn replace_if_unchanged(
+    path: &Path,
+    text: &str,
+    expected: Option<&str>,
+    mode: u32,
+) -> io::Result<bool> {
     // The target of a link is replaced, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let there = fs::metadata(path).ok();
-    let temporary = Temporary::create(path, mode)?;
+    let temporary = TemporaryFile::create(path, mode)?;
     if let Some(there) = &there {
         let permissions = fs::Permissions::from_mode(there.mode() & 0o7777);
         std::os::unix::fs::fchown(&temporary.file, Some(there.uid()), Some(there.gid()))?;
@@ -198,18 +208,18 @@ fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Re
 }
 
 /// Temporary file, to be renamed to its destination; otherwise dropping it removes it.
-struct Temporary {
+struct TemporaryFile {
     path: PathBuf,
     file: fs::File,
 }
 
-impl Temporary {
-    fn create(beside: &Path, mode: u32) -> io::Result<Self> {
-        let directory = beside.parent().unwrap_or_else(|| Path::new("."));
+impl TemporaryFile {
+    fn create(target: &Path, mode: u32) -> io::Result<Self> {
+        let directory = target.parent().unwrap_or_else(|| Path::new("."));
         // Of this writer alone: two that shared one would put each other's content in place.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let path = directory.join(format!("{TEMPORARY}{process}.{number}"));
+        let path = directory.join(format!("{TEMPORARY_PREFIX}{process}.{number}"));
         unlink(&path)?;
         let file = fs::OpenOptions::new()
             .write(true)
@@ -235,7 +245,7 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         fs::remove_file(&self.path).ok();
     }

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 /// How the plugin is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
+pub enum InstallMode {
     /// Owned, unless the primary CNI itself takes its configuration from the same directory: chained
     /// then.
     #[default]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args};
 
-use super::{entry::Entry, mode::Mode, plan::DesiredConfig};
+use super::{entry::PluginEntry, mode::InstallMode, plan::DesiredConfig};
 
 /// Installation of the CNI plugin on the node.
 #[derive(Clone, Debug, Args)]
@@ -14,7 +14,7 @@ pub struct InstallArgs {
     pub install_cni: bool,
     /// How the plugin is reached.
     #[arg(long, env = "CNI_MODE", value_enum, default_value_t)]
-    pub cni_mode: Mode,
+    pub cni_mode: InstallMode,
     /// As Istio's agent has it: false for standalone.
     #[arg(long, env = "CHAINED_CNI_PLUGIN", action = ArgAction::Set, default_value_t = true)]
     pub chained_cni_plugin: bool,
@@ -65,10 +65,10 @@ pub struct InstallArgs {
 
 impl InstallArgs {
     /// Returns the mode of the installation; `auto` defers to Istio's two settings.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> InstallMode {
         match self.cni_mode {
-            Mode::Auto if !self.chained_cni_plugin => Mode::Standalone,
-            Mode::Auto if self.owned_cni_config => Mode::Owned,
+            InstallMode::Auto if !self.chained_cni_plugin => InstallMode::Standalone,
+            InstallMode::Auto if self.owned_cni_config => InstallMode::Owned,
             mode => mode,
         }
     }
@@ -93,7 +93,7 @@ impl InstallArgs {
             } else {
                 0o600
             },
-            entry: Entry {
+            entry: PluginEntry {
                 log_level: self.plugin_log_level.clone(),
                 run_dir: run_dir.to_owned(),
                 exclude_namespaces: excluded.collect(),

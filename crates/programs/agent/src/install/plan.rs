@@ -13,12 +13,12 @@
 use std::time::Duration;
 
 use ambit_cni_conf::{
-    ConfFile, Network, Primary,
-    directory::{self, SETTLES_WITHIN},
+    ConfFile, Network, PrimaryConf,
+    directory::{self, FILE_SETTLE_TIME},
     edit,
 };
 
-use super::{action::Action, entry::Entry, mode::Mode};
+use super::{action::FileAction, entry::PluginEntry, mode::InstallMode};
 
 /// Time for which Ambit's configuration outlives the primary CNI's: some CNIs remove theirs while they restart, and new
 /// pods then wait in the plugin. After that, Ambit's is removed, since it would make the node appear to have a network.
@@ -37,13 +37,13 @@ const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
 /// Plugins that read the directory in which they are configured themselves, so that an owned configuration could make
 /// Ambit's plugin call itself.
-const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
+const DIRECTORY_READING_PLUGINS: [&str; 3] = ["multus", "multus-shim", "genie"];
 
 /// Desired content of the directory of network configurations.
 #[derive(Clone, Debug)]
 pub struct DesiredConfig {
     /// Mode in which the runtime calls the plugin.
-    pub mode: Mode,
+    pub mode: InstallMode,
     /// Name of the primary configuration; `None`: the first usable file.
     pub primary: Option<String>,
     /// Preferred name of Ambit's own configuration; it must sort before the primary's.
@@ -51,27 +51,27 @@ pub struct DesiredConfig {
     /// Permissions of Ambit's own configuration.
     pub file_mode: u32,
     /// Settings in the configuration of Ambit's plugin.
-    pub entry: Entry,
+    pub entry: PluginEntry,
 }
 
 /// Changes of the directory, and the state that they lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct InstallPlan {
     /// Changes of files, in the order to carry them out.
-    pub actions: Vec<Action>,
+    pub actions: Vec<FileAction>,
     /// State of the installation after the changes.
-    pub state: State,
+    pub state: InstallState,
     /// Delay of the next check, if it is needed before the regular one.
-    pub look_again: Option<Duration>,
+    pub next_check: Option<Duration>,
 }
 
 /// State of the installation: whether the runtime calls the plugin for pods that start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum InstallState {
     /// The runtime calls the plugin for new pods.
     Installed {
         /// Mode in which the plugin is called, never `Auto`.
-        mode: Mode,
+        mode: InstallMode,
         /// Name of the file that has the plugin: the primary's, or Ambit's own.
         file: String,
     },
@@ -81,79 +81,81 @@ pub enum State {
     Settling,
 }
 
-/// Compares the directory's files with the desired content. `absent` is the time since a primary configuration last
+/// Compares the directory's files with the desired content. `absent_for` is the time since a primary configuration last
 /// existed.
-pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
-    if desired.mode == Mode::Standalone {
-        return standalone(files, desired);
+pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent_for: Duration) -> InstallPlan {
+    if desired.mode == InstallMode::Standalone {
+        return plan_standalone(files, desired);
     }
     match directory::primary(files, desired.primary.as_deref()) {
-        Primary::Found(file, network) => with_primary(files, desired, file, &network),
-        Primary::Settling(file, _) => Plan {
+        PrimaryConf::Valid(file, network) => plan_with_primary(files, desired, file, &network),
+        PrimaryConf::Settling(file, _) => InstallPlan {
             actions: Vec::new(),
-            state: State::Settling,
-            look_again: Some(SETTLES_WITHIN.saturating_sub(file.age)),
+            state: InstallState::Settling,
+            next_check: Some(FILE_SETTLE_TIME.saturating_sub(file.age)),
         },
-        Primary::Unreadable(file, error) => Plan {
+        PrimaryConf::Unreadable(file, error) => InstallPlan {
             actions: Vec::new(),
-            state: State::Waiting(format!(
+            state: InstallState::Waiting(format!(
                 "{} cannot be read here, and the runtime may use it: {error}; put the file itself into the directory, or \
                  remove it",
                 file.name
             )),
-            look_again: None,
+            next_check: None,
         },
-        Primary::None => without_primary(files, desired, absent),
+        PrimaryConf::None => plan_without_primary(files, desired, absent_for),
     }
 }
 
 /// Returns the changes that remove Ambit's files and entries from the directory.
-pub fn removal(files: &[ConfFile]) -> Vec<Action> {
-    tidy(files, None, None)
+pub fn removal_actions(files: &[ConfFile]) -> Vec<FileAction> {
+    cleanup_actions(files, None, None)
 }
 
-fn with_primary(
+fn plan_with_primary(
     files: &[ConfFile],
     desired: &DesiredConfig,
     primary: &ConfFile,
     network: &Network,
-) -> Plan {
+) -> InstallPlan {
     let mode = match desired.mode {
-        Mode::Auto if reads_directory(network) => Mode::Chained,
-        Mode::Auto => Mode::Owned,
+        InstallMode::Auto if reads_directory(network) => InstallMode::Chained,
+        InstallMode::Auto => InstallMode::Owned,
         mode => mode,
     };
-    let waiting = |why: String| Plan {
+    let waiting = |why: String| InstallPlan {
         actions: Vec::new(),
-        state: State::Waiting(why),
-        look_again: None,
+        state: InstallState::Waiting(why),
+        next_check: None,
     };
     let text = primary.text.as_deref().unwrap_or_default();
     let unusable = |error: serde_json::Error| format!("{} cannot be used: {error}", primary.name);
-    let installed = State::Installed {
+    let installed = InstallState::Installed {
         mode,
         file: primary.name.clone(),
     };
-    let in_list = mode == Mode::Chained && network.is_list;
+    let in_list = mode == InstallMode::Chained && network.is_list;
     if in_list {
-        let entry = desired.entry.chained().to_string();
-        return match edit::chain(text, &entry) {
+        let entry = desired.entry.chained_entry().to_string();
+        return match edit::add_plugin_entry(text, &entry) {
             Ok(changed) => {
-                let write = changed.map(|changed| write(primary, changed));
+                let write = changed.map(|changed| write_action(primary, changed));
                 let mut actions: Vec<_> = write.into_iter().collect();
-                actions.extend(tidy(files, Some(&primary.name), None));
-                Plan {
+                actions.extend(cleanup_actions(files, Some(&primary.name), None));
+                InstallPlan {
                     actions,
                     state: installed,
-                    look_again: None,
+                    next_check: None,
                 }
             }
             Err(error) => waiting(unusable(error)),
         };
     }
-    let own = if mode == Mode::Owned {
+    let own = if mode == InstallMode::Owned {
         let pinned = desired.primary.as_deref();
-        desired.entry.owned(&primary.name, text, network, pinned)
+        desired
+            .entry
+            .owned_config(&primary.name, text, network, pinned)
     } else {
         desired.entry.list_of(&primary.name, text)
     };
@@ -167,60 +169,64 @@ fn with_primary(
             primary.name
         ));
     };
-    let mut actions = own_file(files, &name, own);
-    actions.extend(tidy(files, None, Some(&name)));
-    Plan {
+    let mut actions = own_file_actions(files, &name, own);
+    actions.extend(cleanup_actions(files, None, Some(&name)));
+    InstallPlan {
         actions,
         state: installed,
-        look_again: None,
+        next_check: None,
     }
 }
 
 /// Plans for a directory without a primary configuration: Ambit's files stay for [`GRACE_WITHOUT_PRIMARY`], so that a
 /// restart of the primary CNI is not mistaken for its removal.
-fn without_primary(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
+fn plan_without_primary(
+    files: &[ConfFile],
+    desired: &DesiredConfig,
+    absent_for: Duration,
+) -> InstallPlan {
     let why = match &desired.primary {
         Some(name) => format!("there is no usable network configuration {name}"),
         None => "the primary CNI has not written a usable network configuration".to_owned(),
     };
-    let actions = removal(files);
-    let left = GRACE_WITHOUT_PRIMARY.saturating_sub(absent);
+    let actions = removal_actions(files);
+    let left = GRACE_WITHOUT_PRIMARY.saturating_sub(absent_for);
     let wait = !actions.is_empty() && !left.is_zero();
-    Plan {
+    InstallPlan {
         actions: if wait { Vec::new() } else { actions },
-        state: State::Waiting(why),
-        look_again: wait.then_some(left),
+        state: InstallState::Waiting(why),
+        next_check: wait.then_some(left),
     }
 }
 
-fn standalone(files: &[ConfFile], desired: &DesiredConfig) -> Plan {
+fn plan_standalone(files: &[ConfFile], desired: &DesiredConfig) -> InstallPlan {
     let named = desired.primary.as_ref().or(desired.own_name.as_ref());
     let name = named.map_or(STANDALONE_NAME, String::as_str).to_owned();
-    let text = match desired.entry.standalone() {
+    let text = match desired.entry.standalone_config() {
         Ok(text) => text,
         Err(error) => {
-            return Plan {
+            return InstallPlan {
                 actions: Vec::new(),
-                state: State::Waiting(error.to_string()),
-                look_again: None,
+                state: InstallState::Waiting(error.to_string()),
+                next_check: None,
             };
         }
     };
-    let mut actions = own_file(files, &name, text);
-    actions.extend(tidy(files, None, Some(&name)));
-    Plan {
+    let mut actions = own_file_actions(files, &name, text);
+    actions.extend(cleanup_actions(files, None, Some(&name)));
+    InstallPlan {
         actions,
-        state: State::Installed {
-            mode: Mode::Standalone,
+        state: InstallState::Installed {
+            mode: InstallMode::Standalone,
             file: name,
         },
-        look_again: None,
+        next_check: None,
     }
 }
 
 fn reads_directory(network: &Network) -> bool {
     let mut kinds = network.plugins.iter().map(|plugin| plugin.kind.as_str());
-    kinds.any(|kind| READS_DIRECTORY.contains(&kind))
+    kinds.any(|kind| DIRECTORY_READING_PLUGINS.contains(&kind))
 }
 
 /// Returns a name for Ambit's own configuration that sorts before the primary's and is no foreign file's; `None` if
@@ -240,21 +246,21 @@ fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Optio
         .map(ToOwned::to_owned)
 }
 
-fn own_file(files: &[ConfFile], name: &str, text: String) -> Vec<Action> {
+fn own_file_actions(files: &[ConfFile], name: &str, text: String) -> Vec<FileAction> {
     let there = files.iter().find(|file| file.name == name);
     let held = there.and_then(|file| file.text.as_ref().ok());
     if held == Some(&text) {
         return Vec::new();
     }
-    vec![Action::Write {
+    vec![FileAction::Write {
         name: name.to_owned(),
         text,
         expected: None,
     }]
 }
 
-fn write(file: &ConfFile, text: String) -> Action {
-    Action::Write {
+fn write_action(file: &ConfFile, text: String) -> FileAction {
+    FileAction::Write {
         name: file.name.clone(),
         text,
         expected: file.text.clone().ok(),
@@ -262,7 +268,11 @@ fn write(file: &ConfFile, text: String) -> Action {
 }
 
 /// Returns the changes that remove Ambit's entry from every list but `chained`, and every file of Ambit but `own`.
-fn tidy(files: &[ConfFile], chained: Option<&str>, own: Option<&str>) -> Vec<Action> {
+fn cleanup_actions(
+    files: &[ConfFile],
+    chained: Option<&str>,
+    own: Option<&str>,
+) -> Vec<FileAction> {
     let mut actions = Vec::new();
     for file in files {
         let Ok(text) = &file.text else {
@@ -270,15 +280,15 @@ fn tidy(files: &[ConfFile], chained: Option<&str>, own: Option<&str>) -> Vec<Act
         };
         if file.network().is_ok_and(|network| network.is_ours()) {
             if own != Some(&file.name) {
-                actions.push(Action::Remove {
+                actions.push(FileAction::Remove {
                     name: file.name.clone(),
                 });
             }
         } else if chained != Some(&file.name)
             && file.name.ends_with(".conflist")
-            && let Ok(Some(changed)) = edit::unchain(text)
+            && let Ok(Some(changed)) = edit::remove_plugin_entry(text)
         {
-            actions.push(write(file, changed));
+            actions.push(write_action(file, changed));
         }
     }
     actions

@@ -11,13 +11,13 @@ use serde::Deserialize;
 use tokio::net::UnixListener;
 
 /// Name of the socket in the run directory.
-const SOCKET: &str = "log.sock";
+const SOCKET_NAME: &str = "log.sock";
 
 /// Log scope under which the plugin's lines are written.
-const SCOPE: &str = "cni-plugin";
+const LOG_SCOPE: &str = "cni-plugin";
 
 #[derive(Debug, Deserialize)]
-struct Line {
+struct LogLine {
     #[serde(default)]
     level: String,
     #[serde(default)]
@@ -31,7 +31,7 @@ pub fn start(run_dir: &Path, drain: DrainWatcher) {
     match bind(run_dir) {
         Ok(listener) => drop(spawn("plugin log", run(listener, drain))),
         Err(error) => {
-            let path = run_dir.join(SOCKET);
+            let path = run_dir.join(SOCKET_NAME);
             tracing::warn!(path = %path.display(), %error, "the plugin's lines stay in its file");
         }
     }
@@ -39,7 +39,7 @@ pub fn start(run_dir: &Path, drain: DrainWatcher) {
 
 /// Binds the socket, replacing an earlier agent's file.
 fn bind(run_dir: &Path) -> io::Result<UnixListener> {
-    let path = run_dir.join(SOCKET);
+    let path = run_dir.join(SOCKET_NAME);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -54,11 +54,11 @@ async fn run(listener: UnixListener, drain: DrainWatcher) {
         max_body: 256 * 1024,
         ..ServerOptions::default()
     };
-    let handler = |request: Request| std::future::ready(answer(&request));
+    let handler = |request: Request| std::future::ready(handle_request(&request));
     serve("plugin log", listener, options, drain, handler).await;
 }
 
-fn answer(request: &Request) -> Response {
+fn handle_request(request: &Request) -> Response {
     if request.uri().path() != "/log" {
         return not_found();
     }
@@ -67,22 +67,22 @@ fn answer(request: &Request) -> Response {
         Err(error) => return text(400, format!("not a list of lines: {error}\n")),
     };
     for line in lines {
-        tell(&line);
+        log_line(&line);
     }
     text(200, "")
 }
 
-fn tell(line: &str) {
-    let parsed = serde_json::from_str(line).unwrap_or_else(|_| Line {
+fn log_line(line: &str) {
+    let parsed = serde_json::from_str(line).unwrap_or_else(|_| LogLine {
         level: "info".to_owned(),
         time: String::new(),
         msg: line.to_owned(),
     });
-    let Line { level, time, msg } = parsed;
+    let LogLine { level, time, msg } = parsed;
     match level.as_str() {
-        "error" | "fatal" => tracing::error!(target: SCOPE, written = time, "{msg}"),
-        "warn" | "warning" => tracing::warn!(target: SCOPE, written = time, "{msg}"),
-        "debug" => tracing::debug!(target: SCOPE, written = time, "{msg}"),
-        _ => tracing::info!(target: SCOPE, written = time, "{msg}"),
+        "error" | "fatal" => tracing::error!(target: LOG_SCOPE, written = time, "{msg}"),
+        "warn" | "warning" => tracing::warn!(target: LOG_SCOPE, written = time, "{msg}"),
+        "debug" => tracing::debug!(target: LOG_SCOPE, written = time, "{msg}"),
+        _ => tracing::info!(target: LOG_SCOPE, written = time, "{msg}"),
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Shell script of a primary plugin that records its call and assigns an address.
-const SCRIPT: &str = r#"#!/bin/sh
+const FAKE_PLUGIN: &str = r#"#!/bin/sh
 cat > /dev/null
 echo "$CNI_COMMAND $(basename "$0")" >> "$(dirname "$0")/../calls"
 [ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24"}]}'
@@ -24,13 +24,13 @@ struct Flags {
 }
 
 /// Directories of a node, on which the installation may be running.
-struct Node {
+struct TestNode {
     dir: tempfile::TempDir,
     readiness: Readiness,
     metrics: InstallMetrics,
 }
 
-impl Node {
+impl TestNode {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["net.d", "bin", "source", "run"] {
@@ -43,7 +43,7 @@ impl Node {
         };
         node.program("source", PLUGIN, "the plugin");
         for kind in ["bridge", "other"] {
-            node.program("bin", kind, SCRIPT);
+            node.program("bin", kind, FAKE_PLUGIN);
         }
         let members = r#"{"version":1,"namespaces":{"shop":false}}"#;
         fs::write(node.path("run/membership.json"), members).unwrap();
@@ -93,7 +93,7 @@ impl Node {
     }
 
     /// Returns the plugins of the first network configuration, which a runtime would use.
-    fn in_force(&self) -> Vec<String> {
+    fn effective_plugins(&self) -> Vec<String> {
         let files = directory::read(&self.path("net.d")).unwrap();
         let first = files.iter().find_map(|file| file.network().ok());
         let plugins = first.map(|network| network.plugins).unwrap_or_default();
@@ -104,9 +104,11 @@ impl Node {
         ambit_testkit::until(what, holds).await;
     }
 
-    async fn until_in_force(&self, kinds: &[&str]) {
-        self.until(&format!("{kinds:?} in force"), || self.in_force() == kinds)
-            .await;
+    async fn wait_for_plugins(&self, kinds: &[&str]) {
+        self.until(&format!("{kinds:?} in force"), || {
+            self.effective_plugins() == kinds
+        })
+        .await;
     }
 
     /// Calls the only plugin of the first network configuration for a pod, as a runtime does.
@@ -159,13 +161,13 @@ impl Node {
 
 #[tokio::test]
 async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
-    let node = Node::new();
+    let node = TestNode::new();
     let installation = node.start("auto");
     node.until("a plugin", || node.path("bin/ambit-cni").exists())
         .await;
     assert!(!node.readiness.is_ready(), "no primary yet");
     node.primary("10-net.conflist", "bridge");
-    node.until_in_force(&[PLUGIN]).await;
+    node.wait_for_plugins(&[PLUGIN]).await;
     node.until("ready", || node.readiness.is_ready()).await;
     assert_eq!(node.metrics.ready.get(), 1);
     // The pods of excluded namespaces and those known to be outside start without the agent.
@@ -183,15 +185,15 @@ async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
     fs::remove_file(node.path("bin/ambit-cni")).unwrap();
     fs::remove_file(node.path("net.d/02-ambit-cni.conflist")).unwrap();
     node.until("restored", || {
-        node.in_force() == [PLUGIN] && node.path("bin/ambit-cni").exists()
+        node.effective_plugins() == [PLUGIN] && node.path("bin/ambit-cni").exists()
     })
     .await;
     // A primary that comes before ours.
     node.primary("01-net.conflist", "other");
-    node.until_in_force(&[PLUGIN]).await;
+    node.wait_for_plugins(&[PLUGIN]).await;
     assert!(node.read("00-ambit-cni.conflist").is_some());
     installation.remove(false).await;
-    assert_eq!(node.in_force(), ["other"]);
+    assert_eq!(node.effective_plugins(), ["other"]);
     assert!(node.read("00-ambit-cni.conflist").is_none());
     assert!(node.read("ambit-cni.membership").is_none());
     assert!(!node.path("run/membership.json").exists());
@@ -203,14 +205,14 @@ async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
 
 #[tokio::test]
 async fn chained_it_is_back_after_each_rewriting_and_leaves_no_trace() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.primary("10-net.conflist", "bridge");
     let installation = node.start("chained");
-    node.until_in_force(&["bridge", PLUGIN]).await;
+    node.wait_for_plugins(&["bridge", PLUGIN]).await;
     let text = node.primary("10-net.conflist", "other");
-    node.until_in_force(&["other", PLUGIN]).await;
+    node.wait_for_plugins(&["other", PLUGIN]).await;
     let earlier = node.primary("05-net.conflist", "bridge");
-    node.until_in_force(&["bridge", PLUGIN]).await;
+    node.wait_for_plugins(&["bridge", PLUGIN]).await;
     node.until("out of the other", || {
         node.read("10-net.conflist").as_deref() == Some(text.as_str())
     })
@@ -224,7 +226,7 @@ async fn chained_it_is_back_after_each_rewriting_and_leaves_no_trace() {
 
 #[tokio::test]
 async fn an_agent_that_follows_finds_all_in_order() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.primary("10-net.conflist", "bridge");
     drop(node.start("auto"));
     let installation = node.start("auto");
@@ -254,7 +256,7 @@ async fn an_agent_that_follows_finds_all_in_order() {
 
 #[tokio::test]
 async fn failed_installation_is_reported_and_retried() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.primary("10-net.conflist", "bridge");
     fs::remove_dir_all(node.path("bin")).unwrap();
     let _installation = node.start("auto");
@@ -271,12 +273,12 @@ async fn failed_installation_is_reported_and_retried() {
 
 #[tokio::test]
 async fn a_quarrel_is_not_fought_for_ever() {
-    let node = Node::new();
+    let node = TestNode::new();
     let installation = node.start("chained");
     let rewritten = std::cell::Cell::new(0);
     // Somebody who undoes each change at once.
     node.until("given up", || {
-        if node.in_force() != ["bridge"] {
+        if node.effective_plugins() != ["bridge"] {
             node.primary("05-cilium.conflist", "bridge");
             rewritten.set(rewritten.get() + 1);
         }
@@ -303,12 +305,15 @@ fn the_nodes_directory_is_the_mounted_one_without_its_mount() {
 #[test]
 fn istios_settings_choose_the_mode() {
     for (flags, expected) in [
-        (&[] as &[&str], mode::Mode::Auto),
-        (&["--chained-cni-plugin=false"], mode::Mode::Standalone),
-        (&["--owned-cni-config=true"], mode::Mode::Owned),
+        (&[] as &[&str], mode::InstallMode::Auto),
+        (
+            &["--chained-cni-plugin=false"],
+            mode::InstallMode::Standalone,
+        ),
+        (&["--owned-cni-config=true"], mode::InstallMode::Owned),
         (
             &["--owned-cni-config=true", "--cni-mode=chained"],
-            mode::Mode::Chained,
+            mode::InstallMode::Chained,
         ),
     ] {
         let flags = Flags::try_parse_from([&["test"], flags].concat()).unwrap();

@@ -17,7 +17,7 @@ use k8s_openapi::{
 
 /// Result of reading the agent's `DaemonSet`.
 #[derive(Debug)]
-pub enum Lookup {
+pub enum DaemonSetLookup {
     /// The `DaemonSet` exists.
     Found(Box<DaemonSet>),
     /// The `DaemonSet` does not exist.
@@ -30,7 +30,7 @@ pub enum Lookup {
 
 /// Decision whether to uninstall the plugin, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum UninstallDecision {
     /// The plugin stays for the next agent.
     Keep(String),
     /// The plugin is uninstalled.
@@ -38,21 +38,21 @@ pub enum Decision {
 }
 
 /// Decides whether to uninstall the plugin; `node` is this node's object, if it could be read.
-pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
+pub fn decide(lookup: &DaemonSetLookup, node: Option<&Node>) -> UninstallDecision {
     match lookup {
-        Lookup::Found(set) if set.metadata.deletion_timestamp.is_some() => {
-            Decision::Remove("the DaemonSet is being deleted".to_owned())
+        DaemonSetLookup::Found(set) if set.metadata.deletion_timestamp.is_some() => {
+            UninstallDecision::Remove("the DaemonSet is being deleted".to_owned())
         }
-        Lookup::Found(set) if node.is_some_and(|node| !wants(set, node)) => {
-            Decision::Remove("the DaemonSet no longer wants this node".to_owned())
+        DaemonSetLookup::Found(set) if node.is_some_and(|node| !is_scheduled_on(set, node)) => {
+            UninstallDecision::Remove("the DaemonSet no longer wants this node".to_owned())
         }
-        Lookup::Found(_) => Decision::Keep("the DaemonSet stays".to_owned()),
-        Lookup::Absent => Decision::Remove("the DaemonSet is gone".to_owned()),
-        Lookup::Refused(status) => Decision::Remove(format!(
+        DaemonSetLookup::Found(_) => UninstallDecision::Keep("the DaemonSet stays".to_owned()),
+        DaemonSetLookup::Absent => UninstallDecision::Remove("the DaemonSet is gone".to_owned()),
+        DaemonSetLookup::Refused(status) => UninstallDecision::Remove(format!(
             "the API server answers {status}: this agent's account or its rights are gone"
         )),
-        Lookup::Unreachable(why) => {
-            Decision::Keep(format!("the API server cannot be reached: {why}"))
+        DaemonSetLookup::Unreachable(why) => {
+            UninstallDecision::Keep(format!("the API server cannot be reached: {why}"))
         }
     }
 }
@@ -60,14 +60,14 @@ pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
 /// Whether the plugin's executable may be removed with its configuration. Some runtimes store the plugin list that a
 /// pod was started with, and call its plugins again when the pod ends, so they need the executable; containerd uses the
 /// current list.
-pub fn file_may_go(node: Option<&Node>) -> bool {
+pub fn may_remove_file(node: Option<&Node>) -> bool {
     let status = node.and_then(|node| node.status.as_ref());
     let info = status.and_then(|status| status.node_info.as_ref());
     info.is_some_and(|info| info.container_runtime_version.starts_with("containerd://"))
 }
 
 /// Whether the `DaemonSet` schedules a pod on the node, by its node selector and required node affinity.
-fn wants(set: &DaemonSet, node: &Node) -> bool {
+fn is_scheduled_on(set: &DaemonSet, node: &Node) -> bool {
     let spec = set
         .spec
         .as_ref()
@@ -91,22 +91,26 @@ fn wants(set: &DaemonSet, node: &Node) -> bool {
     selected
         && required.is_none_or(|required| {
             let mut terms = required.node_selector_terms.iter();
-            terms.any(|term| matches(term, &node.metadata))
+            terms.any(|term| term_matches(term, &node.metadata))
         })
 }
 
 /// Whether a node selector term matches the node; an empty term matches nothing.
-fn matches(term: &NodeSelectorTerm, node: &ObjectMeta) -> bool {
+fn term_matches(term: &NodeSelectorTerm, node: &ObjectMeta) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let label = |key: &str| node.labels.as_ref()?.get(key).map(String::as_str);
     let field = |key: &str| node.name.as_deref().filter(|_| key == "metadata.name");
     !(labels.is_empty() && fields.is_empty())
-        && labels.iter().all(|one| meets(one, label(&one.key)))
-        && fields.iter().all(|one| meets(one, field(&one.key)))
+        && labels
+            .iter()
+            .all(|one| meets_requirement(one, label(&one.key)))
+        && fields
+            .iter()
+            .all(|one| meets_requirement(one, field(&one.key)))
 }
 
-fn meets(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+fn meets_requirement(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let listed = value.is_some_and(|value| values.iter().any(|one| one == value));
     let order = || {
@@ -132,8 +136,8 @@ mod tests {
 
     use super::*;
 
-    fn found(set: Value) -> Lookup {
-        Lookup::Found(Box::new(serde_json::from_value(set).unwrap()))
+    fn found_daemonset(set: Value) -> DaemonSetLookup {
+        DaemonSetLookup::Found(Box::new(serde_json::from_value(set).unwrap()))
     }
 
     fn node(labels: &Value) -> Node {
@@ -154,8 +158,8 @@ mod tests {
             "requiredDuringSchedulingIgnoredDuringExecution": required}}}))
     }
 
-    fn keeps(lookup: &Lookup, node: Option<&Node>) -> bool {
-        matches!(decide(lookup, node), Decision::Keep(_))
+    fn decides_to_keep(lookup: &DaemonSetLookup, node: Option<&Node>) -> bool {
+        matches!(decide(lookup, node), UninstallDecision::Keep(_))
     }
 
     #[test]
@@ -165,11 +169,11 @@ mod tests {
                 "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "",
                 "operatingSystem": "", "osImage": "", "systemUUID": ""});
             let node = json!({"metadata": {}, "status": {"nodeInfo": info}});
-            file_may_go(Some(&serde_json::from_value(node).unwrap()))
+            may_remove_file(Some(&serde_json::from_value(node).unwrap()))
         };
         assert!(with("containerd://1.7.1"));
         assert!(!with("cri-o://1.30.0"));
-        assert!(!file_may_go(Some(&node(&json!({})))) && !file_may_go(None));
+        assert!(!may_remove_file(Some(&node(&json!({})))) && !may_remove_file(None));
     }
 
     #[test]
@@ -177,17 +181,21 @@ mod tests {
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let plain = with_pods(json!({"containers": []}));
         for (lookup, expected) in [
-            (found(plain), true),
-            (found(json!({"metadata": {}})), true),
-            (found(deleting), false),
-            (Lookup::Absent, false),
-            (Lookup::Refused(401), false),
-            (Lookup::Refused(403), false),
-            (Lookup::Unreachable("timeout".to_owned()), true),
+            (found_daemonset(plain), true),
+            (found_daemonset(json!({"metadata": {}})), true),
+            (found_daemonset(deleting), false),
+            (DaemonSetLookup::Absent, false),
+            (DaemonSetLookup::Refused(401), false),
+            (DaemonSetLookup::Refused(403), false),
+            (DaemonSetLookup::Unreachable("timeout".to_owned()), true),
         ] {
-            assert_eq!(keeps(&lookup, None), expected, "{lookup:?}");
+            assert_eq!(decides_to_keep(&lookup, None), expected, "{lookup:?}");
             let node = node(&json!({}));
-            assert_eq!(keeps(&lookup, Some(&node)), expected, "{lookup:?}");
+            assert_eq!(
+                decides_to_keep(&lookup, Some(&node)),
+                expected,
+                "{lookup:?}"
+            );
         }
     }
 
@@ -225,13 +233,16 @@ mod tests {
                 true,
             ),
         ] {
-            let lookup = found(set.clone());
-            assert_eq!(keeps(&lookup, Some(&ours)), expected, "{set}");
+            let lookup = found_daemonset(set.clone());
+            assert_eq!(decides_to_keep(&lookup, Some(&ours)), expected, "{set}");
             assert!(
-                keeps(&lookup, None),
+                decides_to_keep(&lookup, None),
                 "a node that cannot be read decides nothing"
             );
         }
-        assert!(!keeps(&found(selector()), Some(&node(&json!({})))));
+        assert!(!decides_to_keep(
+            &found_daemonset(selector()),
+            Some(&node(&json!({})))
+        ));
     }
 }

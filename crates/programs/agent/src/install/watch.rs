@@ -10,15 +10,15 @@ use crate::membership;
 
 /// Watch on directories, which ends when dropped.
 #[derive(Debug)]
-pub(super) struct Watch(
+pub(super) struct DirectoryWatch(
     #[expect(dead_code, reason = "watches while it lives")] Option<RecommendedWatcher>,
 );
 
-impl Watch {
+impl DirectoryWatch {
     /// Starts watching; `changed` is notified of every change. Directories that cannot be watched are only polled.
     pub(super) fn new(directories: &[&Path], changed: Arc<Notify>) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            if event.is_ok_and(|event| concerns(&event)) {
+            if event.is_ok_and(|event| is_relevant(&event)) {
                 changed.notify_one();
             }
         });
@@ -37,14 +37,14 @@ impl Watch {
     }
 }
 
-fn concerns(event: &Event) -> bool {
+fn is_relevant(event: &Event) -> bool {
     // Our own reading makes access events. An overflow names no path.
     !event.kind.is_access()
         && (event.paths.is_empty()
             || event.paths.iter().any(|path| {
                 let name = path.file_name().and_then(|name| name.to_str());
                 name.is_some_and(|name| {
-                    name == PLUGIN || name == membership::FILE || is_candidate(name)
+                    name == PLUGIN || name == membership::FILE_NAME || is_candidate(name)
                 })
             }))
 }

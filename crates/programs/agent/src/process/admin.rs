@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 use super::error::RunError;
 use crate::{
     config::Args,
-    plugin::{self, Calls},
+    plugin::{self, CallSender},
 };
 
 /// Serves metrics, reports and health on the configured addresses until the drain starts.
@@ -20,10 +20,10 @@ pub(super) async fn serve(
     args: &Args,
     registry: Arc<Registry>,
     readiness: Readiness,
-    calls: Calls,
+    calls: CallSender,
     watcher: &ambit_rt::DrainWatcher,
 ) -> Result<(), RunError> {
-    let [metrics, health] = args.listen()?;
+    let [metrics, health] = args.listen_addresses()?;
     if let Some(address) = metrics {
         let listener = ambit_rt::http::bind_after_predecessor(address, "metrics").await?;
         let handler = move |request: Request| {

@@ -20,7 +20,7 @@ use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 use tokio::sync::{Semaphore, mpsc};
 
-use self::{redirection::RedirectionExecutor, report::Report, statuses::StatusExecutor};
+use self::{redirection::RedirectionExecutor, report::StepReport, statuses::StatusExecutor};
 use crate::{
     actions::Actions,
     enrolled::EnrolledFile,
@@ -75,7 +75,7 @@ impl<A: Actions> Executor<A> {
     }
 
     pub(super) fn step(&self, uid: PodUid, id: StepId, step: Step<Netns>) {
-        let report = Report {
+        let report = StepReport {
             uid,
             id,
             name: step.name(),
@@ -108,7 +108,7 @@ impl<A: Actions> Executor<A> {
     pub(super) fn write_membership(&self, namespaces: BTreeMap<ArcStr, bool>) {
         // A few hundred bytes, and in order.
         if let Err(error) = membership::write(&self.run_dir, &namespaces) {
-            let path = self.run_dir.join(membership::FILE);
+            let path = self.run_dir.join(membership::FILE_NAME);
             tracing::warn!(path = %path.display(), %error, "cannot write for the plugin who belongs");
         }
     }

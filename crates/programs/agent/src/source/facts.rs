@@ -8,19 +8,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ObjectMeta};
 use serde::Deserialize;
 
 use super::{
-    Labels, PodView, Status,
+    Labels, PodView, RedirectionStatus,
     probe_ports::{ProbedContainer, probe_ports},
 };
 
 /// Annotation by which kubelet gives the cgroup name of a static pod on its mirror pod.
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// Domains of the annotations that enrolment reads.
-const DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
+const KEPT_LABEL_DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
 
 /// Fields of a pod's spec that enrolment reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Spec {
+pub(super) struct PodSpecFields {
     host_network: Option<bool>,
     service_account_name: Option<String>,
     containers: Vec<ProbedContainer>,
@@ -45,20 +45,25 @@ struct PodIp {
 }
 
 /// Extracts the attributes of a complete pod object.
-pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
+pub(super) fn view_of_pod(pod: &Pod) -> Option<PodView> {
     let spec = pod.spec.as_ref();
     let status = pod.status.as_ref();
     view(
         &pod.metadata,
-        &Spec {
+        &PodSpecFields {
             host_network: spec.and_then(|spec| spec.host_network),
             service_account_name: spec.and_then(|spec| spec.service_account_name.clone()),
             containers: spec
-                .map(|spec| spec.containers.iter().map(ProbedContainer::of).collect())
+                .map(|spec| {
+                    spec.containers
+                        .iter()
+                        .map(ProbedContainer::from_container)
+                        .collect()
+                })
                 .unwrap_or_default(),
             init_containers: spec
                 .and_then(|spec| spec.init_containers.as_ref())
-                .map(|all| all.iter().map(ProbedContainer::of).collect()),
+                .map(|all| all.iter().map(ProbedContainer::from_container).collect()),
         },
         &PodStatus {
             phase: status.and_then(|status| status.phase.clone()),
@@ -74,14 +79,18 @@ pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
 }
 
 /// Extracts the attributes of a pod; `None` without a UID, since kubelet runs no such pod.
-pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Option<PodView> {
+pub(super) fn view(
+    metadata: &ObjectMeta,
+    spec: &PodSpecFields,
+    status: &PodStatus,
+) -> Option<PodView> {
     let uid = metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
     let annotations = metadata.annotations.iter().flatten();
     let annotation = |name| metadata.annotations.as_ref()?.get(name);
     let ips = status.pod_ips.iter().flatten().map(|ip| &ip.ip);
-    let mut addresses: Vec<_> = ips.filter_map(|ip| address(ip)).collect();
+    let mut addresses: Vec<_> = ips.filter_map(|ip| parse_address(ip)).collect();
     if addresses.is_empty() {
-        addresses.extend(status.pod_ip.as_deref().and_then(address));
+        addresses.extend(status.pod_ip.as_deref().and_then(parse_address));
     }
     let service_account = spec.service_account_name.as_deref();
     let service_account = service_account.filter(|account| !account.is_empty());
@@ -100,11 +109,11 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
             &spec.containers,
             spec.init_containers.as_deref(),
         )),
-        cgroup_alias: annotation(CONFIG_HASH).cloned(),
-        reported: Status::of(annotation(REDIRECTION).map(String::as_str)),
+        cgroup_alias: annotation(CONFIG_HASH_ANNOTATION).cloned(),
+        reported: RedirectionStatus::from_annotation(annotation(REDIRECTION).map(String::as_str)),
         unchanged: is_unchanged(metadata),
         annotations: annotations
-            .filter(|(key, _)| DOMAINS.iter().any(|domain| key.contains(domain)))
+            .filter(|(key, _)| KEPT_LABEL_DOMAINS.iter().any(|domain| key.contains(domain)))
             .filter(|(key, _)| *key != REDIRECTION)
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect::<Labels>(),
@@ -128,7 +137,7 @@ fn is_unchanged(metadata: &ObjectMeta) -> bool {
     known && of_metadata.all(|change| change.time.as_ref().is_some_and(|time| time <= created))
 }
 
-fn address(text: &str) -> Option<IpAddr> {
+fn parse_address(text: &str) -> Option<IpAddr> {
     Some(text.parse::<IpAddr>().ok()?.to_canonical())
 }
 
@@ -152,7 +161,7 @@ mod tests {
             pod_ip: Some("::ffff:10.0.0.1".to_owned()),
             ..PodStatus::default()
         };
-        let view = view(&metadata, &Spec::default(), &status).unwrap();
+        let view = view(&metadata, &PodSpecFields::default(), &status).unwrap();
         assert_eq!(view.probe_ports, Some(Vec::new()));
         assert_eq!(
             (&*view.uid, &*view.name.service_account),
@@ -162,7 +171,7 @@ mod tests {
             view.annotations.keys().collect::<Vec<_>>(),
             ["ambient.istio.io/dns-capture"]
         );
-        assert_eq!(view.reported, Status::Enabled);
+        assert_eq!(view.reported, RedirectionStatus::Enabled);
         assert_eq!(view.cgroup_alias.as_deref(), Some("h"));
         assert_eq!(view.addresses, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
     }

@@ -2,13 +2,13 @@
 //!
 //! While the API server is unavailable, the known state stays. At a start without it, the agent restores the previous
 //! agent's last known state ([`LastKnown`]): captured pods are served, and later changes follow when the API server
-//! responds again. [`Progress`] is the pure part.
+//! responds again. [`WatchProgress`] is the pure part.
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use ambit_k8s_api::{Namespace, Pod};
 use ambit_kube_kit::{
-    Watch, WatchEvent,
+    ObjectWatch, WatchEvent,
     watch::{self, ObjectId},
 };
 use ambit_model::ArcStr;
@@ -20,8 +20,8 @@ use kube::{
 use tokio::time::Instant;
 
 use super::{
-    Labels, PodSource, PodView, Record, SourceEvent,
-    facts::{self, PodStatus, Spec},
+    EarlierObjects, Labels, PodSource, PodView, SourceEvent,
+    facts::{self, PodSpecFields, PodStatus},
 };
 
 mod last_known;
@@ -34,20 +34,20 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Removes the state file when the agent is uninstalled, since no agent follows.
-pub fn forget(run_dir: &Path) {
+pub fn remove_last_known(run_dir: &Path) {
     last_known::remove(run_dir);
 }
 
 /// Pod with only the fields that enrolment reads, so that lists take little memory.
-type SlimPod = Object<Spec, PodStatus>;
+type SlimPod = Object<PodSpecFields, PodStatus>;
 
 /// Source that watches the API server for one node.
 #[derive(Debug)]
 pub struct KubernetesSource {
-    pods: Watch<SlimPod, PodView>,
-    namespaces: Watch<PartialObjectMeta<Namespace>, Labels>,
-    progress: Progress,
-    file: last_known::File,
+    pods: ObjectWatch<SlimPod, PodView>,
+    namespaces: ObjectWatch<PartialObjectMeta<Namespace>, Labels>,
+    progress: WatchProgress,
+    file: last_known::LastKnownFile,
     list_deadline: Instant,
     write_at: Option<Instant>,
     no_write_before: Instant,
@@ -57,25 +57,25 @@ impl KubernetesSource {
     /// Watches the pods of `node`, and the labels with these `keys` of all namespaces. The state file is in `run_dir`.
     pub fn new(client: Client, node: &str, keys: BTreeSet<String>, run_dir: &Path) -> Self {
         let pods: Api<SlimPod> = Api::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
-        let of_node = watch::config().fields(&format!("spec.nodeName={node}"));
-        let file = last_known::File::in_dir(run_dir, node);
+        let of_node = watch::watcher_config().fields(&format!("spec.nodeName={node}"));
+        let file = last_known::LastKnownFile::in_dir(run_dir, node);
         Self {
-            pods: Watch::new("pods", pods, of_node, |pod: &SlimPod| {
+            pods: ObjectWatch::new("pods", pods, of_node, |pod: &SlimPod| {
                 let nothing = PodStatus::default();
                 let status = pod.status.as_ref().unwrap_or(&nothing);
                 facts::view(&pod.metadata, &pod.spec, status)
             }),
-            namespaces: Watch::new(
+            namespaces: ObjectWatch::new(
                 "namespaces",
                 Api::all(client),
-                watch::config(),
+                watch::watcher_config(),
                 move |namespace: &PartialObjectMeta<Namespace>| {
                     let mut labels = namespace.metadata.labels.clone().unwrap_or_default();
                     labels.retain(|key, _| keys.contains(key));
                     Some(labels)
                 },
             ),
-            progress: Progress::new(file.read()),
+            progress: WatchProgress::new(file.read()),
             file,
             list_deadline: Instant::now() + LIST_TIMEOUT,
             write_at: None,
@@ -88,7 +88,7 @@ impl KubernetesSource {
         if self.write_at.is_some_and(|at| at <= now) {
             self.write_at = None;
             self.no_write_before = now + WRITE_PAUSE;
-            self.file.write(&self.progress.known);
+            self.file.write(&self.progress.current);
         }
     }
 }
@@ -100,14 +100,14 @@ impl PodSource for KubernetesSource {
         }
         loop {
             let list_deadline = self.list_deadline;
-            let waiting = self.progress.may_recall();
+            let waiting = self.progress.can_restore_earlier();
             let write_at = self.write_at;
             let troubled = self.progress.trouble.is_some();
             let events = tokio::select! {
                 event = self.namespaces.next() => self.progress.namespaces(event),
                 event = self.pods.next() => self.progress.pods(event),
                 () = tokio::time::sleep_until(list_deadline), if waiting => {
-                    self.progress.recall("no answer yet")
+                    self.progress.restore_earlier("no answer yet")
                 }
                 () = ambit_rt::sleep_until(write_at) => Vec::new(),
             };
@@ -128,10 +128,10 @@ impl PodSource for KubernetesSource {
 
 /// State of the events that were sent, and of the API server's lists that must confirm them.
 #[derive(Debug)]
-struct Progress {
-    known: LastKnown,
+struct WatchProgress {
+    current: LastKnown,
     /// State of the previous agent; taken when it is restored or not needed any more.
-    before: Option<LastKnown>,
+    earlier: Option<LastKnown>,
     /// Pods restored from the previous agent's state that no list of the API server has confirmed yet.
     unconfirmed_pods: BTreeSet<PodUid>,
     unconfirmed_namespaces: BTreeSet<ArcStr>,
@@ -143,12 +143,12 @@ struct Progress {
     recorded: bool,
 }
 
-impl Progress {
+impl WatchProgress {
     fn new(before: Option<LastKnown>) -> Self {
         Self {
-            known: LastKnown::default(),
+            current: LastKnown::default(),
             recorded: before.is_none(),
-            before,
+            earlier: before,
             unconfirmed_pods: BTreeSet::new(),
             unconfirmed_namespaces: BTreeSet::new(),
             pods_listed: false,
@@ -163,8 +163,8 @@ impl Progress {
         if std::mem::replace(&mut self.recorded, true) {
             return None;
         }
-        let before = self.before.as_ref()?;
-        Some(SourceEvent::Recorded(Record {
+        let before = self.earlier.as_ref()?;
+        Some(SourceEvent::Recorded(EarlierObjects {
             namespaces: before.namespaces.clone(),
             pods: before.pods.keys().cloned().collect(),
         }))
@@ -174,8 +174,8 @@ impl Progress {
         self.synced
     }
 
-    fn may_recall(&self) -> bool {
-        !self.synced && self.before.is_some()
+    fn can_restore_earlier(&self) -> bool {
+        !self.synced && self.earlier.is_some()
     }
 
     fn pods(&mut self, event: WatchEvent<PodView>) -> Vec<SourceEvent> {
@@ -185,7 +185,7 @@ impl Progress {
                 self.unconfirmed_pods.remove(&view.uid);
                 vec![self.pod(view)]
             }
-            WatchEvent::Gone(ObjectId { uid, .. }) => {
+            WatchEvent::Removed(ObjectId { uid, .. }) => {
                 vec![self.pod_gone(uid.to_ascii_lowercase().into())]
             }
             WatchEvent::Listed => {
@@ -195,9 +195,9 @@ impl Progress {
                 self.listed(&mut events);
                 events
             }
-            WatchEvent::Away(why) => {
+            WatchEvent::Unavailable(why) => {
                 self.pods_listed = false;
-                self.away(why)
+                self.on_disconnected(why)
             }
         }
     }
@@ -210,7 +210,7 @@ impl Progress {
                 self.unconfirmed_namespaces.remove(&name);
                 vec![self.namespace(name, labels)]
             }
-            WatchEvent::Gone(id) => vec![self.namespace_gone(ArcStr::from(&*id.name))],
+            WatchEvent::Removed(id) => vec![self.namespace_gone(ArcStr::from(&*id.name))],
             WatchEvent::Listed => {
                 self.namespaces_listed = true;
                 let gone = std::mem::take(&mut self.unconfirmed_namespaces);
@@ -221,9 +221,9 @@ impl Progress {
                 self.listed(&mut events);
                 events
             }
-            WatchEvent::Away(why) => {
+            WatchEvent::Unavailable(why) => {
                 self.namespaces_listed = false;
-                self.away(why)
+                self.on_disconnected(why)
             }
         }
     }
@@ -231,25 +231,25 @@ impl Progress {
     fn listed(&mut self, events: &mut Vec<SourceEvent>) {
         if self.pods_listed && self.namespaces_listed {
             self.trouble = None;
-            self.before = None;
+            self.earlier = None;
             if !std::mem::replace(&mut self.synced, true) {
                 events.push(SourceEvent::Synced);
             }
         }
     }
 
-    fn away(&mut self, why: String) -> Vec<SourceEvent> {
-        let events = self.recall(&why);
+    fn on_disconnected(&mut self, why: String) -> Vec<SourceEvent> {
+        let events = self.restore_earlier(&why);
         self.trouble = Some(why);
         events
     }
 
     /// Returns events that restore the previous agent's state, except for objects that the API server has sent already.
-    fn recall(&mut self, why: &str) -> Vec<SourceEvent> {
+    fn restore_earlier(&mut self, why: &str) -> Vec<SourceEvent> {
         if self.synced {
             return Vec::new();
         }
-        let Some(before) = self.before.take() else {
+        let Some(before) = self.earlier.take() else {
             return Vec::new();
         };
         tracing::warn!(
@@ -259,13 +259,13 @@ impl Progress {
         );
         let mut events = Vec::new();
         for (name, labels) in before.namespaces {
-            if !self.known.namespaces.contains_key(&name) {
+            if !self.current.namespaces.contains_key(&name) {
                 self.unconfirmed_namespaces.insert(name.clone());
                 events.push(self.namespace(name, labels));
             }
         }
         for (uid, view) in before.pods {
-            if !self.known.pods.contains_key(&uid) {
+            if !self.current.pods.contains_key(&uid) {
                 self.unconfirmed_pods.insert(uid);
                 events.push(self.pod(view));
             }
@@ -276,22 +276,22 @@ impl Progress {
     }
 
     fn pod(&mut self, view: PodView) -> SourceEvent {
-        self.known.pods.insert(view.uid.clone(), view.clone());
+        self.current.pods.insert(view.uid.clone(), view.clone());
         SourceEvent::Pod(view)
     }
 
     fn pod_gone(&mut self, uid: PodUid) -> SourceEvent {
-        self.known.pods.remove(&uid);
+        self.current.pods.remove(&uid);
         SourceEvent::PodGone(uid)
     }
 
     fn namespace(&mut self, name: ArcStr, labels: Labels) -> SourceEvent {
-        self.known.namespaces.insert(name.clone(), labels.clone());
+        self.current.namespaces.insert(name.clone(), labels.clone());
         SourceEvent::Namespace(name, labels)
     }
 
     fn namespace_gone(&mut self, name: ArcStr) -> SourceEvent {
-        self.known.namespaces.remove(&name);
+        self.current.namespaces.remove(&name);
         SourceEvent::NamespaceGone(name)
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_k8s_api::{Namespace, Object, ObjectKey, Pod};
-use ambit_manifests::{Change, ManifestDirs, ObjectEvent, OpenError, Problem};
+use ambit_manifests::{ManifestChange, ManifestDirs, ManifestProblem, ObjectEvent, OpenError};
 use ambit_zds::PodUid;
 
 use super::{PodSource, SourceEvent, facts};
@@ -34,7 +34,7 @@ impl ManifestSource {
 
 impl PodSource for ManifestSource {
     async fn next(&mut self) -> Option<Vec<SourceEvent>> {
-        let change = self.dirs.changed().await?;
+        let change = self.dirs.next_change().await?;
         Some(self.view.translate(change))
     }
 }
@@ -45,7 +45,7 @@ struct NodeView {
     node: String,
     /// UIDs of this node's pods by object, since a pod may be recreated with another UID.
     pods: BTreeMap<ObjectKey, PodUid>,
-    problems: BTreeSet<Problem>,
+    problems: BTreeSet<ManifestProblem>,
     synced: bool,
 }
 
@@ -60,19 +60,19 @@ impl NodeView {
         }
     }
 
-    fn translate(&mut self, change: Change) -> Vec<SourceEvent> {
+    fn translate(&mut self, change: ManifestChange) -> Vec<SourceEvent> {
         let mut events = Vec::new();
         for event in change.events {
-            self.object(event, &mut events);
+            self.on_object(event, &mut events);
         }
-        self.report(&change.problems);
+        self.log_problems(&change.problems);
         if !std::mem::replace(&mut self.synced, true) {
             events.push(SourceEvent::Synced);
         }
         events
     }
 
-    fn object(&mut self, event: ObjectEvent, events: &mut Vec<SourceEvent>) {
+    fn on_object(&mut self, event: ObjectEvent, events: &mut Vec<SourceEvent>) {
         match event {
             ObjectEvent::Applied {
                 object: Object::Namespace(namespace),
@@ -99,7 +99,7 @@ impl NodeView {
                         }
                         events.push(SourceEvent::Pod(view));
                     }
-                    None => self.gone(&key, events),
+                    None => self.on_deleted(&key, events),
                 }
             }
             ObjectEvent::Applied { .. } | ObjectEvent::Refused { .. } => {}
@@ -107,18 +107,18 @@ impl NodeView {
                 ambit_k8s_api::Kind::Namespace => {
                     events.push(SourceEvent::NamespaceGone(key.name));
                 }
-                _ => self.gone(&key, events),
+                _ => self.on_deleted(&key, events),
             },
         }
     }
 
-    fn gone(&mut self, key: &ObjectKey, events: &mut Vec<SourceEvent>) {
+    fn on_deleted(&mut self, key: &ObjectKey, events: &mut Vec<SourceEvent>) {
         if let Some(uid) = self.pods.remove(key) {
             events.push(SourceEvent::PodGone(uid));
         }
     }
 
-    fn report(&mut self, problems: &[Problem]) {
+    fn log_problems(&mut self, problems: &[ManifestProblem]) {
         let current: BTreeSet<_> = problems.iter().cloned().collect();
         for problem in current.difference(&self.problems) {
             tracing::warn!(%problem, "a manifest cannot be used; its last good state stays");
@@ -129,7 +129,7 @@ impl NodeView {
 
 /// Extracts the attributes of a pod, with the namespace of `key`, since a manifest may omit it.
 fn view(pod: &Pod, key: &ObjectKey) -> Option<super::PodView> {
-    let mut view = facts::of_pod(pod)?;
+    let mut view = facts::view_of_pod(pod)?;
     view.name.namespace = key.namespace.clone();
     view.name.name = key.name.clone();
     Some(view)

@@ -26,7 +26,7 @@ pub(super) struct ProbedContainer {
 
 impl ProbedContainer {
     /// Extracts ports, probes and lifecycle hooks from a complete container spec.
-    pub(super) fn of(container: &Container) -> Self {
+    pub(super) fn from_container(container: &Container) -> Self {
         Self {
             ports: container.ports.clone(),
             liveness_probe: container.liveness_probe.clone(),
@@ -47,11 +47,13 @@ impl ProbedContainer {
         let lifecycle = self.lifecycle.iter();
         let hooks = lifecycle.flat_map(|lifecycle| [&lifecycle.post_start, &lifecycle.pre_stop]);
         let hooks = hooks.flatten().flat_map(port_of_hook);
-        probes.chain(hooks).filter_map(|port| self.number(&port))
+        probes
+            .chain(hooks)
+            .filter_map(|port| self.port_number(&port))
     }
 
     /// Resolves a port like kubelet: by its name in this container, or as a number, also in a string.
-    fn number(&self, port: &IntOrString) -> Option<u16> {
+    fn port_number(&self, port: &IntOrString) -> Option<u16> {
         let number = match port {
             IntOrString::Int(number) => *number,
             IntOrString::String(name) => {
@@ -110,7 +112,11 @@ mod tests {
         let ports = probe_ports(&slim.containers, slim.init_containers.as_deref());
         // Manifests arrive as whole objects.
         let whole: k8s_openapi::api::core::v1::PodSpec = serde_json::from_value(spec).unwrap();
-        let of = |all: &[Container]| all.iter().map(ProbedContainer::of).collect::<Vec<_>>();
+        let of = |all: &[Container]| {
+            all.iter()
+                .map(ProbedContainer::from_container)
+                .collect::<Vec<_>>()
+        };
         let init = whole.init_containers.as_deref().map(of);
         assert_eq!(probe_ports(&of(&whole.containers), init.as_deref()), ports);
         ports

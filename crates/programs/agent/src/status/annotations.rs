@@ -9,7 +9,7 @@ use std::{
 use ambit_model::PodName;
 use ambit_zds::PodUid;
 
-use crate::source::Status;
+use crate::source::RedirectionStatus;
 
 /// Initial and maximum retry delay after a failed write.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -21,10 +21,10 @@ const MAX_CONCURRENT_WRITES: usize = 8;
 
 /// Write of a pod's status annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Patch {
+pub(super) struct AnnotationPatch {
     pub(super) uid: PodUid,
     pub(super) pod: PodName,
-    pub(super) status: Status,
+    pub(super) status: RedirectionStatus,
 }
 
 /// Outcome of writing an annotation.
@@ -37,10 +37,10 @@ pub(super) enum WriteOutcome {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PodEntry {
     pod: PodName,
-    desired: Option<Status>,
-    observed: Option<Status>,
+    desired: Option<RedirectionStatus>,
+    observed: Option<RedirectionStatus>,
     writing: bool,
     /// Whether the last write failed.
     failed: bool,
@@ -51,13 +51,13 @@ struct Entry {
 /// Desired and observed status annotations of this node's pods.
 #[derive(Debug, Default)]
 pub(super) struct PodAnnotations {
-    pods: BTreeMap<PodUid, Entry>,
+    pods: BTreeMap<PodUid, PodEntry>,
 }
 
 impl PodAnnotations {
     /// Sets the desired value of a pod's annotation.
-    pub(super) fn desire(&mut self, uid: PodUid, pod: PodName, status: Status) {
-        if status == Status::None && !self.pods.contains_key(&uid) {
+    pub(super) fn set_desired(&mut self, uid: PodUid, pod: PodName, status: RedirectionStatus) {
+        if status == RedirectionStatus::None && !self.pods.contains_key(&uid) {
             // Its object is gone, and the annotation with it.
             return;
         }
@@ -68,12 +68,12 @@ impl PodAnnotations {
     }
 
     /// Records the value of a pod's annotation as observed by the source.
-    pub(super) fn observed(&mut self, uid: PodUid, pod: PodName, status: Status) {
+    pub(super) fn set_observed(&mut self, uid: PodUid, pod: PodName, status: RedirectionStatus) {
         self.entry(uid, pod).observed = Some(status);
     }
 
     /// Retries failed writes at once, since the API server responds again.
-    pub(super) fn hasten(&mut self) {
+    pub(super) fn retry_now(&mut self) {
         for entry in self.pods.values_mut() {
             if entry.failed {
                 entry.not_before = None;
@@ -82,12 +82,12 @@ impl PodAnnotations {
         }
     }
 
-    pub(super) fn gone(&mut self, uid: &PodUid) {
+    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
     }
 
-    fn entry(&mut self, uid: PodUid, pod: PodName) -> &mut Entry {
-        self.pods.entry(uid).or_insert(Entry {
+    fn entry(&mut self, uid: PodUid, pod: PodName) -> &mut PodEntry {
+        self.pods.entry(uid).or_insert(PodEntry {
             pod,
             desired: None,
             observed: None,
@@ -99,7 +99,7 @@ impl PodAnnotations {
     }
 
     /// Returns the writes that are due now, and marks them as in flight.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<Patch> {
+    pub(super) fn take_due_patches(&mut self, now: Instant) -> Vec<AnnotationPatch> {
         let mut room =
             MAX_CONCURRENT_WRITES - self.pods.values().filter(|entry| entry.writing).count();
         let mut patches = Vec::new();
@@ -112,7 +112,7 @@ impl PodAnnotations {
             }
             room -= 1;
             entry.writing = true;
-            patches.push(Patch {
+            patches.push(AnnotationPatch {
                 uid: uid.clone(),
                 pod: entry.pod.clone(),
                 status,
@@ -127,13 +127,18 @@ impl PodAnnotations {
         waiting.filter_map(|entry| entry.not_before).min()
     }
 
-    pub(super) fn written(&mut self, patch: &Patch, how: WriteOutcome, now: Instant) {
+    pub(super) fn on_written(
+        &mut self,
+        patch: &AnnotationPatch,
+        outcome: WriteOutcome,
+        now: Instant,
+    ) {
         let Some(entry) = self.pods.get_mut(&patch.uid) else {
             return;
         };
         entry.writing = false;
-        entry.failed = how == WriteOutcome::Failed;
-        match how {
+        entry.failed = outcome == WriteOutcome::Failed;
+        match outcome {
             WriteOutcome::Done => {
                 entry.observed = Some(patch.status);
                 entry.pause = RETRY_DELAY.0;
@@ -152,8 +157,8 @@ impl PodAnnotations {
     }
 }
 
-impl Entry {
-    fn pending(&self) -> Option<Status> {
+impl PodEntry {
+    fn pending(&self) -> Option<RedirectionStatus> {
         self.desired
             .filter(|desired| !self.writing && self.observed != Some(*desired))
     }
@@ -171,8 +176,8 @@ mod tests {
         }
     }
 
-    fn statuses(annotations: &mut PodAnnotations, now: Instant) -> Vec<Status> {
-        let due = annotations.due(now);
+    fn statuses(annotations: &mut PodAnnotations, now: Instant) -> Vec<RedirectionStatus> {
+        let due = annotations.take_due_patches(now);
         due.into_iter().map(|patch| patch.status).collect()
     }
 
@@ -180,12 +185,12 @@ mod tests {
     fn correct_annotations_are_not_written() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
-        annotations.observed("u".into(), pod(), Status::Enabled);
+        annotations.set_observed("u".into(), pod(), RedirectionStatus::Enabled);
         assert_eq!(statuses(&mut annotations, now), []);
-        annotations.desire("u".into(), pod(), Status::Enabled);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::Enabled);
         assert_eq!(statuses(&mut annotations, now), []);
-        annotations.desire("u".into(), pod(), Status::None);
-        assert_eq!(statuses(&mut annotations, now), [Status::None]);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::None);
+        assert_eq!(statuses(&mut annotations, now), [RedirectionStatus::None]);
         assert_eq!(statuses(&mut annotations, now), [], "one at a time");
     }
 
@@ -193,23 +198,26 @@ mod tests {
     fn only_the_latest_wish_is_written_however_long_the_api_server_was_away() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
-        annotations.desire("u".into(), pod(), Status::Pending);
-        let patch = annotations.due(now).remove(0);
-        annotations.desire("u".into(), pod(), Status::None);
-        annotations.written(&patch, WriteOutcome::Failed, now);
-        annotations.desire("u".into(), pod(), Status::Enabled);
-        assert_eq!(statuses(&mut annotations, now), [Status::Enabled]);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::Pending);
+        let patch = annotations.take_due_patches(now).remove(0);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::None);
+        annotations.on_written(&patch, WriteOutcome::Failed, now);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::Enabled);
+        assert_eq!(
+            statuses(&mut annotations, now),
+            [RedirectionStatus::Enabled]
+        );
     }
 
     #[test]
     fn failures_are_retried_with_increasing_delay() {
         let mut now = Instant::now();
         let mut annotations = PodAnnotations::default();
-        annotations.desire("u".into(), pod(), Status::Enabled);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::Enabled);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            let patch = annotations.due(now).remove(0);
-            annotations.written(&patch, WriteOutcome::Failed, now);
+            let patch = annotations.take_due_patches(now).remove(0);
+            annotations.on_written(&patch, WriteOutcome::Failed, now);
             assert_eq!(statuses(&mut annotations, now), []);
             let at = annotations.deadline().unwrap();
             pauses.push((at - now).as_millis());
@@ -217,12 +225,12 @@ mod tests {
         }
         assert_eq!(pauses[..3], [500, 1000, 2000]);
         assert_eq!(pauses[8], 30_000);
-        let patch = annotations.due(now).remove(0);
-        annotations.written(&patch, WriteOutcome::Failed, now);
-        annotations.hasten();
+        let patch = annotations.take_due_patches(now).remove(0);
+        annotations.on_written(&patch, WriteOutcome::Failed, now);
+        annotations.retry_now();
         assert_eq!(
             statuses(&mut annotations, now),
-            [Status::Enabled],
+            [RedirectionStatus::Enabled],
             "not in half a minute"
         );
     }
@@ -231,14 +239,14 @@ mod tests {
     fn foreign_writes_are_corrected_without_a_race() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
-        annotations.desire("u".into(), pod(), Status::Enabled);
-        let patch = annotations.due(now).remove(0);
-        annotations.written(&patch, WriteOutcome::Done, now);
-        annotations.observed("u".into(), pod(), Status::None);
+        annotations.set_desired("u".into(), pod(), RedirectionStatus::Enabled);
+        let patch = annotations.take_due_patches(now).remove(0);
+        annotations.on_written(&patch, WriteOutcome::Done, now);
+        annotations.set_observed("u".into(), pod(), RedirectionStatus::None);
         assert_eq!(statuses(&mut annotations, now), []);
         assert_eq!(
             statuses(&mut annotations, now + SETTLE_DELAY),
-            [Status::Enabled]
+            [RedirectionStatus::Enabled]
         );
     }
 
@@ -247,16 +255,19 @@ mod tests {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
         for n in 0..20 {
-            annotations.desire(format!("u{n:02}").into(), pod(), Status::Enabled);
+            annotations.set_desired(format!("u{n:02}").into(), pod(), RedirectionStatus::Enabled);
         }
-        let first = annotations.due(now);
+        let first = annotations.take_due_patches(now);
         assert_eq!(first.len(), MAX_CONCURRENT_WRITES);
         for patch in &first {
-            annotations.written(patch, WriteOutcome::NoPod, now);
+            annotations.on_written(patch, WriteOutcome::NoPod, now);
         }
-        annotations.gone(&"u19".into());
-        annotations.desire("u19".into(), pod(), Status::None);
-        assert_eq!(annotations.due(now).len(), MAX_CONCURRENT_WRITES);
+        annotations.remove_pod(&"u19".into());
+        annotations.set_desired("u19".into(), pod(), RedirectionStatus::None);
+        assert_eq!(
+            annotations.take_due_patches(now).len(),
+            MAX_CONCURRENT_WRITES
+        );
         assert_eq!(annotations.pods.len(), 11);
     }
 }

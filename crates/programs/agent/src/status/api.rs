@@ -19,8 +19,8 @@ use kube::{
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::annotations::{Patch, PodAnnotations, WriteOutcome};
-use crate::source::Status;
+use super::annotations::{AnnotationPatch, PodAnnotations, WriteOutcome};
+use crate::source::RedirectionStatus;
 
 /// Reason of the events on pods that cannot be enrolled.
 pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
@@ -29,14 +29,14 @@ pub const ENROLLED: &str = "AmbitEnrolled";
 /// Time after which the same failure of a pod is reported again.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum length of an event's note, which the API server limits.
-const MAX_NOTE: usize = 1000;
+const MAX_NOTE_CHARS: usize = 1000;
 /// Timeout of one write, which is then retried.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
-enum Order {
-    Desire(PodUid, PodName, Status),
-    Observed(PodUid, PodName, Status),
+enum WriterCommand {
+    Desire(PodUid, PodName, RedirectionStatus),
+    Observed(PodUid, PodName, RedirectionStatus),
     Gone(PodUid),
     Hasten,
     Report(PodUid, PodName, Option<String>),
@@ -44,7 +44,7 @@ enum Order {
 
 /// Handle of the task that writes annotations and events.
 #[derive(Clone, Debug)]
-pub struct ApiStatus(mpsc::UnboundedSender<Order>);
+pub struct ApiStatus(mpsc::UnboundedSender<WriterCommand>);
 
 impl ApiStatus {
     /// Starts the task for the pods of `node`.
@@ -64,27 +64,27 @@ impl ApiStatus {
         Self(sender)
     }
 
-    pub(super) fn desire(&self, uid: PodUid, pod: PodName, status: Status) {
-        self.order(Order::Desire(uid, pod, status));
+    pub(super) fn set_desired(&self, uid: PodUid, pod: PodName, status: RedirectionStatus) {
+        self.send_command(WriterCommand::Desire(uid, pod, status));
     }
 
-    pub(super) fn observed(&self, uid: PodUid, pod: PodName, status: Status) {
-        self.order(Order::Observed(uid, pod, status));
+    pub(super) fn set_observed(&self, uid: PodUid, pod: PodName, status: RedirectionStatus) {
+        self.send_command(WriterCommand::Observed(uid, pod, status));
     }
 
-    pub(super) fn gone(&self, uid: PodUid) {
-        self.order(Order::Gone(uid));
+    pub(super) fn remove_pod(&self, uid: PodUid) {
+        self.send_command(WriterCommand::Gone(uid));
     }
 
-    pub(super) fn hasten(&self) {
-        self.order(Order::Hasten);
+    pub(super) fn retry_now(&self) {
+        self.send_command(WriterCommand::Hasten);
     }
 
     pub(super) fn report(&self, uid: PodUid, pod: PodName, failure: Option<String>) {
-        self.order(Order::Report(uid, pod, failure));
+        self.send_command(WriterCommand::Report(uid, pod, failure));
     }
 
-    fn order(&self, order: Order) {
+    fn send_command(&self, order: WriterCommand) {
         // The task ends only with the process.
         self.0.send(order).ok();
     }
@@ -99,10 +99,10 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<WriterCommand>) {
         let (done, mut outcomes) = mpsc::unbounded_channel();
         loop {
-            for patch in self.annotations.due(Instant::now()) {
+            for patch in self.annotations.take_due_patches(Instant::now()) {
                 let (client, done) = (self.client.clone(), done.clone());
                 spawn("write status", async move {
                     let how = write(client, &patch).await;
@@ -112,27 +112,31 @@ impl Writer {
             let deadline = self.annotations.deadline();
             tokio::select! {
                 order = orders.recv() => match order {
-                    Some(order) => self.take(order),
+                    Some(order) => self.handle_command(order),
                     None => return,
                 },
                 Some((patch, how)) = outcomes.recv() => {
-                    self.annotations.written(&patch, how, Instant::now());
+                    self.annotations.on_written(&patch, how, Instant::now());
                 }
                 () = ambit_rt::sleep_until(deadline) => {}
             }
         }
     }
 
-    fn take(&mut self, order: Order) {
+    fn handle_command(&mut self, order: WriterCommand) {
         match order {
-            Order::Desire(uid, pod, status) => self.annotations.desire(uid, pod, status),
-            Order::Observed(uid, pod, status) => self.annotations.observed(uid, pod, status),
-            Order::Gone(uid) => {
-                self.annotations.gone(&uid);
+            WriterCommand::Desire(uid, pod, status) => {
+                self.annotations.set_desired(uid, pod, status)
+            }
+            WriterCommand::Observed(uid, pod, status) => {
+                self.annotations.set_observed(uid, pod, status)
+            }
+            WriterCommand::Gone(uid) => {
+                self.annotations.remove_pod(&uid);
                 self.reported.remove(&uid);
             }
-            Order::Hasten => self.annotations.hasten(),
-            Order::Report(uid, pod, failure) => self.report(&uid, &pod, failure),
+            WriterCommand::Hasten => self.annotations.retry_now(),
+            WriterCommand::Report(uid, pod, failure) => self.report(&uid, &pod, failure),
         }
     }
 
@@ -145,13 +149,13 @@ impl Writer {
             }
             let note = format!("{text}. {}", advice(&text));
             self.reported.insert(uid.clone(), (text, now));
-            event(EventType::Warning, ENROLMENT_FAILED, note)
+            build_event(EventType::Warning, ENROLMENT_FAILED, note)
         } else {
             if self.reported.remove(uid).is_none() {
                 return;
             }
             let note = "the pod is in the mesh now".to_owned();
-            event(EventType::Normal, ENROLLED, note)
+            build_event(EventType::Normal, ENROLLED, note)
         };
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -174,8 +178,8 @@ impl Writer {
     }
 }
 
-fn event(type_: EventType, reason: &str, mut note: String) -> Event {
-    let end = note.floor_char_boundary(MAX_NOTE);
+fn build_event(type_: EventType, reason: &str, mut note: String) -> Event {
+    let end = note.floor_char_boundary(MAX_NOTE_CHARS);
     note.truncate(end);
     Event {
         type_,
@@ -199,12 +203,12 @@ fn advice(text: &str) -> &'static str {
     }
 }
 
-async fn write(client: Client, patch: &Patch) -> WriteOutcome {
-    let Patch { uid, pod, status } = patch;
+async fn write(client: Client, patch: &AnnotationPatch) -> WriteOutcome {
+    let AnnotationPatch { uid, pod, status } = patch;
     let api: Api<Pod> = Api::namespaced(client, &pod.namespace);
     // The uid, so that a successor of the same name is not meant.
     let body = json!({
-        "metadata": { "uid": uid, "annotations": { REDIRECTION: status.value() } }
+        "metadata": { "uid": uid, "annotations": { REDIRECTION: status.annotation_value() } }
     });
     let (parameters, body) = (PatchParams::default(), KubePatch::Merge(&body));
     let patched = api.patch_status(&pod.name, &parameters, &body);

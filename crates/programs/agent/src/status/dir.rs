@@ -15,7 +15,7 @@ use ambit_k8s_api::labels;
 use ambit_model::PodName;
 use ambit_zds::PodUid;
 
-use crate::source::Status;
+use crate::source::RedirectionStatus;
 
 /// Directory of manifests with the status of pods.
 #[derive(Debug)]
@@ -52,10 +52,15 @@ impl StatusDir {
     ///
     /// # Errors
     /// When the directory cannot be written.
-    pub fn write(&self, uid: &PodUid, pod: &PodName, status: Status) -> Result<(), StatusError> {
+    pub fn write(
+        &self,
+        uid: &PodUid,
+        pod: &PodName,
+        status: RedirectionStatus,
+    ) -> Result<(), StatusError> {
         let path = self.dir.join(file_name(pod));
         let header = format!("{}, pod uid {uid}", self.header());
-        let Some(value) = status.value() else {
+        let Some(value) = status.annotation_value() else {
             let removed = if first_line(&path).is_some_and(|line| line == header) {
                 remove(&path)
             } else {
@@ -143,13 +148,13 @@ mod tests {
         let status = StatusDir::open(dir.path().join("made"), "n1").unwrap();
         let file = dir.path().join("made/shop.web-0.yaml");
         let write = |value| status.write(&"u".into(), &pod("web-0"), value).unwrap();
-        write(Status::Pending);
+        write(RedirectionStatus::Pending);
         assert!(
             fs::read_to_string(&file)
                 .unwrap()
                 .contains("redirection: pending")
         );
-        write(Status::Enabled);
+        write(RedirectionStatus::Enabled);
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(
             text,
@@ -158,8 +163,8 @@ mod tests {
              annotations:\n    ambit.io/overlay: \"true\"\n    \
              ambient.istio.io/redirection: enabled\n"
         );
-        write(Status::None);
-        write(Status::None);
+        write(RedirectionStatus::None);
+        write(RedirectionStatus::None);
         assert_eq!(fs::read_dir(dir.path().join("made")).unwrap().count(), 0);
     }
 
@@ -169,17 +174,17 @@ mod tests {
         let file = dir.path().join("shop.web-0.yaml");
         let here = StatusDir::open(dir.path(), "n1").unwrap();
         let there = StatusDir::open(dir.path(), "n2").unwrap();
-        here.write(&"old".into(), &pod("web-0"), Status::Enabled)
+        here.write(&"old".into(), &pod("web-0"), RedirectionStatus::Enabled)
             .unwrap();
-        here.write(&"new".into(), &pod("web-0"), Status::Enabled)
+        here.write(&"new".into(), &pod("web-0"), RedirectionStatus::Enabled)
             .unwrap();
-        here.write(&"old".into(), &pod("web-0"), Status::None)
+        here.write(&"old".into(), &pod("web-0"), RedirectionStatus::None)
             .unwrap();
         assert!(file.exists());
         there
-            .write(&"moved".into(), &pod("web-0"), Status::Enabled)
+            .write(&"moved".into(), &pod("web-0"), RedirectionStatus::Enabled)
             .unwrap();
-        here.write(&"new".into(), &pod("web-0"), Status::None)
+        here.write(&"new".into(), &pod("web-0"), RedirectionStatus::None)
             .unwrap();
         assert!(file.exists());
     }
@@ -190,11 +195,11 @@ mod tests {
         let here = StatusDir::open(dir.path(), "n1").unwrap();
         let there = StatusDir::open(dir.path(), "n11").unwrap();
         for name in ["gone", "web-0"] {
-            here.write(&"u".into(), &pod(name), Status::Enabled)
+            here.write(&"u".into(), &pod(name), RedirectionStatus::Enabled)
                 .unwrap();
         }
         there
-            .write(&"u".into(), &pod("other"), Status::Enabled)
+            .write(&"u".into(), &pod("other"), RedirectionStatus::Enabled)
             .unwrap();
         fs::write(dir.path().join("mine.yaml"), "kind: Pod").unwrap();
         here.prune(&BTreeSet::from([pod("web-0")])).unwrap();

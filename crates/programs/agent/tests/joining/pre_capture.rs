@@ -13,16 +13,16 @@ use crate::{
     Cluster, NAMESPACES, PODS, REDIRECTION,
     system::{
         node::{Pod, until},
-        proxy::Proxy,
+        proxy::FakeProxy,
     },
 };
 
 const CREATED: &str = "2026-01-01T10:00:00Z";
 
 /// Client and server socket of a connection.
-struct Pair(TcpStream, TcpStream);
+struct ConnectionPair(TcpStream, TcpStream);
 
-impl Pair {
+impl ConnectionPair {
     fn open(client: &Namespace, server: &Namespace, ip: &str) -> Self {
         Self::open_at(client, server, ip, 0)
     }
@@ -62,16 +62,16 @@ impl Pair {
 }
 
 /// Connections of a pod that are opened before its capture.
-struct Open {
-    outbound: Pair,
-    inbound: Pair,
+struct OpenConnections {
+    outbound: ConnectionPair,
+    inbound: ConnectionPair,
     /// Connection from the node to the pod's probe port.
-    from_node: Pair,
-    from_node_elsewhere: Pair,
-    within: Pair,
+    from_node: ConnectionPair,
+    from_node_elsewhere: ConnectionPair,
+    within: ConnectionPair,
 }
 
-impl Open {
+impl OpenConnections {
     /// Opens the connections; `peer` is another pod of the node.
     fn of(cluster: &Cluster, pod: &Pod, peer: &Pod) -> Self {
         let node = &cluster.node.namespace;
@@ -90,16 +90,16 @@ impl Open {
         }
         let of_peer = &peer.namespace;
         Self {
-            outbound: Pair::open(&pod.namespace, of_peer, &peer.ip),
-            inbound: Pair::open(of_peer, &pod.namespace, &pod.ip),
-            from_node: Pair::open_at(node, &pod.namespace, &pod.ip, 8080),
-            from_node_elsewhere: Pair::open(node, &pod.namespace, &pod.ip),
-            within: Pair::open(&pod.namespace, &pod.namespace, &pod.ip),
+            outbound: ConnectionPair::open(&pod.namespace, of_peer, &peer.ip),
+            inbound: ConnectionPair::open(of_peer, &pod.namespace, &pod.ip),
+            from_node: ConnectionPair::open_at(node, &pod.namespace, &pod.ip, 8080),
+            from_node_elsewhere: ConnectionPair::open(node, &pod.namespace, &pod.ip),
+            within: ConnectionPair::open(&pod.namespace, &pod.namespace, &pod.ip),
         }
     }
 
     #[track_caller]
-    fn assert_all_go_on(&mut self) {
+    fn assert_all_open(&mut self) {
         for pair in [
             &mut self.outbound,
             &mut self.inbound,
@@ -150,7 +150,7 @@ impl Cluster {
     }
 
     fn outside(&self) -> Pod {
-        let peer = self.node.wire_pod("peer");
+        let peer = self.node.create_pod_network("peer");
         self.server
             .put(NAMESPACES, json!({"metadata": {"name": "outside"}}));
         peer
@@ -168,11 +168,11 @@ fn until_captured(cluster: &Cluster, pod: &Pod) {
 fn connections_opened_after_a_boot_without_plugin_are_closed() {
     let mut cluster = Cluster::new();
     cluster.label(true);
-    let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
+    let (pod, peer) = (cluster.node.create_pod_network("web"), cluster.outside());
     cluster.publish(&pod, true, &json!({REDIRECTION: "enabled"}));
-    let mut open = Open::of(&cluster, &pod, &peer);
-    open.assert_all_go_on();
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    let mut open = OpenConnections::of(&cluster, &pod, &peer);
+    open.assert_all_open();
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     until_captured(&cluster, &pod);
     open.until_closed();
@@ -186,18 +186,18 @@ fn connections_opened_after_a_boot_without_plugin_are_closed() {
 fn connections_of_opted_in_pods_without_agent_are_closed() {
     let mut cluster = Cluster::new();
     cluster.label(false);
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     let record = cluster.node.path("run/last-known.json");
     until("what is known is on disk", || record.exists());
     cluster.node.kill_agent();
     let (made_so, later) = (
-        cluster.node.wire_pod("made-so"),
-        cluster.node.wire_pod("later"),
+        cluster.node.create_pod_network("made-so"),
+        cluster.node.create_pod_network("later"),
     );
     let (peer, other_peer) = (cluster.outside(), cluster.outside());
-    let mut open = Open::of(&cluster, &made_so, &peer);
-    let mut of_later = Open::of(&cluster, &later, &other_peer);
+    let mut open = OpenConnections::of(&cluster, &made_so, &peer);
+    let mut of_later = OpenConnections::of(&cluster, &later, &other_peer);
     cluster.publish_opted_in(&made_so, CREATED);
     cluster.publish_opted_in(&later, "2026-01-01T10:00:01Z");
     cluster.start_agent();
@@ -206,7 +206,7 @@ fn connections_of_opted_in_pods_without_agent_are_closed() {
     }
     open.until_closed();
     // This one may have run before it was labelled.
-    of_later.assert_all_go_on();
+    of_later.assert_all_open();
     until("counted", || cluster.closed().as_deref() == Some("3"));
 }
 
@@ -214,19 +214,19 @@ fn connections_of_opted_in_pods_without_agent_are_closed() {
 fn connections_from_before_the_label_survive_the_next_agent() {
     let mut cluster = Cluster::new();
     cluster.label(false);
-    let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
+    let (pod, peer) = (cluster.node.create_pod_network("web"), cluster.outside());
     cluster.publish(&pod, true, &json!({}));
-    let mut open = Open::of(&cluster, &pod, &peer);
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    let mut open = OpenConnections::of(&cluster, &pod, &peer);
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     cluster.label(true);
     until_captured(&cluster, &pod);
-    open.assert_all_go_on();
+    open.assert_all_open();
     cluster.node.kill_agent();
     cluster.start_agent();
     let captured = |cluster: &Cluster| cluster.status()["captured"].as_u64() == Some(1);
     until("looked at again", || captured(&cluster));
-    open.assert_all_go_on();
+    open.assert_all_open();
     assert_eq!(cluster.closed(), None);
 }
 
@@ -234,9 +234,9 @@ fn connections_from_before_the_label_survive_the_next_agent() {
 fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
     let mut cluster = Cluster::new();
     cluster.label(true);
-    let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
+    let (pod, peer) = (cluster.node.create_pod_network("web"), cluster.outside());
     cluster.publish(&pod, true, &json!({REDIRECTION: "enabled"}));
-    let mut open = Open::of(&cluster, &pod, &peer);
+    let mut open = OpenConnections::of(&cluster, &pod, &peer);
     let rules = "add table ip nat; add chain ip nat OUTPUT { type nat hook output priority -100; }; \
         add chain ip nat ISTIO_OUTPUT; add rule ip nat OUTPUT counter jump ISTIO_OUTPUT; \
         add rule ip nat ISTIO_OUTPUT ip daddr 10.99.0.1 tcp flags syn counter redirect to :15001; \
@@ -244,14 +244,14 @@ fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
         add rule ip mangle ISTIO_PRERT meta mark and 0xfff == 0x539 counter ct mark set 0x111";
     let output = pod.namespace.run("nft", [rules]).unwrap();
     assert!(output.status.success(), "{output:?}");
-    let _proxy = Proxy::start(cluster.node.zds_socket());
+    let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     until_captured(&cluster, &pod);
     assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
-    open.assert_all_go_on();
+    open.assert_all_open();
     assert_eq!(cluster.closed(), None);
     cluster.label(false);
     until("unenrolled", || cluster.annotation(&pod).is_none());
     assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
-    open.assert_all_go_on();
+    open.assert_all_open();
 }

@@ -182,7 +182,7 @@ impl Node {
     }
 
     /// Creates a pod's network namespace and connects it to the node, without publishing the pod.
-    pub fn wire_pod(&self, name: &str) -> Pod {
+    pub fn create_pod_network(&self, name: &str) -> Pod {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         // Uids must be this run's own: /proc shows the whole machine.
         let uid = format!("uid-{}-{number}", std::process::id());
@@ -234,7 +234,7 @@ impl Node {
     }
 
     pub fn running_pod(&self, name: &str) -> Pod {
-        let pod = self.wire_pod(name);
+        let pod = self.create_pod_network(name);
         self.publish_pod(&pod, true, &BTreeMap::new());
         pod
     }
@@ -258,7 +258,7 @@ impl Node {
     }
 
     /// Returns the addresses of the pods whose probes the node exempts.
-    pub fn exempt(&self) -> Vec<String> {
+    pub fn exempt_addresses(&self) -> Vec<String> {
         let members = redirection::host::members(self.namespace.netns(), &HostSpec::default());
         members
             .unwrap()

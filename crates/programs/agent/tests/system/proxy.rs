@@ -13,12 +13,12 @@ use ambit_sys::{
     seqpacket::SeqPacket,
 };
 use ambit_wire::zds_codec;
-use ambit_zds::{MAX_RECORD, ProxyEffect, ProxyEvent, ProxySide, WorkloadInfo};
+use ambit_zds::{MAX_RECORD_BYTES, ProxyEffect, ProxyEvent, ProxySide, WorkloadInfo};
 use tokio::sync::oneshot;
 
 /// State of the scripted proxy, for assertions of the test.
 #[derive(Default)]
-pub struct Seen {
+pub struct ProxyRecord {
     /// Pods that the proxy was ordered to serve.
     pub serves: BTreeMap<String, (NetnsId, WorkloadInfo)>,
     /// Pods that the proxy fails to serve.
@@ -28,19 +28,19 @@ pub struct Seen {
 }
 
 /// Running scripted proxy, which ends when dropped.
-pub struct Proxy {
-    pub seen: Arc<Mutex<Seen>>,
+pub struct FakeProxy {
+    pub seen: Arc<Mutex<ProxyRecord>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Proxy {
+impl FakeProxy {
     pub fn start(socket: PathBuf) -> Self {
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(ProxyRecord::default()));
         let (stop, stopped) = oneshot::channel();
         let shared = Arc::clone(&seen);
         let thread = thread::spawn(move || {
-            let runtime = ambit_rt::current_thread().unwrap();
+            let runtime = ambit_rt::current_thread_runtime().unwrap();
             runtime.block_on(async {
                 tokio::select! {
                     () = run(socket, shared) => {}
@@ -65,7 +65,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for FakeProxy {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -74,7 +74,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn run(socket: PathBuf, seen: Arc<Mutex<Seen>>) {
+async fn run(socket: PathBuf, seen: Arc<Mutex<ProxyRecord>>) {
     let mut side = ProxySide::new();
     loop {
         if let Ok(connection) = SeqPacket::connect(&socket).await {
@@ -84,7 +84,7 @@ async fn run(socket: PathBuf, seen: Arc<Mutex<Seen>>) {
                 .await
                 .is_ok()
             {
-                talk(&connection, &mut side, &seen).await;
+                serve_agent(&connection, &mut side, &seen).await;
             }
             side.on_event(ProxyEvent::Disconnected, Instant::now());
         }
@@ -92,8 +92,12 @@ async fn run(socket: PathBuf, seen: Arc<Mutex<Seen>>) {
     }
 }
 
-async fn talk(connection: &SeqPacket, side: &mut ProxySide<Netns>, seen: &Mutex<Seen>) {
-    let mut buffer = [0; MAX_RECORD];
+async fn serve_agent(
+    connection: &SeqPacket,
+    side: &mut ProxySide<Netns>,
+    seen: &Mutex<ProxyRecord>,
+) {
+    let mut buffer = [0; MAX_RECORD_BYTES];
     loop {
         let Ok(received) = connection.recv(&mut buffer).await else {
             return;

@@ -6,7 +6,7 @@ const REDACTED: &str = "(redacted)";
 
 /// Removes `managedFields` and the last applied configuration from an object, and redacts values of fields whose names
 /// mark secrets.
-pub(super) fn object(mut object: Value) -> Value {
+pub(super) fn redact_object(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         if let Some(annotations) = metadata
@@ -16,7 +16,7 @@ pub(super) fn object(mut object: Value) -> Value {
             annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
         }
     }
-    redact(&mut object);
+    redact_value(&mut object);
     object
 }
 
@@ -25,9 +25,9 @@ pub(super) fn object(mut object: Value) -> Value {
 const SECRET_FIELDS: [&str; 2] = ["pluginConfig", "jwks"];
 
 /// Redacts, in place, values whose key marks a secret, and the `value` beside a `name` that does.
-fn redact(value: &mut Value) {
+fn redact_value(value: &mut Value) {
     match value {
-        Value::Array(list) => list.iter_mut().for_each(redact),
+        Value::Array(list) => list.iter_mut().for_each(redact_value),
         Value::Object(map) => {
             let named = map
                 .get("name")
@@ -39,13 +39,13 @@ fn redact(value: &mut Value) {
                     continue;
                 }
                 if key == "vmConfig" {
-                    environment(value);
+                    redact_environment(value);
                 }
                 let secret = is_secret(key) || (named && key == "value");
                 if secret && value.is_string() {
                     *value = REDACTED.into();
                 } else {
-                    redact(value);
+                    redact_value(value);
                 }
             }
         }
@@ -54,7 +54,7 @@ fn redact(value: &mut Value) {
 }
 
 /// Redacts the values of a Wasm plugin's environment variables (`vmConfig.env`).
-fn environment(of: &mut Value) {
+fn redact_environment(of: &mut Value) {
     let all = of.get_mut("env").and_then(Value::as_array_mut);
     for value in all
         .into_iter()
@@ -67,9 +67,9 @@ fn environment(of: &mut Value) {
 
 fn is_secret(name: &str) -> bool {
     // References to secrets are names, and useful.
-    const WORDS: [&str; 4] = ["password", "passwd", "credential", "api_key"];
+    const SECRET_WORDS: [&str; 4] = ["password", "passwd", "credential", "api_key"];
     let name = name.to_lowercase();
-    WORDS.iter().any(|word| name.contains(word))
+    SECRET_WORDS.iter().any(|word| name.contains(word))
         || name.ends_with("token")
         || name.ends_with("_secret")
         || name.ends_with("key.pem")
@@ -77,12 +77,12 @@ fn is_secret(name: &str) -> bool {
 }
 
 /// Redacts private keys (PEM) and signed tokens (JWT) in a text.
-pub(super) fn text(text: &str) -> String {
+pub(super) fn redact_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find("-----BEGIN ") {
         let (before, from) = rest.split_at(start);
-        tokens(before, &mut out);
+        redact_tokens(before, &mut out);
         let marker = from
             .get(11..)
             .and_then(|after| after.split("-----").next())
@@ -100,12 +100,12 @@ pub(super) fn text(text: &str) -> String {
             .and_then(|at| from.get(at + end.len()..))
             .unwrap_or_default();
     }
-    tokens(rest, &mut out);
+    redact_tokens(rest, &mut out);
     out
 }
 
 /// Appends `text` to `out`, with JWTs (`eyJ…` with two dots) redacted.
-fn tokens(text: &str, out: &mut String) {
+fn redact_tokens(text: &str, out: &mut String) {
     let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '=');
     let mut rest = text;
     while let Some(start) = rest.find("eyJ") {
@@ -136,13 +136,13 @@ mod tests {
             "pluginConfig": {"header": "hunter2"},
             "vmConfig": {"env": [{"name": "PLACE", "value": "hunter2"}]},
         }});
-        let text = object(plugin).to_string();
+        let text = redact_object(plugin).to_string();
         assert!(
             !text.contains("hunter2") && text.contains("PLACE"),
             "{text}"
         );
         let rules = json!({"spec": {"jwtRules": [{"issuer": "i", "jwks": "hunter2"}]}});
-        let text = object(rules).to_string();
+        let text = redact_object(rules).to_string();
         assert!(
             !text.contains("hunter2") && text.contains("issuer"),
             "{text}"
@@ -167,13 +167,13 @@ mod tests {
             ("eyJust a word".to_owned(), "eyJust a word".to_owned()),
             ("plain".to_owned(), "plain".to_owned()),
         ] {
-            assert_eq!(text(&before), after);
+            assert_eq!(redact_text(&before), after);
         }
     }
 
     #[test]
     fn values_under_names_of_secrets_are_redacted() {
-        let redacted = object(json!({
+        let redacted = redact_object(json!({
             "metadata": {"name": "a", "managedFields": [1], "annotations": {
                 "kubectl.kubernetes.io/last-applied-configuration": "{}", "x": "y"}},
             "spec": {

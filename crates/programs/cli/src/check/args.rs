@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::{cluster::Target, output::Format};
+use crate::{cluster::Target, output::OutputFormat};
 
 /// Text of the help about exit codes.
 const EXIT_CODES: &str = "Exit codes: 0 without errors, 1 with errors. With --from istio:
@@ -29,7 +29,7 @@ pub(crate) struct CheckArgs {
     pub(super) on_node: bool,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    pub(super) output: Format,
+    pub(super) output: OutputFormat,
 }
 
 /// Mesh whose objects are checked.

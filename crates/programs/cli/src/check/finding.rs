@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Severity of a finding, the most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Level {
+pub(crate) enum FindingLevel {
     /// The mesh does not work, or traffic is lost.
     Error,
     /// A part of the mesh may not work.
@@ -18,7 +18,7 @@ pub(crate) enum Level {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
-    pub(crate) level: Level,
+    pub(crate) level: FindingLevel,
     /// Subject of the finding: an object, or the cluster.
     pub(crate) about: String,
     /// Problem or fact in words.
@@ -29,7 +29,7 @@ pub(crate) struct Finding {
 
 impl Finding {
     pub(super) fn new(
-        level: Level,
+        level: FindingLevel,
         about: impl Into<String>,
         finding: impl Into<String>,
         advice: impl Into<String>,

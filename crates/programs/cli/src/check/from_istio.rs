@@ -8,18 +8,18 @@ use serde::Serialize;
 use super::args::CheckArgs;
 use crate::{
     CliError, ErrorKind,
-    cluster::wait,
+    cluster::block_on,
     istio::{self, Effect, Mesh, Outcome},
-    output::{self, printable, table},
+    output::{self, escape_unprintable, format_table},
 };
 
 /// Exit code if an object works differently with Ambit than with Istio, or has no effect.
-const DIFFERS: u8 = 5;
+const DIFFERENCES_EXIT_CODE: u8 = 5;
 
 /// Effects of an Istio mesh's objects with Ambit, for the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report {
+struct ConversionReport {
     effects: Vec<Effect>,
     summary: Summary,
     /// Objects and kinds that could not be read, with the reason.
@@ -39,13 +39,13 @@ struct Summary {
 /// Prints the effects of the objects, and returns the exit code of the report.
 pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     let mut mesh = match args.subjects.as_slice() {
-        [] => wait(async {
-            let cluster = args.target.cluster().await?;
-            istio::of_cluster(&cluster, &args.target.mesh_namespace).await
+        [] => block_on(async {
+            let cluster = args.target.connect().await?;
+            istio::read_cluster(&cluster, &args.target.mesh_namespace).await
         })?,
         files => {
             let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
-            istio::of_files(&files)?
+            istio::read_files(&files)?
         }
     };
     mesh.config.root_namespace = args.target.mesh_namespace.as_str().into();
@@ -53,14 +53,14 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         return Err(CliError::new(ErrorKind::NotFound, "there are no objects"));
     }
     let report = report(mesh);
-    output::print(args.output, &report, || report.text())?;
+    output::print_formatted(args.output, &report, || report.to_text())?;
     Ok(ExitCode::from(report.exit_code()))
 }
 
-fn report(mesh: Mesh) -> Report {
+fn report(mesh: Mesh) -> ConversionReport {
     let effects = istio::effects(&mesh);
-    let summary = Summary::of(&effects);
-    Report {
+    let summary = Summary::count_outcomes(&effects);
+    ConversionReport {
         effects,
         summary,
         unreadable: mesh.unreadable,
@@ -69,7 +69,7 @@ fn report(mesh: Mesh) -> Report {
 }
 
 impl Summary {
-    fn of(effects: &[Effect]) -> Self {
+    fn count_outcomes(effects: &[Effect]) -> Self {
         let mut worst: BTreeMap<&str, Outcome> = BTreeMap::new();
         for Effect {
             object, outcome, ..
@@ -87,7 +87,7 @@ impl Summary {
     }
 }
 
-impl Report {
+impl ConversionReport {
     /// Returns the exit code: 0 if all objects work unchanged, 5 if one changes or lapses, 1 if something could not be
     /// read.
     fn exit_code(&self) -> u8 {
@@ -97,11 +97,11 @@ impl Report {
         match (self.unreadable.is_empty(), changes + lapses) {
             (false, _) => 1,
             (true, 0) => 0,
-            (true, _) => DIFFERS,
+            (true, _) => DIFFERENCES_EXIT_CODE,
         }
     }
 
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let mut text = String::new();
         for (outcome, title) in [
             (Outcome::Lapses, "LAPSES: has no effect with Ambit"),
@@ -113,8 +113,14 @@ impl Report {
                 continue;
             }
             let rows = match outcome {
-                Outcome::Works => table(&["OBJECT"], of().map(|one| vec![printable(&one.object)])),
-                _ => table(&["OBJECT", "FIELD", "EFFECT", "WHAT TO DO"], of().map(row)),
+                Outcome::Works => format_table(
+                    &["OBJECT"],
+                    of().map(|one| vec![escape_unprintable(&one.object)]),
+                ),
+                _ => format_table(
+                    &["OBJECT", "FIELD", "EFFECT", "WHAT TO DO"],
+                    of().map(table_row),
+                ),
             };
             text.push_str(&format!("{title}\n{rows}\n\n"));
         }
@@ -123,7 +129,7 @@ impl Report {
             ("NOT FOLLOWED, and without objects", &self.unused_kinds),
         ] {
             if !list.is_empty() {
-                let lines: Vec<_> = list.iter().map(|line| printable(line)).collect();
+                let lines: Vec<_> = list.iter().map(|line| escape_unprintable(line)).collect();
                 text.push_str(&format!("{title}\n{}\n\n", lines.join("\n")));
             }
         }
@@ -140,10 +146,10 @@ impl Report {
     }
 }
 
-fn row(effect: &Effect) -> Vec<String> {
+fn table_row(effect: &Effect) -> Vec<String> {
     let cell = |text: &str| match text {
         "" | "." => "-".to_owned(),
-        text => printable(text),
+        text => escape_unprintable(text),
     };
     vec![
         cell(&effect.object),

@@ -1,9 +1,9 @@
 //! Checks for other meshes in the cluster, and for Istio's own ambient components.
 
-use ambit_install::object::{is_ours, label, name, namespace_of};
+use ambit_install::object::{is_managed_by_ambit, label, name, namespace_of};
 
 use super::{
-    finding::{Finding, Level},
+    finding::{Finding, FindingLevel},
     snapshot::Snapshot,
 };
 
@@ -12,7 +12,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     for deployment in snapshot
         .deployments
         .iter()
-        .filter(|object| !is_ours(*object))
+        .filter(|object| !is_managed_by_ambit(*object))
     {
         let about = format!(
             "Deployment {}/{}",
@@ -22,14 +22,14 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
         if label(deployment, "app") == Some("istiod") {
             findings.push(if namespace_of(deployment) == snapshot.mesh_namespace {
                 Finding::new(
-                    Level::Error,
+                    FindingLevel::Error,
                     &about,
                     "Istio's control plane has the namespace, the Service istiod and the secrets of this mesh",
                     "uninstall it first, or choose another namespace with --mesh-namespace",
                 )
             } else {
                 Finding::new(
-                    Level::Warning,
+                    FindingLevel::Warning,
                     &about,
                     "Istio's control plane runs here: both would write root certificates into every namespace",
                     "give each its namespaces (discoverySelectors), or uninstall one",
@@ -38,7 +38,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
         }
         if name(deployment) == "linkerd-destination" {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 about,
                 "Linkerd runs here",
                 "do not put namespaces with its proxies into the mesh",
@@ -48,11 +48,12 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     for set in snapshot
         .daemon_sets
         .iter()
-        .filter(|object| !is_ours(*object))
+        .filter(|object| !is_managed_by_ambit(*object))
     {
         let about = format!("DaemonSet {}/{}", namespace_of(set), name(set));
-        let same =
-            |what: &str, advice: &str| Finding::new(Level::Error, about.clone(), what, advice);
+        let same = |what: &str, advice: &str| {
+            Finding::new(FindingLevel::Error, about.clone(), what, advice)
+        };
         match name(set) {
             "istio-cni-node" => findings.push(same(
                 "Istio's node agent uses the same sockets and captures the same pods",
@@ -63,7 +64,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
                 "uninstall it first; or keep it and leave ours out",
             )),
             "linkerd-cni" => findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 about,
                 "Linkerd's CNI plugin is chained on every node",
                 "do not put namespaces with its proxies into the mesh",
@@ -116,15 +117,21 @@ mod tests {
         assert_eq!(
             found,
             [
-                (Level::Error, "Deployment istio-system/istiod".to_owned()),
-                (Level::Warning, "Deployment other/istiod".to_owned()),
                 (
-                    Level::Warning,
+                    FindingLevel::Error,
+                    "Deployment istio-system/istiod".to_owned()
+                ),
+                (FindingLevel::Warning, "Deployment other/istiod".to_owned()),
+                (
+                    FindingLevel::Warning,
                     "Deployment linkerd/linkerd-destination".to_owned()
                 ),
-                (Level::Error, "DaemonSet kube-system/ztunnel".to_owned()),
                 (
-                    Level::Error,
+                    FindingLevel::Error,
+                    "DaemonSet kube-system/ztunnel".to_owned()
+                ),
+                (
+                    FindingLevel::Error,
                     "DaemonSet istio-system/istio-cni-node".to_owned()
                 ),
             ]

@@ -6,81 +6,78 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use ambit_install::object::{is_ours, name, namespace_of};
+use ambit_install::object::{is_managed_by_ambit, name, namespace_of};
 use k8s_openapi::{
     api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec},
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
 use super::{
-    finding::{Finding, Level},
+    finding::{Finding, FindingLevel},
     snapshot::Snapshot,
 };
 
 /// Port on which captured pods accept connections from the mesh.
-const HBONE: i32 = 15008;
+const HBONE_PORT: i32 = 15008;
 /// Port on which the control plane serves node proxies.
-const XDS: i32 = 15012;
+const XDS_PORT: i32 = 15012;
 /// Source address of kubelet's probes of captured pods.
-const PROBES: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
+const PROBE_SOURCE_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = Vec::new();
     let namespaces = snapshot.mesh_namespaces();
     for policy in &snapshot.network_policies {
         if namespaces.contains(&namespace_of(policy)) {
-            findings.extend(blocked(policy));
-        } else if namespace_of(policy) == snapshot.mesh_namespace && !is_ours(policy) {
-            findings.extend(control_plane_blocked(policy));
+            findings.extend(blocked_traffic_findings(policy));
+        } else if namespace_of(policy) == snapshot.mesh_namespace && !is_managed_by_ambit(policy) {
+            findings.extend(blocked_control_plane_finding(policy));
         }
     }
     findings
 }
 
 /// Returns findings on the HBONE traffic and kubelet probes of captured pods that a NetworkPolicy blocks.
-fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
+fn blocked_traffic_findings(policy: &NetworkPolicy) -> Vec<Finding> {
     let about = || format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy));
     let mut findings = Vec::new();
     let Some(spec) = &policy.spec else {
         return findings;
     };
-    if applies(spec, "Ingress") {
+    if applies_to_direction(spec, "Ingress") {
         let rules = spec.ingress.as_deref().unwrap_or_default();
         if rules
             .iter()
             .any(|rule| omits_tunnels(rule.ports.as_deref()))
         {
             findings.push(Finding::new(
-                Level::Error,
+                FindingLevel::Error,
                 about(),
                 "its ingress rules list ports but not 15008, the port of HBONE",
                 "add port 15008 (TCP) to the ports of its ingress rules; restrict the application's \
                  ports with an AuthorizationPolicy",
             ));
         }
-        if !rules
-            .iter()
-            .any(|rule| lets_probes_in(rule.from.as_deref()))
-        {
+        if !rules.iter().any(|rule| allows_probes(rule.from.as_deref())) {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 about(),
-                format!("it blocks {PROBES}, the source of kubelet's probes of captured pods"),
+                format!("it blocks {PROBE_SOURCE_ADDRESS}, the source of kubelet's probes of captured pods"),
                 format!(
-                    "add an ingress rule from ipBlock {PROBES}/32 if the pods have probes and the \
+                    "add an ingress rule from ipBlock {PROBE_SOURCE_ADDRESS}/32 if the pods have probes and the \
                          network plugin does not let every node in"
                 ),
             ));
         }
     }
-    if applies(spec, "Egress") {
+    if applies_to_direction(spec, "Egress") {
         let rules = spec.egress.as_deref().unwrap_or_default();
         if rules
             .iter()
             .any(|rule| omits_tunnels(rule.ports.as_deref()))
         {
             findings.push(Finding::new(
-                Level::Error,
+                FindingLevel::Error,
                 about(),
                 "its egress rules list ports but not 15008, the port of HBONE",
                 "add port 15008 (TCP) to the ports of its egress rules",
@@ -91,7 +88,7 @@ fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
 }
 
 /// Returns a finding if a NetworkPolicy other than the chart's blocks node proxies from the control plane's xDS port.
-fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
+fn blocked_control_plane_finding(policy: &NetworkPolicy) -> Option<Finding> {
     let spec = policy.spec.as_ref()?;
     let selected = spec
         .pod_selector
@@ -102,10 +99,11 @@ fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
         None => selected.is_none_or(BTreeMap::is_empty),
     };
     let mut rules = spec.ingress.iter().flatten();
-    let lets_in = rules.any(|rule| lets(rule.ports.as_deref().unwrap_or_default(), XDS));
-    (concerns && applies(spec, "Ingress") && !lets_in).then(|| {
+    let lets_in =
+        rules.any(|rule| allows_port(rule.ports.as_deref().unwrap_or_default(), XDS_PORT));
+    (concerns && applies_to_direction(spec, "Ingress") && !lets_in).then(|| {
         Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy)),
             "it blocks the node proxies from the control plane's port 15012",
             "`ambit upgrade --set global.networkPolicy.enabled=true` adds policies that allow them",
@@ -113,7 +111,7 @@ fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
     })
 }
 
-fn applies(spec: &NetworkPolicySpec, direction: &str) -> bool {
+fn applies_to_direction(spec: &NetworkPolicySpec, direction: &str) -> bool {
     match &spec.policy_types {
         Some(types) => types.iter().any(|kind| kind == direction),
         None => direction == "Ingress" || spec.egress.is_some(),
@@ -130,11 +128,11 @@ fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
     let ports = ports.unwrap_or_default();
     let dns = Some(IntOrString::Int(53));
     let mut tcp = ports.iter().filter(|port| is_tcp(port));
-    tcp.any(|port| port.port != dns) && !lets(ports, HBONE)
+    tcp.any(|port| port.port != dns) && !allows_port(ports, HBONE_PORT)
 }
 
 /// Whether a rule with these ports allows TCP to a port number. Named ports never match it.
-fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
+fn allows_port(ports: &[NetworkPolicyPort], number: i32) -> bool {
     let means = |port: &NetworkPolicyPort| match port.port {
         None => true,
         Some(IntOrString::Int(first)) => (first..=port.end_port.unwrap_or(first)).contains(&number),
@@ -144,19 +142,20 @@ fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
 }
 
 /// Whether an ingress rule for these peers allows the source address of kubelet's probes; ports are not considered.
-fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
+fn allows_probes(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else {
         return true;
     };
     let blocks = peers.iter().filter_map(|peer| peer.ip_block.as_ref());
     blocks.into_iter().any(|block| {
         let mut except = block.except.iter().flatten();
-        contains(&block.cidr, PROBES.into()) && !except.any(|range| contains(range, PROBES.into()))
+        cidr_contains(&block.cidr, PROBE_SOURCE_ADDRESS.into())
+            && !except.any(|range| cidr_contains(range, PROBE_SOURCE_ADDRESS.into()))
     })
 }
 
 /// Whether an IPv4 range in CIDR notation contains an address.
-fn contains(range: &str, address: IpAddr) -> bool {
+fn cidr_contains(range: &str, address: IpAddr) -> bool {
     let Some((network, length)) = range.split_once('/') else {
         return range.parse() == Ok(address);
     };
@@ -198,7 +197,7 @@ mod tests {
 
     #[test]
     fn policies_that_block_tunnels_or_probes_are_found() {
-        use Level::{Error, Warning};
+        use FindingLevel::{Error, Warning};
         let tcp = |port: u64| json!({"port": port, "protocol": "TCP"});
         for (spec, expected) in [
             // Everything from everywhere.
@@ -288,7 +287,7 @@ mod tests {
 
     #[test]
     fn ranges() {
-        let probes = IpAddr::from(PROBES);
+        let probes = IpAddr::from(PROBE_SOURCE_ADDRESS);
         for (range, has) in [
             ("169.254.7.127/32", true),
             ("169.254.0.0/16", true),
@@ -298,7 +297,7 @@ mod tests {
             ("::/0", false),
             ("x", false),
         ] {
-            assert_eq!(contains(range, probes), has, "{range}");
+            assert_eq!(cidr_contains(range, probes), has, "{range}");
         }
     }
 }

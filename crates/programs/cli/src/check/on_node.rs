@@ -5,12 +5,12 @@ use std::{fs, path::Path};
 use ambit_cni_conf::{ConfFile, PLUGIN, directory};
 
 use super::{
-    finding::{Finding, Level},
-    rules::version,
+    finding::{Finding, FindingLevel},
+    rules::parse_version,
 };
 
 /// Kernel modules (loadable or built in) that redirection by nftables needs: name and purpose.
-const MODULES: &[(&str, &str)] = &[
+const KERNEL_MODULES: &[(&str, &str)] = &[
     ("nf_tables", "the packet filter itself"),
     ("nft_redir", "redirection"),
     ("nft_ct", "connection tracking"),
@@ -23,7 +23,7 @@ const CNI_DIRECTORY: &str = "/etc/cni/net.d";
 
 /// Facts about this machine that the checks evaluate.
 #[derive(Clone, Debug, Default)]
-struct Node {
+struct NodeState {
     kernel: String,
     /// Names of kernel modules that are loaded, built in or loadable; `None` if `/lib/modules` does not have the lists.
     modules: Option<Vec<String>>,
@@ -34,10 +34,10 @@ struct Node {
 }
 
 pub(super) fn findings() -> Vec<Finding> {
-    judge(&look())
+    check_node_state(&read_node_state())
 }
 
-fn look() -> Node {
+fn read_node_state() -> NodeState {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
     let tree = format!("/lib/modules/{kernel}");
@@ -56,7 +56,7 @@ fn look() -> Node {
         );
         names
     });
-    Node {
+    NodeState {
         kernel,
         modules,
         cni: directory::read(Path::new(CNI_DIRECTORY)).ok(),
@@ -76,11 +76,11 @@ fn module_name(line: &str) -> String {
     file.split('.').next().unwrap_or_default().replace('-', "_")
 }
 
-fn judge(node: &Node) -> Vec<Finding> {
+fn check_node_state(node: &NodeState) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if version(&node.kernel).is_some_and(|found| found < (5, 2)) {
+    if parse_version(&node.kernel).is_some_and(|found| found < (5, 2)) {
         findings.push(Finding::new(
-            Level::Warning,
+            FindingLevel::Warning,
             "kernel",
             format!(
                 "it is {}: pods are captured by iptables rather than nftables",
@@ -89,14 +89,14 @@ fn judge(node: &Node) -> Vec<Finding> {
             "5.2 or newer is better",
         ));
     }
-    for (module, what) in MODULES {
+    for (module, what) in KERNEL_MODULES {
         if node
             .modules
             .as_ref()
             .is_some_and(|known| !known.iter().any(|name| name == module))
         {
             findings.push(Finding::new(
-                Level::Error,
+                FindingLevel::Error,
                 "kernel",
                 format!("it has no {module}, which is {what}"),
                 "install the kernel's package of additional modules, or use iptables: cni.redirectionBackend",
@@ -105,7 +105,7 @@ fn judge(node: &Node) -> Vec<Finding> {
     }
     if node.modules.is_none() {
         findings.push(Finding::new(
-            Level::Info,
+            FindingLevel::Info,
             "kernel",
             "its kernel modules are not known: there is no list under /lib/modules",
             "",
@@ -113,19 +113,19 @@ fn judge(node: &Node) -> Vec<Finding> {
     }
     match &node.cni {
         None => findings.push(Finding::new(
-            Level::Warning,
+            FindingLevel::Warning,
             CNI_DIRECTORY,
             "there is no such directory: the container runtime reads another, or no network plugin is installed",
             "cni.cniConfDir names the runtime's directory",
         )),
-        Some(files) => cni(files, node.plugin, &mut findings),
+        Some(files) => check_cni(files, node.plugin, &mut findings),
     }
     if node
         .inotify_instances
         .is_some_and(|instances| instances < 128)
     {
         findings.push(Finding::new(
-            Level::Warning,
+            FindingLevel::Warning,
             "sysctl fs.inotify.max_user_instances",
             "it is below 128: following files may fail",
             "sysctl -w fs.inotify.max_user_instances=512",
@@ -134,13 +134,13 @@ fn judge(node: &Node) -> Vec<Finding> {
     findings
 }
 
-fn cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
+fn check_cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
     let mut first = None;
     for file in files {
         match file.network() {
             Ok(network) => first = first.or(Some((&file.name, network))),
             Err(error) => findings.push(Finding::new(
-                Level::Error,
+                FindingLevel::Error,
                 format!("{CNI_DIRECTORY}/{}", file.name),
                 format!("it is no network configuration: {error}"),
                 "runtimes stop at it or pass over it: repair it or take it away",
@@ -149,7 +149,7 @@ fn cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
     }
     let Some((name, network)) = first else {
         findings.push(Finding::new(
-            Level::Warning,
+            FindingLevel::Warning,
             CNI_DIRECTORY,
             "there is no network configuration",
             "install a network plugin; the node agent waits for it",
@@ -158,13 +158,13 @@ fn cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
     };
     match (plugin, network.plugins.iter().any(ambit_cni_conf::Plugin::is_ours)) {
         (true, false) => findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             format!("{CNI_DIRECTORY}/{name}"),
             "it comes first, and our plugin is not in it: pods that start now are not captured at once",
             "see the log of this node's agent: it puts the plugin back",
         )),
         (false, true) => findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             format!("{CNI_DIRECTORY}/{name}"),
             "it calls our plugin, which is not in /opt/cni/bin: no pod can start",
             "install the mesh again, or take the entry out of the file",
@@ -185,9 +185,9 @@ mod tests {
         }
     }
 
-    fn good() -> Node {
-        let modules = MODULES.iter().map(|(name, _)| (*name).to_owned());
-        Node {
+    fn healthy_node() -> NodeState {
+        let modules = KERNEL_MODULES.iter().map(|(name, _)| (*name).to_owned());
+        NodeState {
             kernel: "6.1.0".into(),
             modules: Some(modules.collect()),
             cni: Some(vec![file(
@@ -199,10 +199,10 @@ mod tests {
         }
     }
 
-    fn found(change: impl FnOnce(&mut Node)) -> Vec<(Level, String)> {
-        let mut node = good();
+    fn findings_after(change: impl FnOnce(&mut NodeState)) -> Vec<(FindingLevel, String)> {
+        let mut node = healthy_node();
         change(&mut node);
-        judge(&node)
+        check_node_state(&node)
             .into_iter()
             .map(|finding| (finding.level, finding.about))
             .collect()
@@ -210,34 +210,34 @@ mod tests {
 
     #[test]
     fn problems_of_a_node() {
-        assert_eq!(found(|_| {}), []);
+        assert_eq!(findings_after(|_| {}), []);
         assert_eq!(
-            found(|n| n.kernel = "4.19.0".into()),
-            [(Level::Warning, "kernel".into())]
+            findings_after(|n| n.kernel = "4.19.0".into()),
+            [(FindingLevel::Warning, "kernel".into())]
         );
         assert_eq!(
-            found(|n| n.modules = Some(n.modules.take().unwrap()[1..].to_vec())),
-            [(Level::Error, "kernel".into())]
+            findings_after(|n| n.modules = Some(n.modules.take().unwrap()[1..].to_vec())),
+            [(FindingLevel::Error, "kernel".into())]
         );
         assert_eq!(
-            found(|n| n.modules = None),
-            [(Level::Info, "kernel".into())]
+            findings_after(|n| n.modules = None),
+            [(FindingLevel::Info, "kernel".into())]
         );
-        assert_eq!(found(|n| n.cni = None).len(), 1);
-        assert_eq!(found(|n| n.cni = Some(vec![])).len(), 1);
+        assert_eq!(findings_after(|n| n.cni = None).len(), 1);
+        assert_eq!(findings_after(|n| n.cni = Some(vec![])).len(), 1);
         assert_eq!(
-            found(|n| n.cni.as_mut().unwrap().insert(0, file("05.conf", "{"))),
-            [(Level::Error, "/etc/cni/net.d/05.conf".into())]
+            findings_after(|n| n.cni.as_mut().unwrap().insert(0, file("05.conf", "{"))),
+            [(FindingLevel::Error, "/etc/cni/net.d/05.conf".into())]
         );
         assert_eq!(
-            found(|n| n.plugin = true),
-            [(Level::Error, "/etc/cni/net.d/10-a.conflist".into())]
+            findings_after(|n| n.plugin = true),
+            [(FindingLevel::Error, "/etc/cni/net.d/10-a.conflist".into())]
         );
         let ours = r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"ambit-cni"}]}"#;
-        let lost = found(|n| n.cni = Some(vec![file("10-a.conflist", ours)]));
+        let lost = findings_after(|n| n.cni = Some(vec![file("10-a.conflist", ours)]));
         assert_eq!(
             lost,
-            [(Level::Error, "/etc/cni/net.d/10-a.conflist".into())]
+            [(FindingLevel::Error, "/etc/cni/net.d/10-a.conflist".into())]
         );
     }
 

@@ -7,27 +7,27 @@ use k8s_openapi::api::{
 };
 
 use super::{
-    finding::{Finding, Level},
+    finding::{Finding, FindingLevel},
     snapshot::Snapshot,
 };
 
 /// Priority class of the agent's and the node proxies' pods.
-const CRITICAL: &str = "system-node-critical";
+const CRITICAL_PRIORITY_CLASS: &str = "system-node-critical";
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = Vec::new();
-    platform(snapshot, &mut findings);
-    quota(snapshot, &mut findings);
-    cilium(snapshot, &mut findings);
+    check_platform(snapshot, &mut findings);
+    check_quota(snapshot, &mut findings);
+    check_cilium(snapshot, &mut findings);
     for set in &snapshot.daemon_sets {
-        network_plugin(set, &mut findings);
+        check_network_plugin(set, &mut findings);
     }
     findings
 }
 
 /// Reports an installation whose platform value does not match the nodes: its CNI directories may be ones that the
 /// runtime does not use.
-fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(inventory) = &snapshot.inventory else {
         return;
     };
@@ -41,7 +41,7 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             }
         };
         findings.push(Finding::new(
-            Level::Warning,
+            FindingLevel::Warning,
             "cluster",
             format!(
                 "installed for the platform {}; the nodes look like {}",
@@ -53,7 +53,7 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-fn quota(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_quota(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     if snapshot.platform != "gke"
         || snapshot.mesh_namespace == "kube-system"
         || snapshot.inventory.is_none()
@@ -71,11 +71,11 @@ fn quota(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             .flatten()
             .filter_map(|scope| scope.values.as_ref());
         namespace_of(quota) == snapshot.mesh_namespace
-            && values.any(|values| values.iter().any(|value| value == CRITICAL))
+            && values.any(|values| values.iter().any(|value| value == CRITICAL_PRIORITY_CLASS))
     };
     if !snapshot.quotas.iter().any(allows) {
         findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             format!("namespace {}", snapshot.mesh_namespace),
             "GKE lets pods of critical priority run only under a ResourceQuota, and there is none",
             "`ambit upgrade --platform gke` makes it",
@@ -83,7 +83,7 @@ fn quota(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(config) = &snapshot.cilium_config else {
         return;
     };
@@ -95,7 +95,7 @@ fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let about = "ConfigMap kube-system/cilium-config";
     if is("cni-exclusive", "true") {
         findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             about,
             "Cilium takes away every other CNI configuration: new pods would not be captured",
             "set its value cni.exclusive=false",
@@ -104,7 +104,7 @@ fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let replaces = is("kube-proxy-replacement", "true") || is("kube-proxy-replacement", "strict");
     if replaces && !is("bpf-lb-sock-hostns-only", "true") {
         findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             about,
             "Cilium translates Services' addresses inside pods: the mesh sees no Services",
             "set its value socketLB.hostNamespaceOnly=true",
@@ -112,7 +112,7 @@ fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
     if is("enable-bpf-masquerade", "true") {
         findings.push(Finding::new(
-            Level::Warning,
+            FindingLevel::Warning,
             about,
             "Cilium's masquerading may lose kubelet's probes on their way to captured pods",
             "set its value bpf.masquerade=false if probes fail",
@@ -120,7 +120,7 @@ fn cilium(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
+fn check_network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
     let about = format!("DaemonSet {}/{}", namespace_of(set), name(set));
     let pod = set
         .spec
@@ -142,9 +142,9 @@ fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
         .and_then(|container| container.image.as_deref());
     let image = image.unwrap_or_default();
     match name(set) {
-        "calico-node" if env("FELIX_BPFENABLED").eq_ignore_ascii_case("true") && before(image, (3, 29)) => {
+        "calico-node" if env("FELIX_BPFENABLED").eq_ignore_ascii_case("true") && is_older_than(image, (3, 29)) => {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 about,
                 "Calico's eBPF before 3.29 drops kubelet's probes to captured pods",
                 "upgrade Calico to 3.29 or newer",
@@ -152,14 +152,14 @@ fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
         }
         "aws-node" if env("ENABLE_POD_ENI") == "true" && env("POD_SECURITY_GROUP_ENFORCING_MODE") != "standard" => {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 about,
                 "pods with security groups of their own do not get kubelet's probes while captured",
                 "set POD_SECURITY_GROUP_ENFORCING_MODE=standard",
             ));
         }
         "kube-multus-ds" | "multus" => findings.push(Finding::new(
-            Level::Info,
+            FindingLevel::Info,
             about,
             "Multus chooses the networks of pods",
             "if new pods are not captured, set cni.cniConfDir to the directory of its primary network",
@@ -168,13 +168,13 @@ fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether the version in an image's tag is older than `version`; false for tags that are no versions.
-fn before(image: &str, version: (u64, u64)) -> bool {
+/// Whether the version in an image's tag is older than `parse_version`; false for tags that are no versions.
+fn is_older_than(image: &str, version: (u64, u64)) -> bool {
     let tag = image
         .rsplit_once(':')
         .map_or("", |(_, tag)| tag)
         .trim_start_matches('v');
-    super::rules::version(tag).is_some_and(|found| found < version)
+    super::rules::parse_version(tag).is_some_and(|found| found < version)
 }
 
 #[cfg(test)]
@@ -189,7 +189,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn levels(snapshot: &Snapshot) -> Vec<Level> {
+    fn levels(snapshot: &Snapshot) -> Vec<FindingLevel> {
         findings(snapshot)
             .iter()
             .map(|finding| finding.level)
@@ -203,11 +203,11 @@ mod tests {
             ..Snapshot::default()
         };
         for (data, expected) in [
-            (json!({"cni-exclusive": "true"}), vec![Level::Error]),
+            (json!({"cni-exclusive": "true"}), vec![FindingLevel::Error]),
             (json!({"cni-exclusive": "false"}), vec![]),
             (
                 json!({"kube-proxy-replacement": "true"}),
-                vec![Level::Error],
+                vec![FindingLevel::Error],
             ),
             (
                 json!({"kube-proxy-replacement": "true", "bpf-lb-sock-hostns-only": "true"}),
@@ -215,7 +215,7 @@ mod tests {
             ),
             (
                 json!({"enable-bpf-masquerade": "true"}),
-                vec![Level::Warning],
+                vec![FindingLevel::Warning],
             ),
         ] {
             assert_eq!(levels(&with(data.clone())), expected, "{data}");
@@ -241,7 +241,7 @@ mod tests {
                 "calico/node:v3.28.1",
                 bpf.clone()
             ))),
-            [Level::Warning]
+            [FindingLevel::Warning]
         );
         assert_eq!(
             levels(&with(set(
@@ -253,10 +253,13 @@ mod tests {
         );
         assert_eq!(levels(&with(set("calico-node", "calico/node", bpf))), []);
         let eni = json!([{"name": "ENABLE_POD_ENI", "value": "true"}]);
-        assert_eq!(levels(&with(set("aws-node", "x:1", eni))), [Level::Warning]);
+        assert_eq!(
+            levels(&with(set("aws-node", "x:1", eni))),
+            [FindingLevel::Warning]
+        );
         assert_eq!(
             levels(&with(set("kube-multus-ds", "x:1", json!([])))),
-            [Level::Info]
+            [FindingLevel::Info]
         );
         assert_eq!(levels(&with(set("other", "x:1", json!([])))), []);
     }
@@ -273,13 +276,13 @@ mod tests {
             inventory: Some(inventory),
             ..Snapshot::default()
         };
-        assert_eq!(levels(&snapshot), [Level::Error]);
+        assert_eq!(levels(&snapshot), [FindingLevel::Error]);
         snapshot.quotas.push(typed(json!({
             "metadata": {"namespace": "istio-system"},
             "spec": {"scopeSelector": {"matchExpressions": [{"values": ["system-node-critical"]}]}},
         })));
         assert_eq!(levels(&snapshot), []);
         snapshot.platform = "";
-        assert_eq!(levels(&snapshot), [Level::Warning]);
+        assert_eq!(levels(&snapshot), [FindingLevel::Warning]);
     }
 }

@@ -2,9 +2,9 @@
 
 use ambit_install::{
     gateway_api,
-    object::{annotation, is_ours, label, name, namespace_of},
+    object::{annotation, is_managed_by_ambit, label, name, namespace_of},
     remove, render,
-    rollout::{Rollout, daemon_set, deployment},
+    rollout::{Rollout, daemon_set_rollout, deployment_rollout},
 };
 use k8s_openapi::{
     api::core::v1::Node,
@@ -13,47 +13,47 @@ use k8s_openapi::{
 use kube::Resource;
 
 use super::{
-    finding::{Finding, Level},
+    finding::{Finding, FindingLevel},
     snapshot::Snapshot,
 };
 
 /// Oldest minor version of Kubernetes 1.x that the chart supports.
-const OLDEST_MINOR: u64 = 28;
+const MIN_KUBERNETES_MINOR: u64 = 28;
 /// Oldest kernel whose nftables has one table for both address families; on older ones, iptables is used.
-const NFTABLES_KERNEL: (u64, u64) = (5, 2);
+const MIN_NFTABLES_KERNEL: (u64, u64) = (5, 2);
 /// Oldest kernel with the required network namespaces, packet marks and transparent sockets.
-const OLDEST_KERNEL: (u64, u64) = (4, 18);
+const MIN_KERNEL: (u64, u64) = (4, 18);
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = Vec::new();
-    kubernetes(snapshot, &mut findings);
-    nodes(snapshot, &mut findings);
-    definitions(snapshot, &mut findings);
-    gateways(snapshot, &mut findings);
-    pod_security(snapshot, &mut findings);
-    namespaces(snapshot, &mut findings);
-    installation(snapshot, &mut findings);
+    check_kubernetes_version(snapshot, &mut findings);
+    check_nodes(snapshot, &mut findings);
+    check_crds(snapshot, &mut findings);
+    check_gateways(snapshot, &mut findings);
+    check_pod_security(snapshot, &mut findings);
+    check_namespaces(snapshot, &mut findings);
+    check_installation(snapshot, &mut findings);
     findings
 }
 
-fn kubernetes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_kubernetes_version(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let digits: String = snapshot
         .minor
         .chars()
         .take_while(char::is_ascii_digit)
         .collect();
     match digits.parse::<u64>() {
-        Ok(minor) if minor >= OLDEST_MINOR => {}
+        Ok(minor) if minor >= MIN_KUBERNETES_MINOR => {}
         _ => findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             "cluster",
             format!("its version is 1.{}", snapshot.minor),
-            format!("Ambit needs Kubernetes 1.{OLDEST_MINOR} or newer"),
+            format!("Ambit needs Kubernetes 1.{MIN_KUBERNETES_MINOR} or newer"),
         )),
     }
 }
 
-fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     for node in &snapshot.nodes {
         let about = format!("node {}", name(node));
         let info = node
@@ -62,7 +62,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             .and_then(|status| status.node_info.as_ref());
         if info.is_some_and(|info| info.operating_system == "windows") {
             findings.push(Finding::new(
-                Level::Info,
+                FindingLevel::Info,
                 about,
                 "it runs Windows: its pods stay outside the mesh",
                 "",
@@ -70,15 +70,15 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             continue;
         }
         let kernel = info.map_or("", |info| &info.kernel_version);
-        match version(kernel) {
-            Some(found) if found < OLDEST_KERNEL => findings.push(Finding::new(
-                Level::Error,
+        match parse_version(kernel) {
+            Some(found) if found < MIN_KERNEL => findings.push(Finding::new(
+                FindingLevel::Error,
                 &about,
                 format!("its kernel is {kernel}"),
-                format!("use {}.{} or newer", OLDEST_KERNEL.0, OLDEST_KERNEL.1),
+                format!("use {}.{} or newer", MIN_KERNEL.0, MIN_KERNEL.1),
             )),
-            Some(found) if found < NFTABLES_KERNEL => findings.push(Finding::new(
-                Level::Warning,
+            Some(found) if found < MIN_NFTABLES_KERNEL => findings.push(Finding::new(
+                FindingLevel::Warning,
                 &about,
                 format!(
                     "its kernel is {kernel}: pods are captured by iptables rather than nftables"
@@ -89,7 +89,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         }
         if !is_ready(node) {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 &about,
                 "it is not ready",
                 format!("`kubectl describe node {}` shows the reason", name(node)),
@@ -108,13 +108,13 @@ fn is_ready(node: &Node) -> bool {
 }
 
 /// Parses the major and minor version of a kernel or an image's tag.
-pub(super) fn version(text: &str) -> Option<(u64, u64)> {
+pub(super) fn parse_version(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.split(['.', '-', '+']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
-    let ours = render::crds().unwrap_or_default().into_iter();
+fn check_crds(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+    let ours = render::render_crds().unwrap_or_default().into_iter();
     let ours = ours.filter_map(|crd| serde_json::from_value(crd).ok());
     for ours in ours.collect::<Vec<CustomResourceDefinition>>() {
         let wanted = name(&ours);
@@ -122,7 +122,7 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         let Some(there) = snapshot.crds.iter().find(|crd| name(*crd) == wanted) else {
             if snapshot.inventory.is_some() {
                 findings.push(Finding::new(
-                    Level::Error,
+                    FindingLevel::Error,
                     about,
                     "it is missing: objects of that kind cannot be made",
                     "`ambit upgrade` brings it back",
@@ -136,14 +136,14 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         let needed = stored.map_or("v1", |version| version.name.as_str());
         if !served.contains(&needed) {
             findings.push(Finding::new(
-                Level::Error,
+                FindingLevel::Error,
                 about,
                 format!("it is old: it serves {} and not {needed}", served.join(", ")),
                 "upgrade the definitions that came with Istio, or delete them before the installation",
             ));
-        } else if !is_ours(there) {
+        } else if !is_managed_by_ambit(there) {
             findings.push(Finding::new(
-                Level::Info,
+                FindingLevel::Info,
                 about,
                 "it was brought by another, and stays as it is",
                 "",
@@ -153,7 +153,7 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
 }
 
 /// Checks the CRDs of the Gateway API, which waypoints and routes need.
-fn gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let there = |wanted: &str| {
         let mut crds = snapshot.crds.iter();
         crds.find(|crd| name(*crd) == wanted)
@@ -164,35 +164,35 @@ fn gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         if snapshot.inventory.is_some() {
             let finding = "the Gateway API is not installed: there can be no waypoints";
             findings.push(Finding::new(
-                Level::Info,
+                FindingLevel::Info,
                 "cluster",
                 finding,
-                gateway_api::ADVICE,
+                gateway_api::INSTALL_ADVICE,
             ));
         }
         return;
     }
     for definition in found {
         let about = format!("definition {}", name(definition));
-        match gateway_api::problem(definition) {
-            Some(gateway_api::Problem::NotServed(served)) => findings.push(Finding::new(
-                Level::Error,
+        match gateway_api::find_problem(definition) {
+            Some(gateway_api::CrdProblem::NotServed(served)) => findings.push(Finding::new(
+                FindingLevel::Error,
                 about,
                 format!("it is old: it serves {served} and not v1"),
-                gateway_api::ADVICE,
+                gateway_api::INSTALL_ADVICE,
             )),
-            Some(gateway_api::Problem::Release(unknown)) => findings.push(Finding::new(
-                Level::Warning,
+            Some(gateway_api::CrdProblem::UnknownRelease(unknown)) => findings.push(Finding::new(
+                FindingLevel::Warning,
                 about,
                 unknown.to_string(),
-                gateway_api::ADVICE,
+                gateway_api::INSTALL_ADVICE,
             )),
             None => {}
         }
     }
 }
 
-fn pod_security(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_pod_security(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let mesh = snapshot
         .namespaces
         .iter()
@@ -203,7 +203,7 @@ fn pod_security(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let key = "pod-security.kubernetes.io/enforce";
     if let Some(level) = label(mesh, key).filter(|level| *level != "privileged") {
         findings.push(Finding::new(
-            Level::Error,
+            FindingLevel::Error,
             format!("namespace {}", name(mesh)),
             format!("Pod Security lets only {level} pods in: the mesh's own pods need more"),
             format!(
@@ -214,16 +214,16 @@ fn pod_security(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     for namespace in &snapshot.namespaces {
-        if label(namespace, remove::DATAPLANE_MODE) != Some(remove::AMBIENT) {
+        if label(namespace, remove::DATAPLANE_MODE_LABEL) != Some(remove::AMBIENT_MODE) {
             continue;
         }
         let about = format!("namespace {}", name(namespace));
         let rules = snapshot.rules.as_ref();
-        if rules.is_some_and(|rules| rules.excludes(name(namespace))) {
+        if rules.is_some_and(|rules| rules.excludes_namespace(name(namespace))) {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 &about,
                 "it is labelled for the mesh, but excluded by the value cni.excludeNamespaces",
                 "remove it from that list, or remove the label",
@@ -233,7 +233,7 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             || label(namespace, "istio.io/rev").is_some();
         if injected {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 &about,
                 "it also enables sidecar injection: pods with a sidecar stay outside",
                 format!(
@@ -244,7 +244,7 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         }
         if annotation(namespace, "linkerd.io/inject") == Some("enabled") {
             findings.push(Finding::new(
-                Level::Warning,
+                FindingLevel::Warning,
                 about,
                 "it also enables Linkerd's injection: two meshes would capture the same traffic",
                 format!(
@@ -256,12 +256,12 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-fn installation(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
+fn check_installation(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     if let Some(inventory) = &snapshot.inventory
         && inventory.version != env!("CARGO_PKG_VERSION")
     {
         findings.push(Finding::new(
-            Level::Info,
+            FindingLevel::Info,
             format!("namespace {}", snapshot.mesh_namespace),
             format!(
                 "Ambit {} is installed; this is {}",
@@ -272,29 +272,33 @@ fn installation(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         ));
     }
     for object in &snapshot.deployments {
-        if is_of_mesh(snapshot, object) {
-            findings.extend(unready("Deployment", name(object), deployment(object)));
+        if is_in_mesh_namespace(snapshot, object) {
+            findings.extend(unready_finding(
+                "Deployment",
+                name(object),
+                deployment_rollout(object),
+            ));
         }
     }
     for object in &snapshot.daemon_sets {
-        if is_of_mesh(snapshot, object) {
-            let state = daemon_set(object, &snapshot.mesh_pods);
-            findings.extend(unready("DaemonSet", name(object), state));
+        if is_in_mesh_namespace(snapshot, object) {
+            let state = daemon_set_rollout(object, &snapshot.mesh_pods);
+            findings.extend(unready_finding("DaemonSet", name(object), state));
         }
     }
 }
 
-fn is_of_mesh(snapshot: &Snapshot, object: &impl Resource) -> bool {
-    is_ours(object) && namespace_of(object) == snapshot.mesh_namespace
+fn is_in_mesh_namespace(snapshot: &Snapshot, object: &impl Resource) -> bool {
+    is_managed_by_ambit(object) && namespace_of(object) == snapshot.mesh_namespace
 }
 
-fn unready(kind: &str, name: &str, state: Rollout) -> Option<Finding> {
-    let Rollout::Waiting(what) = state else {
+fn unready_finding(kind: &str, name: &str, state: Rollout) -> Option<Finding> {
+    let Rollout::InProgress(what) = state else {
         return None;
     };
     let about = format!("{kind} {name}");
     let advice = "`ambit status` shows details";
-    Some(Finding::new(Level::Error, about, what, advice))
+    Some(Finding::new(FindingLevel::Error, about, what, advice))
 }
 
 #[cfg(test)]
@@ -304,13 +308,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::membership::Rules;
+    use crate::membership::MembershipRules;
 
     fn typed<T: DeserializeOwned>(value: Value) -> T {
         serde_json::from_value(value).unwrap()
     }
 
-    fn one(snapshot: &Snapshot) -> (Level, String) {
+    fn only_finding(snapshot: &Snapshot) -> (FindingLevel, String) {
         let findings = findings(snapshot);
         assert_eq!(findings.len(), 1, "{findings:?}");
         (
@@ -319,7 +323,7 @@ mod tests {
         )
     }
 
-    fn good() -> Snapshot {
+    fn healthy_snapshot() -> Snapshot {
         Snapshot {
             minor: "34".to_owned(),
             mesh_namespace: "istio-system".to_owned(),
@@ -342,7 +346,7 @@ mod tests {
         let snapshot = Snapshot {
             nodes: vec![node("6.8.0-45-generic", "linux")],
             minor: "31+".into(),
-            ..good()
+            ..healthy_snapshot()
         };
         assert_eq!(findings(&snapshot), []);
     }
@@ -351,19 +355,28 @@ mod tests {
     fn old_versions() {
         let snapshot = Snapshot {
             minor: "27".into(),
-            ..good()
+            ..healthy_snapshot()
         };
         assert_eq!(
-            one(&snapshot),
-            (Level::Error, "cluster: its version is 1.27".into())
+            only_finding(&snapshot),
+            (FindingLevel::Error, "cluster: its version is 1.27".into())
         );
         let with = |kernel, system| Snapshot {
             nodes: vec![node(kernel, system)],
-            ..good()
+            ..healthy_snapshot()
         };
-        assert_eq!(one(&with("3.10.0-1160.el7", "linux")).0, Level::Error);
-        assert_eq!(one(&with("4.18.0-553.el8_10", "linux")).0, Level::Warning);
-        assert_eq!(one(&with("10.0.20348", "windows")).0, Level::Info);
+        assert_eq!(
+            only_finding(&with("3.10.0-1160.el7", "linux")).0,
+            FindingLevel::Error
+        );
+        assert_eq!(
+            only_finding(&with("4.18.0-553.el8_10", "linux")).0,
+            FindingLevel::Warning
+        );
+        assert_eq!(
+            only_finding(&with("10.0.20348", "windows")).0,
+            FindingLevel::Info
+        );
     }
 
     #[test]
@@ -376,22 +389,24 @@ mod tests {
         };
         let with = |crd: CustomResourceDefinition| Snapshot {
             crds: vec![crd],
-            ..good()
+            ..healthy_snapshot()
         };
         let old =
             crd(json!([{"name": "v1beta1", "served": true}, {"name": "v1", "served": false}]));
-        assert_eq!(one(&with(old)).0, Level::Error);
+        assert_eq!(only_finding(&with(old)).0, FindingLevel::Error);
         let new = crd(json!([{"name": "v1", "served": true}]));
-        assert_eq!(one(&with(new)).0, Level::Info);
+        assert_eq!(only_finding(&with(new)).0, FindingLevel::Info);
         let missing = Snapshot {
             inventory: Some(Inventory {
                 version: env!("CARGO_PKG_VERSION").into(),
                 ..Default::default()
             }),
-            ..good()
+            ..healthy_snapshot()
         };
         let found = findings(&missing);
-        let errors = found.iter().filter(|finding| finding.level == Level::Error);
+        let errors = found
+            .iter()
+            .filter(|finding| finding.level == FindingLevel::Error);
         assert_eq!(errors.count(), 10);
         assert!(found.len() == 11 && found[10].finding.contains("Gateway API"));
     }
@@ -404,11 +419,14 @@ mod tests {
                     "annotations": {"gateway.networking.k8s.io/bundle-version": release}},
                 "spec": {"versions": [{"name": version, "served": true}]},
             }))],
-            ..good()
+            ..healthy_snapshot()
         };
         assert_eq!(findings(&with("v1", "v1.6.3")), []);
-        assert_eq!(one(&with("v1", "v7.0.0")).0, Level::Warning);
-        assert_eq!(one(&with("v1beta1", "v0.8.0")).0, Level::Error);
+        assert_eq!(only_finding(&with("v1", "v7.0.0")).0, FindingLevel::Warning);
+        assert_eq!(
+            only_finding(&with("v1beta1", "v0.8.0")).0,
+            FindingLevel::Error
+        );
     }
 
     #[test]
@@ -419,9 +437,9 @@ mod tests {
         };
         let with = |level| Snapshot {
             namespaces: vec![namespace(level)],
-            ..good()
+            ..healthy_snapshot()
         };
-        assert_eq!(one(&with("restricted")).0, Level::Error);
+        assert_eq!(only_finding(&with("restricted")).0, FindingLevel::Error);
         assert_eq!(findings(&with("privileged")), []);
     }
 
@@ -430,15 +448,18 @@ mod tests {
         let namespace = |labels: Value| typed(json!({"metadata": {"name": "a", "labels": labels}}));
         let with = |labels| Snapshot {
             namespaces: vec![namespace(labels)],
-            ..good()
+            ..healthy_snapshot()
         };
         let both = json!({"istio.io/dataplane-mode": "ambient", "istio-injection": "enabled"});
-        assert_eq!(one(&with(both)).0, Level::Warning);
+        assert_eq!(only_finding(&with(both)).0, FindingLevel::Warning);
         assert_eq!(findings(&with(json!({"istio-injection": "enabled"}))), []);
         let mut excluded = with(json!({"istio.io/dataplane-mode": "ambient"}));
         let config = typed(json!({"data": {"EXCLUDE_NAMESPACES": "a"}}));
-        excluded.rules = Some(Rules::of(Some(&config), "istio-system"));
-        assert_eq!(one(&excluded).0, Level::Warning);
+        excluded.rules = Some(MembershipRules::from_agent_config(
+            Some(&config),
+            "istio-system",
+        ));
+        assert_eq!(only_finding(&excluded).0, FindingLevel::Warning);
     }
 
     #[test]
@@ -451,12 +472,12 @@ mod tests {
         }));
         let snapshot = Snapshot {
             daemon_sets: vec![set],
-            ..good()
+            ..healthy_snapshot()
         };
         assert_eq!(
-            one(&snapshot),
+            only_finding(&snapshot),
             (
-                Level::Error,
+                FindingLevel::Error,
                 "DaemonSet ztunnel: 0 of 2 pods are up to date".into()
             )
         );

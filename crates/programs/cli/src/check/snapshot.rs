@@ -15,7 +15,7 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 
-use crate::{istio, membership::Rules};
+use crate::{istio, membership::MembershipRules};
 
 /// Objects of a cluster that the checks evaluate, read once.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +38,7 @@ pub(crate) struct Snapshot {
     pub(super) quotas: Vec<ResourceQuota>,
     pub(super) cilium_config: Option<ConfigMap>,
     pub(super) inventory: Option<Inventory>,
-    pub(super) rules: Option<Rules>,
+    pub(super) rules: Option<MembershipRules>,
     /// Objects of Istio's and the Gateway API's kinds, and the objects that they refer to.
     pub(super) mesh: istio::Mesh,
 }
@@ -47,7 +47,8 @@ impl Snapshot {
     /// Returns the namespaces that have the mesh's label or are named on the command line.
     pub(super) fn mesh_namespaces(&self) -> Vec<&str> {
         let names = self.namespaces.iter().filter(|namespace| {
-            let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);
+            let labelled =
+                label(*namespace, remove::DATAPLANE_MODE_LABEL) == Some(remove::AMBIENT_MODE);
             labelled
                 || self
                     .selected_namespaces

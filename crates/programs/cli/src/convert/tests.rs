@@ -8,14 +8,14 @@ use ambit_k8s_api::{
     ObjectEvent, VirtualService,
     virtual_service::{HttpMatch, HttpRule, StringMatch},
 };
-use ambit_l7::route::{Choice, RouteRequest, RouteTable};
+use ambit_l7::route::{RouteDecision, RouteRequest, RouteTable};
 use ambit_model::WaypointService;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use serde_json::json;
 
 use super::*;
-use crate::rehearsal::index_of;
+use crate::policy_test::build_index;
 
 const MESH: &str = "
 apiVersion: v1
@@ -36,7 +36,7 @@ spec: {clusterIP: 10.0.0.9, selector: {app: reviews}, ports: [{port: 80}]}
 const PATHS: [&str; 6] = ["/", "/a", "/a/b", "/ab", "/b", "/a/b/c"];
 const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
 const HEADERS: [&str; 2] = ["x-one", "x-two"];
-const VALUES: [&str; 2] = ["1", "2"];
+const HEADER_VALUES: [&str; 2] = ["1", "2"];
 
 /// Semantics of a path prefix match.
 #[derive(Clone, Copy, PartialEq)]
@@ -47,22 +47,23 @@ enum Prefixes {
     Segments,
 }
 
-fn pick<'a>(rng: &mut StdRng, from: &[&'a str]) -> &'a str {
+fn pick_random<'a>(rng: &mut StdRng, from: &[&'a str]) -> &'a str {
     from[rng.random_range(0..from.len())]
 }
 
 fn random_match(rng: &mut StdRng) -> Value {
     let mut one = json!({});
     if rng.random_bool(0.7) {
-        let kind = pick(rng, &["exact", "prefix", "prefix"]);
-        one["uri"] = json!({kind: pick(rng, &PATHS)});
+        let kind = pick_random(rng, &["exact", "prefix", "prefix"]);
+        one["uri"] = json!({kind: pick_random(rng, &PATHS)});
     }
     if rng.random_bool(0.3) {
-        one["method"] = json!({"exact": pick(rng, &METHODS)});
+        one["method"] = json!({"exact": pick_random(rng, &METHODS)});
     }
     for (field, share) in [("headers", 0.4), ("queryParams", 0.2)] {
         if rng.random_bool(share) {
-            one[field] = json!({pick(rng, &HEADERS): {"exact": pick(rng, &VALUES)}});
+            one[field] =
+                json!({pick_random(rng, &HEADERS): {"exact": pick_random(rng, &HEADER_VALUES)}});
         }
     }
     one
@@ -87,7 +88,7 @@ fn random_service(rng: &mut StdRng) -> Object {
     Object::from_value(Kind::VirtualService, &object).unwrap()
 }
 
-fn whole(object: &Object) -> &VirtualService {
+fn virtual_service(object: &Object) -> &VirtualService {
     match object {
         Object::VirtualService(whole) => whole,
         other => panic!("{other:?}"),
@@ -103,11 +104,14 @@ struct Request {
 }
 
 fn random_request(rng: &mut StdRng) -> Request {
-    let mut value = || rng.random_bool(0.5).then(|| pick(rng, &VALUES));
+    let mut value = || {
+        rng.random_bool(0.5)
+            .then(|| pick_random(rng, &HEADER_VALUES))
+    };
     let (headers, parameters) = ([value(), value()], [value(), value()]);
     Request {
-        method: pick(rng, &METHODS),
-        path: pick(rng, &PATHS),
+        method: pick_random(rng, &METHODS),
+        path: pick_random(rng, &PATHS),
         headers,
         parameters,
     }
@@ -117,12 +121,12 @@ fn random_request(rng: &mut StdRng) -> Request {
 fn first_rule(rules: &[HttpRule], request: &Request, prefixes: Prefixes) -> Option<usize> {
     rules.iter().position(|rule| {
         let mut matches = rule.matches.iter();
-        rule.matches.is_empty() || matches.any(|one| has(one, request, prefixes))
+        rule.matches.is_empty() || matches.any(|one| matches_request(one, request, prefixes))
     })
 }
 
-fn has(one: &HttpMatch, request: &Request, prefixes: Prefixes) -> bool {
-    let path = one.uri.as_ref().is_none_or(|uri| match uri {
+fn matches_request(rule_match: &HttpMatch, request: &Request, prefixes: Prefixes) -> bool {
+    let path = rule_match.uri.as_ref().is_none_or(|uri| match uri {
         StringMatch {
             exact: Some(exact), ..
         } => request.path == exact,
@@ -139,19 +143,22 @@ fn has(one: &HttpMatch, request: &Request, prefixes: Prefixes) -> bool {
         }
         _ => false,
     });
-    let method = one
+    let method = rule_match
         .method
         .as_ref()
         .and_then(|method| method.exact.as_deref());
     let named = |given: &BTreeMap<String, StringMatch>, values: &[Option<&str>; 2]| {
         given.iter().all(|(name, wanted)| {
-            let at = HEADERS.iter().position(|one| one == name).unwrap();
+            let at = HEADERS
+                .iter()
+                .position(|rule_match| rule_match == name)
+                .unwrap();
             values[at] == wanted.exact.as_deref()
         })
     };
     path && method.is_none_or(|method| method == request.method)
-        && named(&one.headers, &request.headers)
-        && named(&one.query_params, &request.parameters)
+        && named(&rule_match.headers, &request.headers)
+        && named(&rule_match.query_params, &request.parameters)
 }
 
 /// Builds a waypoint's route table from VirtualServices or HTTPRoutes.
@@ -163,9 +170,9 @@ fn table(routes: Vec<Object>) -> RouteTable {
         origin: None,
     };
     let objects: Vec<_> = present.chain(routes).map(applied).collect();
-    let mut index = index_of(MeshConfig::default(), &objects);
+    let mut index = build_index(MeshConfig::default(), &objects);
     let delta = index.flush();
-    let mut services = delta.records_of::<WaypointService>();
+    let mut services = delta.waypoint_records_of::<WaypointService>();
     let routes = services
         .find_map(|(_, service)| Some(&service?.routes))
         .unwrap();
@@ -173,7 +180,7 @@ fn table(routes: Vec<Object>) -> RouteTable {
     RouteTable::new(routes, 80, None)
 }
 
-fn chosen(table: &RouteTable, request: &Request) -> Option<usize> {
+fn chosen_rule(table: &RouteTable, request: &Request) -> Option<usize> {
     let (mut headers, mut query) = (HeaderMap::new(), Vec::new());
     for (at, name) in HEADERS.iter().enumerate() {
         if let Some(value) = request.headers[at] {
@@ -187,33 +194,38 @@ fn chosen(table: &RouteTable, request: &Request) -> Option<usize> {
         }
     }
     let query = query.join("&");
-    match table.choose(&RouteRequest {
+    match table.select_rule(&RouteRequest {
         method: request.method,
         path: request.path,
         query: Some(&query),
         host: "reviews",
         headers: &headers,
     }) {
-        Choice::Rule(rule, _) => Some(rule.index),
-        Choice::NoMatch => None,
-        Choice::Itself => panic!("there is a route"),
+        RouteDecision::Rule(rule, _) => Some(rule.index),
+        RouteDecision::NoMatchingRule => None,
+        RouteDecision::NoRoutes => panic!("there is a route"),
     }
 }
 
 /// Asserts that a route table chooses the VirtualService's first matching rule for random requests.
-fn check(table: &RouteTable, of: &VirtualService, rng: &mut StdRng, prefixes: Prefixes) {
+fn assert_same_choices(
+    table: &RouteTable,
+    virtual_service: &VirtualService,
+    rng: &mut StdRng,
+    prefixes: Prefixes,
+) {
     for _ in 0..100 {
         let request = random_request(rng);
-        let expected = first_rule(&of.spec.http, &request, prefixes);
+        let expected = first_rule(&virtual_service.spec.http, &request, prefixes);
         assert_eq!(
-            chosen(table, &request),
+            chosen_rule(table, &request),
             expected,
             "{} {} {:?} {:?} of {:#?}",
             request.method,
             request.path,
             request.headers,
             request.parameters,
-            of.spec.http
+            virtual_service.spec.http
         );
     }
 }
@@ -224,7 +236,7 @@ fn virtual_services_are_followed_first_match_first() {
     for _ in 0..150 {
         let object = random_service(&mut rng);
         let table = table(vec![object.clone()]);
-        check(&table, whole(&object), &mut rng, Prefixes::Text);
+        assert_same_choices(&table, virtual_service(&object), &mut rng, Prefixes::Text);
     }
 }
 
@@ -234,8 +246,8 @@ fn converted_routes_choose_as_their_virtual_services_do() {
     let (mut converted, mut left) = (0, 0);
     while converted < 150 {
         let object = random_service(&mut rng);
-        let whole = whole(&object);
-        let Ok(conversion) = http_routes(whole, "cluster.local") else {
+        let whole = virtual_service(&object);
+        let Ok(conversion) = convert_to_http_routes(whole, "cluster.local") else {
             left += 1;
             continue;
         };
@@ -243,14 +255,17 @@ fn converted_routes_choose_as_their_virtual_services_do() {
         let objects = conversion.objects.iter();
         let objects = objects.map(|object| Object::from_value(Kind::HTTPRoute, object).unwrap());
         let of_objects = table(objects.collect());
-        check(&of_objects, whole, &mut rng, Prefixes::Segments);
+        assert_same_choices(&of_objects, whole, &mut rng, Prefixes::Segments);
         // Where no prefix ends within a segment, both decide alike.
         let itself = table(vec![object.clone()]);
         for _ in 0..100 {
             let request = random_request(&mut rng);
             let text = first_rule(&whole.spec.http, &request, Prefixes::Text);
             if text == first_rule(&whole.spec.http, &request, Prefixes::Segments) {
-                let both = (chosen(&itself, &request), chosen(&of_objects, &request));
+                let both = (
+                    chosen_rule(&itself, &request),
+                    chosen_rule(&of_objects, &request),
+                );
                 assert_eq!(both.0, both.1, "{:#?}", whole.spec.http);
             }
         }

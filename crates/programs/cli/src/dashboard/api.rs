@@ -15,41 +15,41 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use super::{feed::Feed, mesh::ask, pods};
+use super::{feed::Feed, mesh::run_query, pods};
 use crate::{
     CliError, ErrorKind,
-    cluster::wait,
+    cluster::block_on,
     explain,
-    flows::FlowPlace,
+    flows::FlowTarget,
     labs,
-    output::Format,
-    problems, rehearsal, rollout,
+    output::OutputFormat,
+    policy_test, problems,
+    request_explain::{self, RequestExplainArgs},
+    rollout,
     source::Source,
     status,
-    walk::{self, WalkArgs},
-    waypoint::{self, Where},
+    waypoint::{self, WaypointScope},
 };
 
 /// Maximum number of concurrent queries of the mesh's components; further queries wait.
 const MAX_CONCURRENT_QUERIES: usize = 4;
 
 /// HTTP API of the dashboard.
-pub(super) struct Api {
+pub(super) struct DashboardApi {
     source: Source,
     feed: Arc<Feed>,
-    questions: Semaphore,
+    query_permits: Semaphore,
 }
 
-impl Api {
+impl DashboardApi {
     /// Starts the tasks that read flow events and the mesh's state, and creates the API.
     pub(super) fn start(source: Source) -> Arc<Self> {
         let feed = Arc::new(Feed::new());
         let (looking, looked_at) = (feed.clone(), source.clone());
-        spawn(
-            "dashboard mesh",
-            async move { looking.look(&looked_at).await },
-        );
-        let place = FlowPlace {
+        spawn("dashboard mesh", async move {
+            looking.read_mesh(&looked_at).await
+        });
+        let place = FlowTarget {
             lab: source.lab.clone(),
             target: source.target.clone(),
         };
@@ -60,18 +60,18 @@ impl Api {
         Arc::new(Self {
             source,
             feed,
-            questions: Semaphore::new(MAX_CONCURRENT_QUERIES),
+            query_permits: Semaphore::new(MAX_CONCURRENT_QUERIES),
         })
     }
 
     /// Passes a flow event to the feed, as if a proxy had sent it.
     #[cfg(test)]
-    pub(super) fn take(&self, received: crate::flows::Received) {
-        self.feed.take(received);
+    pub(super) fn receive(&self, received: crate::flows::FlowUpdate) {
+        self.feed.receive(received);
     }
 
     /// Responds to a request of the page.
-    pub(super) async fn answer(&self, request: &Request) -> Response {
+    pub(super) async fn respond(&self, request: &Request) -> Response {
         let parameters: HashMap<_, _> = query_parameters(request.uri()).collect();
         let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
         let number = |name: &str| text(name).parse().unwrap_or_default();
@@ -92,15 +92,16 @@ impl Api {
         match path {
             "/api/traffic" => json(200, &self.feed.traffic(number("after")).await),
             "/api/mesh" => json(200, &self.feed.mesh(number("after")).await),
-            "/api/about" => self.ask(|source| Ok(about(source))).await,
-            "/api/health" => self.ask(health).await,
+            "/api/about" => self.run_query(|source| Ok(about(source))).await,
+            "/api/health" => self.run_query(health).await,
             "/api/pods" => {
                 let namespace = text("namespace");
-                self.ask(move |source| pods::of(source, &namespace)).await
+                self.run_query(move |source| pods::list_pods(source, &namespace))
+                    .await
             }
             "/api/waypoint" => {
                 let (namespace, name) = (text("namespace"), text("name"));
-                self.ask(move |source| records(source, &namespace, &name))
+                self.run_query(move |source| records(source, &namespace, &name))
                     .await
             }
             "/api/explain" => {
@@ -111,12 +112,12 @@ impl Api {
                     method: text("method"),
                     path: text("path"),
                 };
-                self.ask(move |source| question.explain(source)).await
+                self.run_query(move |source| question.explain(source)).await
             }
             "/api/rehearse" => {
                 let policies = String::from_utf8_lossy(request.body()).into_owned();
                 let enforce = is_set("enforceDryRun");
-                self.ask(move |source| rehearse(source, &policies, enforce))
+                self.run_query(move |source| rehearse(source, &policies, enforce))
                     .await
             }
             _ => not_found(),
@@ -124,12 +125,12 @@ impl Api {
     }
 
     /// Runs a blocking query of the mesh, at most [`MAX_CONCURRENT_QUERIES`] at once, and returns its result as JSON.
-    async fn ask<T: Serialize + Send + 'static>(
+    async fn run_query<T: Serialize + Send + 'static>(
         &self,
         question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
     ) -> Response {
-        let _permit = self.questions.acquire().await;
-        match ask(self.source.clone(), question).await {
+        let _permit = self.query_permits.acquire().await;
+        match run_query(self.source.clone(), question).await {
             Ok(answer) => json(200, &answer),
             Err(error) => {
                 let status = match error.kind() {
@@ -138,7 +139,7 @@ impl Api {
                     ErrorKind::Unreachable => 502,
                     ErrorKind::Failed => 500,
                 };
-                json(status, &json!({"error": error.text()}))
+                json(status, &json!({"error": error.message_with_sources()}))
             }
         }
     }
@@ -159,23 +160,23 @@ impl ExplainQuery {
     fn explain(self, source: &Source) -> Result<Value, CliError> {
         let Self { from, to, port, .. } = self;
         if from.starts_with("spiffe://") || from.parse::<IpAddr>().is_ok() {
-            let reports = explain::explain(&source.dump()?, &from, &to, port, false)?;
+            let reports = explain::explain(&source.load_dump()?, &from, &to, port, false)?;
             return Ok(json!({"policies": reports}));
         }
         let to = match to.parse::<Ipv6Addr>() {
             Ok(ip) => format!("[{ip}]:{port}"),
             Err(_) => format!("{to}:{port}"),
         };
-        let report = walk::explain(&WalkArgs {
+        let report = request_explain::explain(&RequestExplainArgs {
             from,
             to,
             method: self.method,
             path: self.path,
             headers: Vec::new(),
             token: None,
-            lab: source.lab(),
+            lab: source.lab_name(),
             target: source.target.clone(),
-            output: Format::default(),
+            output: OutputFormat::default(),
         })?;
         Ok(json!({"request": report}))
     }
@@ -183,7 +184,7 @@ impl ExplainQuery {
 
 /// Returns the name of the lab or cluster, and the version of this program.
 fn about(source: &Source) -> Value {
-    let name = match source.lab() {
+    let name = match source.lab_name() {
         Some(lab) => format!("lab {lab}"),
         None => source.target.describe(),
     };
@@ -194,28 +195,33 @@ fn about(source: &Source) -> Value {
 /// the reason in `troubles`.
 fn health(source: &Source) -> Result<Value, CliError> {
     let mut troubles = Vec::new();
-    let problems = problems::ask(&source.of_control());
-    let problems = problems.map_err(|error| troubles.push(error.text())).ok();
-    if let Some(lab) = source.lab() {
-        let status = labs::find(&lab)?.status().map_err(labs::client_error)?;
+    let problems = problems::fetch_problems(&source.control_plane());
+    let problems = problems
+        .map_err(|error| troubles.push(error.message_with_sources()))
+        .ok();
+    if let Some(lab) = source.lab_name() {
+        let status = labs::find_lab(&lab)?.status().map_err(labs::client_error)?;
         return Ok(json!({"problems": problems, "lab": status, "troubles": troubles}));
     }
     let mesh = source.target.mesh_namespace.as_str();
-    let (status, rollout) = wait(async {
-        let cluster = source.target.cluster().await?;
+    let (status, rollout) = block_on(async {
+        let cluster = source.target.connect().await?;
         let (status, _words) = status::gather_report(&cluster, mesh).await?;
-        Ok((status, rollout::look(&cluster, mesh).await))
+        Ok((status, rollout::read_view(&cluster, mesh).await))
     })?;
-    let rollout = rollout.map_err(|error| troubles.push(error.text())).ok();
+    let rollout = rollout
+        .map_err(|error| troubles.push(error.message_with_sources()))
+        .ok();
     Ok(json!({
         "problems": problems, "status": status, "rollout": rollout, "troubles": troubles,
     }))
 }
 
 fn records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliError> {
-    let place = Where::of(source);
-    let found = place.found(true)?;
-    let is_one = |one: &&waypoint::Seen| one.namespace() == namespace && one.name() == name;
+    let place = WaypointScope::of(source);
+    let found = place.list_waypoints(true)?;
+    let is_one =
+        |one: &&waypoint::GatewayObject| one.namespace() == namespace && one.name() == name;
     let gateway = found.iter().find(is_one).ok_or_else(|| {
         let what = format!("there is no waypoint {namespace}/{name}");
         CliError::new(ErrorKind::NotFound, what)
@@ -223,6 +229,10 @@ fn records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliErr
     waypoint::sections(&place, gateway)
 }
 
-fn rehearse(source: &Source, policies: &str, enforce: bool) -> Result<rehearsal::Report, CliError> {
-    rehearsal::of_text(source.lab(), source.target.clone(), policies, enforce)
+fn rehearse(
+    source: &Source,
+    policies: &str,
+    enforce: bool,
+) -> Result<policy_test::Report, CliError> {
+    policy_test::run_with_text(source.lab_name(), source.target.clone(), policies, enforce)
 }

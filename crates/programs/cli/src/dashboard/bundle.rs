@@ -10,12 +10,12 @@ const ICON: &[u8] = include_bytes!("bundle/icon.svg");
 const LICENCES: &[u8] = include_bytes!("bundle/licenses.txt");
 
 /// Content security policy: the page loads its own files and calls its own server only, and cannot be framed.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";
 
 /// Returns a file of the page by its path; 404 if there is none.
-pub(super) fn file(path: &str) -> Response {
+pub(super) fn file_response(path: &str) -> Response {
     match path {
         "/" => respond(200, "text/html; charset=utf-8", PAGE),
         "/app.js" => respond(200, "text/javascript; charset=utf-8", SCRIPT),
@@ -27,9 +27,9 @@ pub(super) fn file(path: &str) -> Response {
 }
 
 /// Adds the security headers that confine the page (such as its content security policy) to a response.
-pub(super) fn protect(headers: &mut HeaderMap) {
+pub(super) fn add_security_headers(headers: &mut HeaderMap) {
     for (name, value) in [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::REFERRER_POLICY, "no-referrer"),

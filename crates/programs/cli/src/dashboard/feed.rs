@@ -20,10 +20,10 @@ use tokio::{
 
 use super::{
     mesh::{self, Mesh},
-    traffic::{Traffic, View},
+    traffic::{Traffic, TrafficView},
 };
 use crate::{
-    flows::{self, FlowPlace, Received},
+    flows::{self, FlowTarget, FlowUpdate},
     source::Source,
 };
 
@@ -38,8 +38,8 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before flow events are subscribed to again.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of proxies in the list of those whose flow events cannot be read.
-const MAX_SILENT: usize = 64;
-const SILENT_FOR: Duration = Duration::from_secs(15);
+const MAX_SILENT_PROXIES: usize = 64;
+const SILENT_PROXY_EXPIRY: Duration = Duration::from_secs(15);
 /// Timeout of a long poll while some edge has recent traffic, whose rates change without new events.
 const RATES_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -66,9 +66,9 @@ struct MeshState {
 
 /// Response to a page's poll for traffic.
 #[derive(Debug, Serialize)]
-pub(super) struct TrafficAnswer {
+pub(super) struct TrafficResponse {
     #[serde(flatten)]
-    view: View,
+    view: TrafficView,
     /// Proxies whose flow events are missing, with the reason.
     silent: Vec<String>,
 }
@@ -76,7 +76,7 @@ pub(super) struct TrafficAnswer {
 /// Response to a page's poll for the mesh's state.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct MeshAnswer {
+pub(super) struct MeshResponse {
     version: u64,
     error: Option<String>,
     /// Seconds since the mesh's state was last read.
@@ -97,16 +97,16 @@ impl Feed {
     }
 
     /// Adds a flow event to the traffic, or notes that a proxy's stream began or ended.
-    pub(super) fn take(&self, received: Received) {
+    pub(super) fn receive(&self, received: FlowUpdate) {
         let now = self.started.elapsed();
         let item = match received {
-            Received::Item(item) => *item,
-            Received::Began(proxy) => return self.mark_reachable(&proxy),
-            Received::Ended(proxy, why) => return self.unheard(proxy, why),
+            FlowUpdate::Item(item) => *item,
+            FlowUpdate::Connected(proxy) => return self.mark_reachable(&proxy),
+            FlowUpdate::Disconnected(proxy, why) => return self.mark_silent(proxy, why),
         };
         self.traffic.send_modify(|traffic| match item {
             StreamItem::Flow(flow) => traffic.add(*flow, now),
-            StreamItem::Lost { sampled, refusals } => traffic.lose(sampled, refusals),
+            StreamItem::Lost { sampled, refusals } => traffic.add_lost(sampled, refusals),
         });
     }
 
@@ -114,39 +114,41 @@ impl Feed {
         self.silent.lock().remove(proxy);
     }
 
-    fn unheard(&self, proxy: String, why: String) {
+    fn mark_silent(&self, proxy: String, why: String) {
         let mut silent = self.silent.lock();
-        if silent.len() < MAX_SILENT || silent.contains_key(&proxy) {
+        if silent.len() < MAX_SILENT_PROXIES || silent.contains_key(&proxy) {
             silent.insert(proxy, (why, Instant::now()));
         }
     }
 
     /// Returns the proxies whose flow events could not be read lately, with the reason.
-    fn silent(&self) -> Vec<String> {
+    fn silent_proxies(&self) -> Vec<String> {
         let mut silent = self.silent.lock();
-        silent.retain(|_, (_, since)| since.elapsed() < SILENT_FOR);
+        silent.retain(|_, (_, since)| since.elapsed() < SILENT_PROXY_EXPIRY);
         let line = |(proxy, (why, _)): (&String, &(String, Instant))| format!("{proxy} ({why})");
         silent.iter().map(line).collect()
     }
 
     /// Reads the flow events of all proxies while a page polls.
-    pub(super) async fn listen(&self, place: &FlowPlace) {
+    pub(super) async fn listen(&self, target: &FlowTarget) {
         loop {
             if self.is_watched() {
-                match flows::subscribe(place, Filter::default()).await {
+                match flows::subscribe(target, Filter::default()).await {
                     Ok(received) => self.drain(received).await,
-                    Err(error) => self.unheard("the mesh".to_owned(), mesh::line(&error)),
+                    Err(error) => {
+                        self.mark_silent("the mesh".to_owned(), mesh::one_line_error(&error))
+                    }
                 }
             }
             tokio::time::sleep(RECONNECT_PAUSE).await;
         }
     }
 
-    async fn drain(&self, mut received: mpsc::Receiver<Received>) {
+    async fn drain(&self, mut received: mpsc::Receiver<FlowUpdate>) {
         self.mark_reachable("the mesh");
         while self.is_watched() {
             match timeout_at(Instant::now() + RECONNECT_PAUSE, received.recv()).await {
-                Ok(Some(received)) => self.take(received),
+                Ok(Some(received)) => self.receive(received),
                 Ok(None) => return,
                 // Check whether a page still polls.
                 Err(_) => {}
@@ -155,8 +157,8 @@ impl Feed {
     }
 
     /// Waits for an event with a number other than `after`, or for changed rates, and returns the traffic.
-    pub(super) async fn traffic(&self, after: u64) -> TrafficAnswer {
-        self.note_watcher();
+    pub(super) async fn traffic(&self, after: u64) -> TrafficResponse {
+        self.record_poll();
         let begin = Instant::now();
         let mut changes = self.traffic.subscribe();
         let mut end = begin + POLL_TIMEOUT;
@@ -178,15 +180,15 @@ impl Feed {
         let now = self.started.elapsed();
         let traffic = changes.borrow();
         let after = if traffic.latest() < after { 0 } else { after };
-        TrafficAnswer {
+        TrafficResponse {
             view: traffic.view(now, after),
-            silent: self.silent(),
+            silent: self.silent_proxies(),
         }
     }
 
-    /// Waits until the version of the mesh's state differs from `version`, and returns the state.
-    pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
-        self.note_watcher();
+    /// Waits until the version of the mesh's state differs from `parse_version`, and returns the state.
+    pub(super) async fn mesh(&self, version: u64) -> MeshResponse {
+        self.record_poll();
         let mut changes = self.mesh.subscribe();
         let changed = changes.wait_for(|state| state.version != version);
         // Nothing has changed, or the server ends.
@@ -194,7 +196,7 @@ impl Feed {
             .await
             .is_err();
         let state = changes.borrow().clone();
-        MeshAnswer {
+        MeshResponse {
             version: state.version,
             error: state.error,
             age_seconds: state.read.map(|read| read.elapsed().as_secs()),
@@ -203,12 +205,12 @@ impl Feed {
     }
 
     /// Reads the mesh's state repeatedly while a page polls.
-    pub(super) async fn look(&self, source: &Source) {
+    pub(super) async fn read_mesh(&self, source: &Source) {
         loop {
             if self.is_watched() {
                 let found = timeout_at(Instant::now() + READ_TIMEOUT, mesh::gather(source)).await;
-                self.found(match found {
-                    Ok(found) => found.map_err(|error| mesh::line(&error)),
+                self.set_mesh(match found {
+                    Ok(found) => found.map_err(|error| mesh::one_line_error(&error)),
                     Err(_) => Err(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
                 });
             }
@@ -216,7 +218,7 @@ impl Feed {
         }
     }
 
-    fn found(&self, found: Result<Mesh, String>) {
+    fn set_mesh(&self, found: Result<Mesh, String>) {
         self.mesh.send_if_modified(|state| {
             let (mesh, error) = match found {
                 Ok(mesh) => {
@@ -234,7 +236,7 @@ impl Feed {
         });
     }
 
-    fn note_watcher(&self) {
+    fn record_poll(&self) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.polled_at.store(now, Ordering::Relaxed);
     }

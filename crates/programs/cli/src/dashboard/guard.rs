@@ -13,7 +13,7 @@ const TOKEN_BYTES: usize = 32;
 
 /// Checks the `Host`, the `Origin` and the access token of requests.
 #[derive(Clone)]
-pub(super) struct Guard {
+pub(super) struct RequestGuard {
     /// Values of `Host` that are accepted: `127.0.0.1:PORT` and `localhost:PORT`.
     hosts: [String; 2],
     token: String,
@@ -21,7 +21,7 @@ pub(super) struct Guard {
 
 /// Reason for which the dashboard refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum RequestRefusal {
     /// `Host` is not the dashboard's, as after DNS rebinding.
     Host,
     /// The request comes from a page of another origin.
@@ -30,7 +30,7 @@ pub(super) enum Refusal {
     Token,
 }
 
-impl Refusal {
+impl RequestRefusal {
     /// Returns the status code and the text of the response.
     pub(super) fn response(self) -> (u16, &'static str) {
         match self {
@@ -47,7 +47,7 @@ impl Refusal {
     }
 }
 
-impl Guard {
+impl RequestGuard {
     /// Creates the guard of a server on a port of 127.0.0.1, with a random token.
     pub(super) fn new(port: u16) -> Self {
         let mut bytes = [0_u8; TOKEN_BYTES];
@@ -66,19 +66,19 @@ impl Guard {
     }
 
     /// Checks a request for one of the page's files, which needs no token.
-    pub(super) fn page(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn check_page_request(&self, headers: &HeaderMap) -> Result<(), RequestRefusal> {
         let host = headers.get(header::HOST);
         let is_named = |name: &String| host.is_some_and(|host| host == name.as_str());
         self.hosts
             .iter()
             .any(is_named)
             .then_some(())
-            .ok_or(Refusal::Host)
+            .ok_or(RequestRefusal::Host)
     }
 
     /// Checks a request to the API, which needs the token.
-    pub(super) fn data(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        self.page(headers)?;
+    pub(super) fn check_api_request(&self, headers: &HeaderMap) -> Result<(), RequestRefusal> {
+        self.check_page_request(headers)?;
         let is_own = |name: &str| {
             let host = headers.get(header::HOST).map(|host| host.as_bytes());
             let value = headers.get(name).map(|value| value.as_bytes());
@@ -86,33 +86,34 @@ impl Guard {
         };
         let site = headers.get("sec-fetch-site");
         if !is_own("origin") || site.is_some_and(|site| site != "same-origin") {
-            return Err(Refusal::Origin);
+            return Err(RequestRefusal::Origin);
         }
         let token = headers.get(TOKEN_HEADER);
-        let is_known = token.is_some_and(|token| same(token.as_bytes(), self.token.as_bytes()));
-        is_known.then_some(()).ok_or(Refusal::Token)
+        let is_known =
+            token.is_some_and(|token| constant_time_eq(token.as_bytes(), self.token.as_bytes()));
+        is_known.then_some(()).ok_or(RequestRefusal::Token)
     }
 }
 
 /// Compares two byte strings in a time that does not depend on where they differ.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
-    one.len() == other.len() && differences == 0
+fn constant_time_eq(left: &[u8], right: &[u8]) -> bool {
+    let differences = left.iter().zip(right).fold(0, |all, (a, b)| all | (a ^ b));
+    left.len() == right.len() && differences == 0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn headers(of: &[(&'static str, &str)]) -> HeaderMap {
+    fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
         let pair =
             |(name, value): &(&'static str, &str)| (name.parse().unwrap(), value.parse().unwrap());
-        of.iter().map(pair).collect()
+        pairs.iter().map(pair).collect()
     }
 
     #[test]
     fn only_the_page_itself_gets_data() {
-        let guard = Guard::new(7000);
+        let guard = RequestGuard::new(7000);
         let token = guard.token.clone();
         let own = [
             ("host", "127.0.0.1:7000"),
@@ -120,44 +121,60 @@ mod tests {
             ("sec-fetch-site", "same-origin"),
             ("origin", "http://127.0.0.1:7000"),
         ];
-        assert_eq!(guard.data(&headers(&own)), Ok(()));
-        assert_eq!(guard.data(&headers(&own[..2])), Ok(()));
+        assert_eq!(guard.check_api_request(&header_map(&own)), Ok(()));
+        assert_eq!(guard.check_api_request(&header_map(&own[..2])), Ok(()));
         for (number, value, refused) in [
-            (0, "evil.example:7000", Refusal::Host),
-            (0, "127.0.0.1", Refusal::Host),
-            (0, "127.0.0.1:7001", Refusal::Host),
-            (0, "[::1]:7000", Refusal::Host),
-            (1, "", Refusal::Token),
-            (1, &token[1..], Refusal::Token),
-            (1, &"0".repeat(64), Refusal::Token),
-            (2, "cross-site", Refusal::Origin),
-            (2, "same-site", Refusal::Origin),
-            (2, "none", Refusal::Origin),
-            (3, "null", Refusal::Origin),
-            (3, "http://127.0.0.1:7001", Refusal::Origin),
-            (3, "http://localhost:7000", Refusal::Origin),
-            (3, "https://127.0.0.1:7000", Refusal::Origin),
-            (3, "http://evil.example", Refusal::Origin),
+            (0, "evil.example:7000", RequestRefusal::Host),
+            (0, "127.0.0.1", RequestRefusal::Host),
+            (0, "127.0.0.1:7001", RequestRefusal::Host),
+            (0, "[::1]:7000", RequestRefusal::Host),
+            (1, "", RequestRefusal::Token),
+            (1, &token[1..], RequestRefusal::Token),
+            (1, &"0".repeat(64), RequestRefusal::Token),
+            (2, "cross-site", RequestRefusal::Origin),
+            (2, "same-site", RequestRefusal::Origin),
+            (2, "none", RequestRefusal::Origin),
+            (3, "null", RequestRefusal::Origin),
+            (3, "http://127.0.0.1:7001", RequestRefusal::Origin),
+            (3, "http://localhost:7000", RequestRefusal::Origin),
+            (3, "https://127.0.0.1:7000", RequestRefusal::Origin),
+            (3, "http://evil.example", RequestRefusal::Origin),
         ] {
             let mut request = own;
             request[number].1 = value;
-            assert_eq!(guard.data(&headers(&request)), Err(refused), "{value}");
+            assert_eq!(
+                guard.check_api_request(&header_map(&request)),
+                Err(refused),
+                "{value}"
+            );
         }
-        assert_eq!(guard.data(&headers(&own[1..])), Err(Refusal::Host));
-        assert_eq!(guard.data(&headers(&own[..1])), Err(Refusal::Token));
+        assert_eq!(
+            guard.check_api_request(&header_map(&own[1..])),
+            Err(RequestRefusal::Host)
+        );
+        assert_eq!(
+            guard.check_api_request(&header_map(&own[..1])),
+            Err(RequestRefusal::Token)
+        );
     }
 
     #[test]
     fn files_of_the_page_need_no_token_but_the_right_host() {
-        let guard = Guard::new(7000);
-        assert_eq!(guard.page(&headers(&[("host", "localhost:7000")])), Ok(()));
-        let rebound = headers(&[("host", "rebound.example:7000")]);
-        assert_eq!(guard.page(&rebound), Err(Refusal::Host));
+        let guard = RequestGuard::new(7000);
+        assert_eq!(
+            guard.check_page_request(&header_map(&[("host", "localhost:7000")])),
+            Ok(())
+        );
+        let rebound = header_map(&[("host", "rebound.example:7000")]);
+        assert_eq!(
+            guard.check_page_request(&rebound),
+            Err(RequestRefusal::Host)
+        );
     }
 
     #[test]
     fn tokens_are_drawn_anew_and_stay_in_the_fragment() {
-        let (one, other) = (Guard::new(1), Guard::new(1));
+        let (one, other) = (RequestGuard::new(1), RequestGuard::new(1));
         assert_ne!(one.token, other.token);
         assert_eq!(one.token.len(), 2 * TOKEN_BYTES);
         let (address, fragment) = one

@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CliError, ErrorKind,
     dump::{
-        CertificateEntry, Dump, Entries, PodEntry, PolicyEntry, ServiceEntry, WorkloadEntry, or,
+        CertificateEntry, Dump, Entries, PodEntry, PolicyEntry, ServiceEntry, WorkloadEntry,
+        non_empty_or,
     },
-    source::{DUMP, Source},
-    waypoint::{Seen, Where},
+    source::{CONFIG_DUMP_PATH, Source},
+    waypoint::{GatewayObject, WaypointScope},
 };
 
 /// Maximum number of node proxies that are queried concurrently.
@@ -113,14 +114,14 @@ struct Node {
 /// Part of a node proxy's dump that differs between nodes: its certificates and pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Own {
+struct NodeDump {
     certificates: Entries<CertificateEntry>,
     workload_state: BTreeMap<String, PodEntry>,
 }
 
 /// Queries all node proxies for the state of the mesh; an error if none responds.
 pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
-    let sources = ask(source.clone(), Source::all).await?;
+    let sources = run_query(source.clone(), Source::all_node_proxies).await?;
     let mut mesh = Mesh::default();
     let mut rest = sources.into_iter();
     let mut unanswered = CliError::new(ErrorKind::NotFound, "no node proxy runs");
@@ -130,21 +131,21 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
             return Err(unanswered);
         };
         let node = source.node.clone().unwrap_or_default();
-        match ask(source, Source::dump).await {
+        match run_query(source, Source::load_dump).await {
             Ok(dump) => {
-                mesh.add_whole(&node, dump);
+                mesh.add_dump(&node, dump);
                 break;
             }
             Err(error) => {
-                mesh.add_node(&node, Err(line(&error)));
+                mesh.add_node(&node, Err(one_line_error(&error)));
                 unanswered = error;
             }
         }
     }
     let asking = |source: Source| async move {
         let node = source.node.clone().unwrap_or_default();
-        let own = ask(source, own).await;
-        (node, own.map_err(|error| line(&error)))
+        let own = run_query(source, load_node_dump).await;
+        (node, own.map_err(|error| one_line_error(&error)))
     };
     let mut answers = stream::iter(rest)
         .map(asking)
@@ -152,56 +153,58 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
     while let Some((node, own)) = answers.next().await {
         mesh.add_node(&node, own);
     }
-    match ask(source.clone(), waypoints).await {
-        Ok(found) => mesh.add_waypoints(found.iter().map(Waypoint::of).collect()),
-        Err(error) => mesh.troubles.push(line(&error)),
+    match run_query(source.clone(), list_waypoints).await {
+        Ok(found) => mesh.add_waypoints(found.iter().map(Waypoint::from_gateway).collect()),
+        Err(error) => mesh.troubles.push(one_line_error(&error)),
     }
     mesh.certificates.sort();
     Ok(mesh)
 }
 
 /// Runs a blocking query of the mesh on a thread for blocking work.
-pub(super) async fn ask<T: Send + 'static>(
+pub(super) async fn run_query<T: Send + 'static>(
     source: Source,
     question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
 ) -> Result<T, CliError> {
     let asking = spawn_blocking("ask the mesh", move || question(&source));
     asking.await.unwrap_or_else(|error| {
-        Err(CliError::new(ErrorKind::Failed, "a question to the mesh failed").because(error))
+        Err(CliError::new(ErrorKind::Failed, "a question to the mesh failed").with_source(error))
     })
 }
 
 /// Formats an error with its causes and hints on one line.
-pub(super) fn line(error: &CliError) -> String {
-    let text = error.text();
+pub(super) fn one_line_error(error: &CliError) -> String {
+    let text = error.message_with_sources();
     text.trim_start_matches("error: ").replace('\n', "; ")
 }
 
-fn own(source: &Source) -> Result<Own, CliError> {
-    let bytes = source.succeed(Method::GET, DUMP)?;
+fn load_node_dump(source: &Source) -> Result<NodeDump, CliError> {
+    let bytes = source.request_ok(Method::GET, CONFIG_DUMP_PATH)?;
     serde_json::from_slice(&bytes).map_err(|error| {
-        CliError::new(ErrorKind::Unreachable, "the answer is no config dump").because(error)
+        CliError::new(ErrorKind::Unreachable, "the answer is no config dump").with_source(error)
     })
 }
 
-fn waypoints(source: &Source) -> Result<Vec<Seen>, CliError> {
-    Where::of(source).found(true)
+fn list_waypoints(source: &Source) -> Result<Vec<GatewayObject>, CliError> {
+    WaypointScope::of(source).list_waypoints(true)
 }
 
 impl Mesh {
-    fn add_whole(&mut self, node: &str, dump: Dump) {
+    fn add_dump(&mut self, node: &str, dump: Dump) {
         self.left_out = dump.workloads.len().saturating_sub(MAX_WORKLOADS);
-        let workloads = dump.workloads.known().take(MAX_WORKLOADS);
-        self.workloads = workloads.map(Workload::of).collect();
+        let workloads = dump.workloads.parsed().take(MAX_WORKLOADS);
+        self.workloads = workloads.map(Workload::from_entry).collect();
         let names: BTreeMap<&str, String> = dump
             .workloads
-            .known()
+            .parsed()
             .map(|one| (one.uid.as_str(), format!("{}/{}", one.namespace, one.name)))
             .collect();
-        let services = dump.services.known().take(MAX_WORKLOADS);
-        self.services = services.map(|one| Service::of(one, &names)).collect();
-        self.policies = dump.policies.known().map(Policy::of).collect();
-        let own = Own {
+        let services = dump.services.parsed().take(MAX_WORKLOADS);
+        self.services = services
+            .map(|one| Service::from_entry(one, &names))
+            .collect();
+        self.policies = dump.policies.parsed().map(Policy::from_entry).collect();
+        let own = NodeDump {
             certificates: dump.certificates,
             workload_state: dump.workload_state,
         };
@@ -227,20 +230,24 @@ impl Mesh {
         self.waypoints = waypoints;
     }
 
-    fn add_node(&mut self, node: &str, own: Result<Own, String>) {
+    fn add_node(&mut self, node: &str, dump: Result<NodeDump, String>) {
         let mut view = Node {
             name: node.to_owned(),
             error: None,
             pods: 0,
             connections: 0,
         };
-        match own {
-            Ok(own) => {
-                view.pods = own.workload_state.len();
-                view.connections = own.workload_state.values().map(PodEntry::open).sum();
-                let certificates = own.certificates.known();
+        match dump {
+            Ok(dump) => {
+                view.pods = dump.workload_state.len();
+                view.connections = dump
+                    .workload_state
+                    .values()
+                    .map(PodEntry::open_connections)
+                    .sum();
+                let certificates = dump.certificates.parsed();
                 self.certificates
-                    .extend(certificates.map(|one| Certificate::of(one, node)));
+                    .extend(certificates.map(|one| Certificate::from_entry(one, node)));
             }
             Err(error) => view.error = Some(error),
         }
@@ -249,17 +256,17 @@ impl Mesh {
 }
 
 impl Workload {
-    fn of(entry: &WorkloadEntry) -> Self {
-        let domain = or(&entry.trust_domain, ambit_model::DEFAULT_TRUST_DOMAIN);
-        let account = or(&entry.service_account, "default");
+    fn from_entry(entry: &WorkloadEntry) -> Self {
+        let domain = non_empty_or(&entry.trust_domain, ambit_model::DEFAULT_TRUST_DOMAIN);
+        let account = non_empty_or(&entry.service_account, "default");
         Self {
             name: entry.name.clone(),
             namespace: entry.namespace.clone(),
-            owner: or(&entry.workload_name, &entry.name).to_owned(),
+            owner: non_empty_or(&entry.workload_name, &entry.name).to_owned(),
             node: entry.node.clone(),
             identity: format!("spiffe://{domain}/ns/{}/sa/{account}", entry.namespace),
-            protocol: or(&entry.protocol, "TCP").to_owned(),
-            status: or(&entry.status, "Healthy").to_owned(),
+            protocol: non_empty_or(&entry.protocol, "TCP").to_owned(),
+            status: non_empty_or(&entry.status, "Healthy").to_owned(),
             addresses: entry.workload_ips.clone(),
             waypoint: entry
                 .waypoint
@@ -271,8 +278,8 @@ impl Workload {
 }
 
 impl Service {
-    fn of(entry: &ServiceEntry, names: &BTreeMap<&str, String>) -> Self {
-        let endpoints = entry.endpoints.iter().flat_map(Entries::known);
+    fn from_entry(entry: &ServiceEntry, names: &BTreeMap<&str, String>) -> Self {
+        let endpoints = entry.endpoints.iter().flat_map(Entries::parsed);
         let endpoints = endpoints.filter_map(|one| names.get(one.workload_uid.as_str()));
         Self {
             name: entry.name.clone(),
@@ -290,7 +297,7 @@ impl Service {
 }
 
 impl Waypoint {
-    fn of(gateway: &Seen) -> Self {
+    fn from_gateway(gateway: &GatewayObject) -> Self {
         Self {
             name: gateway.name().to_owned(),
             namespace: gateway.namespace().to_owned(),
@@ -301,7 +308,7 @@ impl Waypoint {
 }
 
 impl Policy {
-    fn of(entry: &PolicyEntry) -> Self {
+    fn from_entry(entry: &PolicyEntry) -> Self {
         Self {
             name: entry.name.clone(),
             namespace: entry.namespace.clone(),
@@ -314,7 +321,7 @@ impl Policy {
 }
 
 impl Certificate {
-    fn of(entry: &CertificateEntry, node: &str) -> Self {
+    fn from_entry(entry: &CertificateEntry, node: &str) -> Self {
         let leaf = entry.cert_chain.first();
         let text = |of: fn(&crate::dump::Certificate) -> &String| leaf.map(of).cloned();
         Self {

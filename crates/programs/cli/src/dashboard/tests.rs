@@ -8,21 +8,21 @@ use tokio::{
 };
 
 use super::*;
-use crate::flows::Received;
+use crate::flows::FlowUpdate;
 
 /// Starts a dashboard whose mesh is unreachable, and returns its address, guard and API.
-async fn dashboard() -> (SocketAddr, Arc<Guard>, Arc<Api>) {
+async fn dashboard() -> (SocketAddr, Arc<RequestGuard>, Arc<DashboardApi>) {
     let listener = rt_http::bind(([127, 0, 0, 1], 0).into(), "a test").await;
     let listener = listener.unwrap();
     let address = listener.local_addr().unwrap();
-    let guard = Arc::new(Guard::new(address.port()));
-    let mut source = Source::any(None, &Target::default());
+    let guard = Arc::new(RequestGuard::new(address.port()));
+    let mut source = Source::any_node_proxy(None, &Target::default());
     source.address = Some("127.0.0.1:1".to_owned());
-    let api = Api::start(source);
+    let api = DashboardApi::start(source);
     let (drain, watcher) = ambit_rt::drain::channel();
     let (its_guard, its_api) = (guard.clone(), api.clone());
-    let handler = move |request| answer(its_guard.clone(), its_api.clone(), request);
-    let serving = rt_http::serve("dashboard", listener, options(), watcher, handler);
+    let handler = move |request| handle_request(its_guard.clone(), its_api.clone(), request);
+    let serving = rt_http::serve("dashboard", listener, server_options(), watcher, handler);
     ambit_rt::spawn("a test's dashboard", async move {
         let _kept = drain;
         serving.await;
@@ -48,7 +48,7 @@ async fn ask(address: SocketAddr, request: &str, headers: &[String], body: &str)
     String::from_utf8_lossy(&response).into_owned()
 }
 
-fn own(address: SocketAddr, guard: &Guard) -> Vec<String> {
+fn own(address: SocketAddr, guard: &RequestGuard) -> Vec<String> {
     let url = guard.url();
     let (_, token) = url.split_once("token=").unwrap();
     vec![
@@ -118,7 +118,7 @@ async fn oversized_requests_are_refused_and_the_server_continues() {
             response.is_empty() || response.starts_with(&format!("HTTP/1.1 {expected}"));
         assert!(is_refused, "{size}: {response}");
     }
-    let body = "x".repeat(MAX_BODY + 1);
+    let body = "x".repeat(MAX_BODY_BYTES + 1);
     let response = ask(address, "POST /api/rehearse", &own, &body).await;
     assert!(
         response.is_empty() || response.starts_with("HTTP/1.1 413"),
@@ -158,7 +158,7 @@ async fn waiting_page_gets_a_denial_at_once() {
     let waiting = ask(address, "GET /api/traffic?after=0", &own, "");
     let begin = std::time::Instant::now();
     let (response, ()) = tokio::join!(waiting, async {
-        api.take(Received::Item(serde_json::from_str(denial).unwrap()));
+        api.receive(FlowUpdate::Item(serde_json::from_str(denial).unwrap()));
     });
     assert!(begin.elapsed() < Duration::from_secs(1));
     assert!(response.contains(r#""policy":"shop/deny""#), "{response}");

@@ -12,25 +12,25 @@ use std::{
 use ambit_flow::{Flow, Peer, ReporterKind, Transport};
 use serde::{Serialize, Serializer};
 
-use counters::{Rates, Window};
+use counters::{SlidingWindow, TrafficRates};
 
 /// Maximum number of edges; at the limit a new edge replaces the one that has been idle for the longest time.
 const MAX_EDGES: usize = 4096;
 /// Maximum number of stored events about refusals and failures.
 const MAX_REFUSALS: usize = 500;
-const MAX_OTHERS: usize = 200;
+const MAX_OTHER_EVENTS: usize = 200;
 /// Maximum number of service names, and of route names, that one edge has.
-const MAX_NAMES: usize = 16;
+const MAX_NAMES_PER_EDGE: usize = 16;
 /// Maximum length of a name from a flow event, in bytes.
-const MAX_NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// Maximum length of a path, an error or a reason from a flow event, in bytes.
-const MAX_TEXT: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 /// Time for which idle edges are shown.
 const EDGE_EXPIRY: Duration = Duration::from_secs(600);
 
 /// Node of the traffic graph: one end of an edge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Node {
+pub(super) enum TrafficNode {
     /// Workloads of one owner, such as a Deployment: namespace and name.
     Workload(String, String),
     /// Service whose endpoint the event does not name: namespace and name.
@@ -42,20 +42,20 @@ pub(super) enum Node {
 /// Edges of the traffic graph, and the latest flow events.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
-    edges: HashMap<(Node, Node), Edge>,
+    edges: HashMap<(TrafficNode, TrafficNode), TrafficEdge>,
     refusals: VecDeque<NumberedEvent>,
-    others: VecDeque<NumberedEvent>,
+    other_events: VecDeque<NumberedEvent>,
     /// Number of the latest event.
     latest: u64,
     /// Numbers of events that proxies did not send.
-    lost: Lost,
+    lost: LostEvents,
     /// Number of edges that were evicted because of the limit.
     forgotten: u64,
 }
 
 #[derive(Debug)]
-struct Edge {
-    window: Window,
+struct TrafficEdge {
+    window: SlidingWindow,
     services: BTreeSet<String>,
     routes: BTreeMap<String, u64>,
     last_seen: Duration,
@@ -63,7 +63,7 @@ struct Edge {
 
 /// Numbers of flow events that proxies did not send to this reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Lost {
+pub(super) struct LostEvents {
     pub(super) sampled: u64,
     pub(super) refusals: u64,
 }
@@ -79,30 +79,30 @@ pub(super) struct NumberedEvent {
 /// Traffic at one moment, for the page.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct View {
+pub(super) struct TrafficView {
     latest: u64,
     window_seconds: u64,
     edges: Vec<EdgeView>,
     /// Events with a number above the requested one.
     events: Vec<NumberedEvent>,
-    lost: Lost,
+    lost: LostEvents,
     forgotten: u64,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct EdgeView {
-    from: Node,
-    to: Node,
+    from: TrafficNode,
+    to: TrafficNode,
     #[serde(flatten)]
-    seen: Rates,
+    seen: TrafficRates,
     services: BTreeSet<String>,
     /// Number of requests by route since the edge was first seen.
     routes: BTreeMap<String, u64>,
     idle_seconds: u64,
 }
 
-impl Serialize for Node {
+impl Serialize for TrafficNode {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Workload(namespace, name) => ("workload", namespace, name).serialize(serializer),
@@ -115,16 +115,16 @@ impl Serialize for Node {
 impl Traffic {
     /// Adds a flow event to its edges and to the latest events.
     pub(super) fn add(&mut self, mut flow: Flow, now: Duration) {
-        bound(&mut flow);
-        let legs = legs(&flow);
+        truncate_flow(&mut flow);
+        let legs = edges_of_flow(&flow);
         for (number, (from, to)) in legs.into_iter().enumerate() {
             // What a waypoint refused has not come to the server.
             if number > 0 && flow.event.is_refusal() {
                 break;
             }
-            self.make_room(&from, &to);
-            let edge = self.edges.entry((from, to)).or_insert_with(|| Edge {
-                window: Window::new(now),
+            self.evict_oldest_edge(&from, &to);
+            let edge = self.edges.entry((from, to)).or_insert_with(|| TrafficEdge {
+                window: SlidingWindow::new(now),
                 services: BTreeSet::new(),
                 routes: BTreeMap::new(),
                 last_seen: now,
@@ -135,7 +135,7 @@ impl Traffic {
         let (events, most) = if flow.event.is_refusal() {
             (&mut self.refusals, MAX_REFUSALS)
         } else {
-            (&mut self.others, MAX_OTHERS)
+            (&mut self.other_events, MAX_OTHER_EVENTS)
         };
         if events.len() == most {
             events.pop_front();
@@ -147,7 +147,7 @@ impl Traffic {
     }
 
     /// Counts events that a proxy did not send.
-    pub(super) fn lose(&mut self, sampled: u64, refusals: u64) {
+    pub(super) fn add_lost(&mut self, sampled: u64, refusals: u64) {
         self.lost.sampled = self.lost.sampled.saturating_add(sampled);
         self.lost.refusals = self.lost.refusals.saturating_add(refusals);
     }
@@ -160,23 +160,23 @@ impl Traffic {
     /// Whether some edge had traffic within the window, so that its rates still change without new events.
     pub(super) fn is_active(&self, now: Duration) -> bool {
         let mut edges = self.edges.values();
-        edges.any(|edge| now.saturating_sub(edge.last_seen) <= counters::WINDOW)
+        edges.any(|edge| now.saturating_sub(edge.last_seen) <= counters::WINDOW_LENGTH)
     }
 
     /// Returns the traffic at `now`, with the events whose number is above `after`.
-    pub(super) fn view(&self, now: Duration, after: u64) -> View {
+    pub(super) fn view(&self, now: Duration, after: u64) -> TrafficView {
         let edges = self.edges.iter();
         let mut edges: Vec<_> = edges
             .filter(|(_, edge)| now.saturating_sub(edge.last_seen) < EDGE_EXPIRY)
             .map(|((from, to), edge)| edge.view(from, to, now))
             .collect();
         edges.sort_by(|a, b| (&a.from, &a.to).cmp(&(&b.from, &b.to)));
-        let all = self.refusals.iter().chain(&self.others);
+        let all = self.refusals.iter().chain(&self.other_events);
         let mut events: Vec<_> = all.filter(|one| one.number > after).cloned().collect();
         events.sort_by_key(|one| one.number);
-        View {
+        TrafficView {
             latest: self.latest,
-            window_seconds: counters::WINDOW.as_secs(),
+            window_seconds: counters::WINDOW_LENGTH.as_secs(),
             edges,
             events,
             lost: self.lost,
@@ -184,7 +184,7 @@ impl Traffic {
         }
     }
 
-    fn make_room(&mut self, from: &Node, to: &Node) {
+    fn evict_oldest_edge(&mut self, from: &TrafficNode, to: &TrafficNode) {
         let key = (from.clone(), to.clone());
         if self.edges.len() < MAX_EDGES || self.edges.contains_key(&key) {
             return;
@@ -198,31 +198,31 @@ impl Traffic {
     }
 }
 
-impl Edge {
+impl TrafficEdge {
     /// Adds a flow event to this edge. `has_transport` is whether the event's transport is that of this edge.
     fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.window.add(flow, has_transport, now);
         self.last_seen = now;
         if let Some(service) = &flow.service
-            && self.services.len() < MAX_NAMES
+            && self.services.len() < MAX_NAMES_PER_EDGE
         {
             let name = format!("{}/{}", service.namespace, service.name);
             self.services.insert(name);
         }
         let route = flow.request.as_ref().and_then(|one| one.route.as_ref());
         if let Some(route) = route
-            && (self.routes.len() < MAX_NAMES || self.routes.contains_key(route))
+            && (self.routes.len() < MAX_NAMES_PER_EDGE || self.routes.contains_key(route))
         {
             let count = self.routes.entry(route.clone()).or_default();
             *count = count.saturating_add(flow.count);
         }
     }
 
-    fn view(&self, from: &Node, to: &Node, now: Duration) -> EdgeView {
+    fn view(&self, from: &TrafficNode, to: &TrafficNode, now: Duration) -> EdgeView {
         EdgeView {
             from: from.clone(),
             to: to.clone(),
-            seen: self.window.seen(now),
+            seen: self.window.rates(now),
             services: self.services.clone(),
             routes: self.routes.clone(),
             idle_seconds: now.saturating_sub(self.last_seen).as_secs(),
@@ -231,18 +231,18 @@ impl Edge {
 }
 
 /// Returns the edges (client, server) of a flow event. A waypoint's requests have two: to the waypoint, and from it.
-fn legs(flow: &Flow) -> Vec<(Node, Node)> {
-    let source = node(&flow.source).unwrap_or(Node::Outside);
-    let destination = node(&flow.destination).or_else(|| {
+fn edges_of_flow(flow: &Flow) -> Vec<(TrafficNode, TrafficNode)> {
+    let source = node_of_peer(&flow.source).unwrap_or(TrafficNode::Outside);
+    let destination = node_of_peer(&flow.destination).or_else(|| {
         let service = flow.service.as_ref()?;
-        Some(Node::Service(
+        Some(TrafficNode::Service(
             service.namespace.clone(),
             service.name.clone(),
         ))
     });
     let waypoint = flow.waypoint.as_ref().and_then(|name| {
         let (namespace, name) = name.split_once('/')?;
-        Some(Node::Workload(namespace.to_owned(), name.to_owned()))
+        Some(TrafficNode::Workload(namespace.to_owned(), name.to_owned()))
     });
     match (flow.reporter.kind, waypoint) {
         (ReporterKind::Waypoint, Some(waypoint)) => {
@@ -251,17 +251,17 @@ fn legs(flow: &Flow) -> Vec<(Node, Node)> {
             legs
         }
         (_, Some(waypoint)) if source != waypoint => vec![(source, waypoint)],
-        _ => vec![(source, destination.unwrap_or(Node::Outside))],
+        _ => vec![(source, destination.unwrap_or(TrafficNode::Outside))],
     }
 }
 
-fn node(peer: &Peer) -> Option<Node> {
+fn node_of_peer(peer: &Peer) -> Option<TrafficNode> {
     let namespace = peer.namespace.clone().unwrap_or_default();
-    Some(Node::Workload(namespace, peer.name()?.to_owned()))
+    Some(TrafficNode::Workload(namespace, peer.name()?.to_owned()))
 }
 
 /// Truncates all texts of a flow event, since a proxy of another implementation may have written it.
-fn bound(flow: &mut Flow) {
+fn truncate_flow(flow: &mut Flow) {
     let names = [
         &mut flow.time,
         &mut flow.reporter.pod,
@@ -287,19 +287,19 @@ fn bound(flow: &mut Flow) {
         ]
     });
     for name in names.into_iter().chain(of_peers).chain(of_service) {
-        cut(name, MAX_NAME);
+        truncate_text(name, MAX_NAME_BYTES);
     }
     for text in [&mut flow.waypoint, &mut flow.error].into_iter().flatten() {
-        cut(text, MAX_TEXT);
+        truncate_text(text, MAX_TEXT_BYTES);
     }
     if let Some(refusal) = &mut flow.refusal {
-        cut(&mut refusal.reason, MAX_TEXT);
+        truncate_text(&mut refusal.reason, MAX_TEXT_BYTES);
         if let Some(policy) = &mut refusal.policy {
-            cut(policy, MAX_NAME * 2);
+            truncate_text(policy, MAX_NAME_BYTES * 2);
         }
     }
     if let Some(request) = &mut flow.request {
-        cut(&mut request.path, MAX_TEXT);
+        truncate_text(&mut request.path, MAX_TEXT_BYTES);
         let of_request = [
             &mut request.method,
             &mut request.authority,
@@ -308,14 +308,14 @@ fn bound(flow: &mut Flow) {
         ];
         let optional = [&mut request.route, &mut request.details];
         for text in of_request.into_iter().chain(optional.into_iter().flatten()) {
-            cut(text, MAX_NAME);
+            truncate_text(text, MAX_NAME_BYTES);
         }
     }
 }
 
 /// Truncates a text to at most this number of bytes, at a character boundary.
-fn cut(text: &mut String, most: usize) {
-    text.truncate(text.floor_char_boundary(most));
+fn truncate_text(text: &mut String, max_bytes: usize) {
+    text.truncate(text.floor_char_boundary(max_bytes));
 }
 
 #[cfg(test)]

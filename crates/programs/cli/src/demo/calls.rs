@@ -8,7 +8,7 @@ use std::{
 use ambit_lab::{LogSource, PodStatus, Status};
 
 use super::{
-    lab::{Demo, MARKER, MAX_LOG_DELAY},
+    lab::{Demo, MAX_LOG_DELAY, PLAINTEXT_MARKER},
     pods::{BATCH, FRONTEND, LEDGER, ORDERS, REPORTS, pod, pod_name},
 };
 use crate::{CliError, access_log::AccessLine, explain, labs};
@@ -17,19 +17,19 @@ use crate::{CliError, access_log::AccessLine, explain, labs};
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
 /// Port of the example's servers.
-const PORT: u16 = 8080;
+const SERVER_PORT: u16 = 8080;
 
 /// Call from one Deployment to another, with the result that the manifests imply.
-pub(super) struct Call {
+pub(super) struct ExpectedCall {
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
-    path: Transport,
+    path: CallTransport,
     allowed: bool,
 }
 
 /// Transport of a call between pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transport {
+enum CallTransport {
     /// mTLS tunnel between node proxies.
     Hbone,
     /// Plaintext, with one of the pods in the mesh.
@@ -38,8 +38,8 @@ enum Transport {
     Outside,
 }
 
-impl Transport {
-    fn words(self) -> &'static str {
+impl CallTransport {
+    fn describe(self) -> &'static str {
         match self {
             Self::Hbone => "HBONE (mTLS)",
             Self::Plaintext => "plaintext",
@@ -51,10 +51,10 @@ impl Transport {
 const fn call(
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
-    path: Transport,
+    path: CallTransport,
     allowed: bool,
-) -> Call {
-    Call {
+) -> ExpectedCall {
+    ExpectedCall {
         from,
         to,
         path,
@@ -62,35 +62,35 @@ const fn call(
     }
 }
 
-pub(super) const BEFORE: [Call; 8] = [
-    call(FRONTEND, ORDERS, Transport::Hbone, true),
-    call(ORDERS, LEDGER, Transport::Hbone, true),
-    call(FRONTEND, LEDGER, Transport::Hbone, false),
-    call(BATCH, FRONTEND, Transport::Plaintext, true),
-    call(BATCH, ORDERS, Transport::Plaintext, false),
-    call(BATCH, LEDGER, Transport::Plaintext, false),
-    call(FRONTEND, REPORTS, Transport::Plaintext, true),
-    call(BATCH, REPORTS, Transport::Outside, true),
+pub(super) const CALLS_BEFORE_POLICIES: [ExpectedCall; 8] = [
+    call(FRONTEND, ORDERS, CallTransport::Hbone, true),
+    call(ORDERS, LEDGER, CallTransport::Hbone, true),
+    call(FRONTEND, LEDGER, CallTransport::Hbone, false),
+    call(BATCH, FRONTEND, CallTransport::Plaintext, true),
+    call(BATCH, ORDERS, CallTransport::Plaintext, false),
+    call(BATCH, LEDGER, CallTransport::Plaintext, false),
+    call(FRONTEND, REPORTS, CallTransport::Plaintext, true),
+    call(BATCH, REPORTS, CallTransport::Outside, true),
 ];
 
-pub(super) const AFTER: [Call; 4] = [
-    call(BATCH, FRONTEND, Transport::Hbone, true),
-    call(BATCH, ORDERS, Transport::Hbone, false),
-    call(FRONTEND, REPORTS, Transport::Hbone, true),
-    call(BATCH, REPORTS, Transport::Hbone, true),
+pub(super) const CALLS_AFTER_POLICIES: [ExpectedCall; 4] = [
+    call(BATCH, FRONTEND, CallTransport::Hbone, true),
+    call(BATCH, ORDERS, CallTransport::Hbone, false),
+    call(FRONTEND, REPORTS, CallTransport::Hbone, true),
+    call(BATCH, REPORTS, CallTransport::Hbone, true),
 ];
 
 /// Observed result of a call, with the decision that `ambit policy explain` predicts.
 struct CallResult {
     identity: Option<String>,
-    path: Transport,
+    path: CallTransport,
     allowed: bool,
-    answer: String,
+    response: String,
     explained: Option<explain::Report>,
 }
 
 impl CallResult {
-    fn row(&self, call: &Call) -> Vec<String> {
+    fn table_row(&self, call: &ExpectedCall) -> Vec<String> {
         let decided = match &self.explained {
             Some(report) => match &report.decided_by {
                 Some(policy) => policy.clone(),
@@ -102,13 +102,13 @@ impl CallResult {
             format!("{}/{}", call.from.0, call.from.1),
             format!("{}/{}", call.to.0, call.to.1),
             self.identity.clone().unwrap_or_else(|| "none".to_owned()),
-            self.path.words().to_owned(),
+            self.path.describe().to_owned(),
             if self.allowed { "allowed" } else { "DENIED" }.to_owned(),
             decided,
         ]
     }
 
-    fn fault(&self, call: &Call) -> Option<String> {
+    fn unexpected_result(&self, call: &ExpectedCall) -> Option<String> {
         let name = format!(
             "{}/{} -> {}/{}",
             call.from.0, call.from.1, call.to.0, call.to.1
@@ -116,21 +116,21 @@ impl CallResult {
         if self.allowed != call.allowed {
             return Some(format!(
                 "{name}: expected another result; it got {:?}",
-                self.answer
+                self.response
             ));
         }
         if self.path != call.path {
             return Some(format!(
                 "{name}: expected {}, was {}",
-                call.path.words(),
-                self.path.words()
+                call.path.describe(),
+                self.path.describe()
             ));
         }
-        if self.identity.is_some() != (call.path == Transport::Hbone) {
+        if self.identity.is_some() != (call.path == CallTransport::Hbone) {
             return Some(format!(
                 "{name}: identity {:?} over {}",
                 self.identity,
-                self.path.words()
+                self.path.describe()
             ));
         }
         let explained = self.explained.as_ref().map(|report| report.allowed);
@@ -141,7 +141,11 @@ impl CallResult {
 
 impl Demo {
     /// Makes the calls, prints their results, and returns the number that differ from the expectation.
-    pub(super) fn calls(&self, status: &Status, calls: &[Call]) -> Result<usize, CliError> {
+    pub(super) fn run_calls(
+        &self,
+        status: &Status,
+        calls: &[ExpectedCall],
+    ) -> Result<usize, CliError> {
         let header = [
             "CALLER",
             "SERVER",
@@ -150,21 +154,23 @@ impl Demo {
             "RESULT",
             "DECIDED BY",
         ];
-        self.under_capture(status, &header, calls, |call, faults| {
-            let seen = self.call(status, call)?;
-            faults.extend(seen.fault(call));
-            Ok(seen.row(call))
+        self.with_packet_capture(status, &header, calls, |call, faults| {
+            let seen = self.run_call(status, call)?;
+            faults.extend(seen.unexpected_result(call));
+            Ok(seen.table_row(call))
         })
     }
 
-    fn call(&self, status: &Status, call: &Call) -> Result<CallResult, CliError> {
+    fn run_call(&self, status: &Status, call: &ExpectedCall) -> Result<CallResult, CliError> {
         let client = pod(status, call.from)?;
-        let before = self.access_lines()?.map(|lines| lines.len());
-        let url = format!("http://{}.{}/{MARKER}", call.to.1, call.to.0);
-        let output = self.get(client, &url)?;
+        let before = self.read_access_lines()?.map(|lines| lines.len());
+        let url = format!("http://{}.{}/{PLAINTEXT_MARKER}", call.to.1, call.to.0);
+        let output = self.http_get(client, &url)?;
         let line = match call.path {
-            Transport::Outside => None,
-            Transport::Hbone | Transport::Plaintext => self.access_line(client, call, before)?,
+            CallTransport::Outside => None,
+            CallTransport::Hbone | CallTransport::Plaintext => {
+                self.wait_for_access_line(client, call, before)?
+            }
         };
         let server = match line.as_ref().and_then(|line| line.field("dst.workload")) {
             Some(name) => status.pods.iter().find(|pod| pod.name == name),
@@ -172,16 +178,16 @@ impl Demo {
         };
         let server = server.map_or_else(|| pod(status, call.to), Ok)?;
         let path = match &line {
-            Some(line) if line.field("dst.hbone_addr").is_some() => Transport::Hbone,
-            Some(_) => Transport::Plaintext,
-            None => Transport::Outside,
+            Some(line) if line.field("dst.hbone_addr").is_some() => CallTransport::Hbone,
+            Some(_) => CallTransport::Plaintext,
+            None => CallTransport::Outside,
         };
         let reports = explain::explain(
-            &self.dump(&server.node)?,
+            &self.load_dump(&server.node)?,
             &pod_name(client),
             &pod_name(server),
-            PORT,
-            path != Transport::Hbone,
+            SERVER_PORT,
+            path != CallTransport::Hbone,
         )?;
         let explained = reports.into_iter().next();
         let identity = line.as_ref().and_then(|line| line.field("src.identity"));
@@ -189,23 +195,23 @@ impl Demo {
             identity: identity.map(ToOwned::to_owned),
             path,
             allowed: output.code == 0,
-            answer: output.stdout.trim().to_owned(),
+            response: output.stdout.trim().to_owned(),
             explained,
         })
     }
 
     /// Waits for the access log line of this call: the server's node proxy's, or else the client's.
-    fn access_line(
+    fn wait_for_access_line(
         &self,
         client: &PodStatus,
-        call: &Call,
+        call: &ExpectedCall,
         before: [usize; 2],
     ) -> Result<Option<AccessLine>, CliError> {
         let deadline = Instant::now() + MAX_LOG_DELAY;
         // A server in the mesh writes one; a client in the mesh, too.
-        let both = call.path == Transport::Hbone;
+        let both = call.path == CallTransport::Hbone;
         loop {
-            let lines = self.access_lines()?;
+            let lines = self.read_access_lines()?;
             let ours: Vec<_> = lines
                 .iter()
                 .zip(before)
@@ -228,7 +234,7 @@ impl Demo {
     }
 
     /// Reads the access log lines of each node's proxy.
-    fn access_lines(&self) -> Result<[Vec<AccessLine>; 2], CliError> {
+    fn read_access_lines(&self) -> Result<[Vec<AccessLine>; 2], CliError> {
         let mut lines = [const { Vec::new() }; 2];
         for (node, lines) in NODES.into_iter().zip(&mut lines) {
             let source = LogSource::Daemon {

@@ -4,18 +4,18 @@ use std::{thread, time::Duration};
 
 use ambit_lab::{Client, ExecOutput, LAB_TOOL, LabNetns, PodStatus, Status};
 
-use super::{pods::pod_name, wire::wire};
+use super::{pods::pod_name, wire::print_captured_flows};
 use crate::{
     CliError, ErrorKind,
     dump::Dump,
     labs,
-    output::{print_line, table},
+    output::{format_table, print_line},
     readiness,
     source::Source,
 };
 
 /// Text in every request, by which the capture recognizes plaintext.
-pub(super) const MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
+pub(super) const PLAINTEXT_MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
 
 /// Timeout for pods to become ready, or to be captured.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -52,7 +52,7 @@ impl Demo {
                 ErrorKind::Failed,
                 format!("{what}: not after {READY_TIMEOUT:?}"),
             )
-            .hint(pods.join("; "))
+            .with_hint(pods.join("; "))
         })
     }
 
@@ -67,13 +67,13 @@ impl Demo {
         }
     }
 
-    pub(super) fn dump(&self, node: &str) -> Result<Dump, CliError> {
-        Source::node(&self.name, node).dump()
+    pub(super) fn load_dump(&self, node: &str) -> Result<Dump, CliError> {
+        Source::lab_node_proxy(&self.name, node).load_dump()
     }
 
     /// Runs `each` on all `things` under a packet capture, prints the rows it returns and the traffic on the wire, and
     /// returns the number of unexpected results.
-    pub(super) fn under_capture<T>(
+    pub(super) fn with_packet_capture<T>(
         &self,
         status: &Status,
         header: &[&str],
@@ -82,7 +82,7 @@ impl Demo {
     ) -> Result<usize, CliError> {
         let capture = self
             .client
-            .capture(LabNetns::Fabric, vec![MARKER.into()])
+            .capture(LabNetns::Fabric, vec![PLAINTEXT_MARKER.into()])
             .map_err(labs::client_error)?;
         let mut faults = Vec::new();
         let rows: Result<Vec<_>, _> = things
@@ -93,9 +93,9 @@ impl Demo {
         // What is on its way when the last answer is here.
         thread::sleep(Duration::from_millis(100));
         let traffic = capture.finish();
-        print_line(&table(header, rows))?;
+        print_line(&format_table(header, rows))?;
         print_line("\nOn the wire between the nodes:\n")?;
-        faults.extend(wire(status, &traffic.reports())?);
+        faults.extend(print_captured_flows(status, &traffic.reports())?);
         for fault in &faults {
             print_line(&format!("  FAULT: {fault}"))?;
         }
@@ -103,7 +103,7 @@ impl Demo {
     }
 
     /// Fetches a URL from within a pod.
-    pub(super) fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
+    pub(super) fn http_get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
         let command = [LAB_TOOL, "get", "--timeout", "5000", url];
         self.client
             .output(&pod_name(client), &command)

@@ -10,13 +10,13 @@ use std::{
 use ambit_lab::{LogSource, PodStatus, Status};
 
 use super::{
-    lab::{Demo, MARKER, MAX_LOG_DELAY, READY_TIMEOUT},
+    lab::{Demo, MAX_LOG_DELAY, PLAINTEXT_MARKER, READY_TIMEOUT},
     pods::{BATCH, FRONTEND, deployment_name, pod, pod_name},
 };
 use crate::{CliError, ErrorKind, labs, output::print_line, readiness};
 
 /// Manifests that are added to the example: file name and text.
-const EXAMPLE: [(&str, &str); 2] = [
+const EXAMPLE_MANIFESTS: [(&str, &str); 2] = [
     (
         "catalog.yaml",
         include_str!("../../../../../examples/waypoint/catalog.yaml"),
@@ -27,18 +27,18 @@ const EXAMPLE: [(&str, &str); 2] = [
     ),
 ];
 /// Deployment of the waypoint, `namespace/name`.
-const WAYPOINT: &str = "store/waypoint";
-const SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-next")];
+const WAYPOINT_NAME: &str = "store/waypoint";
+const WAYPOINT_SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-next")];
 
 /// Request to the waypoint's namespace, with the result that the manifests imply.
-struct Request {
+struct ExpectedRequest {
     from: (&'static str, &'static str),
     path: &'static str,
     /// Deployment that responds; `None` if the waypoint rejects the request.
     server: Option<&'static str>,
 }
 
-const REQUESTS: [Request; 5] = [
+const REQUESTS: [ExpectedRequest; 5] = [
     request(FRONTEND, "/items/", Some("catalog")),
     request(FRONTEND, "/items/new/", Some("catalog-next")),
     request(FRONTEND, "/prices/", None),
@@ -50,18 +50,18 @@ const fn request(
     from: (&'static str, &'static str),
     path: &'static str,
     server: Option<&'static str>,
-) -> Request {
-    Request { from, path, server }
+) -> ExpectedRequest {
+    ExpectedRequest { from, path, server }
 }
 
 /// Applies the waypoint's manifests, makes the requests, and returns the number of unexpected results.
-pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
+pub(super) fn run_steps(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     print_line(
         "\nNow a namespace with a waypoint: it authorizes by method and path, and routes requests.\n",
     )?;
-    for (file, text) in EXAMPLE {
+    for (file, text) in EXAMPLE_MANIFESTS {
         fs::write(manifests.join(file), text).map_err(|error| {
-            CliError::new(ErrorKind::Failed, "cannot write a manifest").because(error)
+            CliError::new(ErrorKind::Failed, "cannot write a manifest").with_source(error)
         })?;
     }
     let mut status = demo.wait("the waypoint and its servers are ready", |status| {
@@ -69,21 +69,21 @@ pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
         status
             .pods
             .iter()
-            .any(|pod| deployment_name(pod) == WAYPOINT)
-            && SERVERS.iter().all(is_there)
+            .any(|pod| deployment_name(pod) == WAYPOINT_NAME)
+            && WAYPOINT_SERVERS.iter().all(is_there)
             && readiness::all_ready(status)
     })?;
     demo.wait_for_proxies(&status)?;
     // It is an end of tunnels itself: nothing from or to it is in the clear either.
     for pod in &mut status.pods {
-        pod.captured |= deployment_name(pod) == WAYPOINT;
+        pod.captured |= deployment_name(pod) == WAYPOINT_NAME;
     }
-    demo.requests(&status)
+    demo.run_requests(&status)
 }
 
 impl Demo {
     /// Makes the requests, prints their results, and returns the number that differ from the expectation.
-    fn requests(&self, status: &Status) -> Result<usize, CliError> {
+    fn run_requests(&self, status: &Status) -> Result<usize, CliError> {
         let header = [
             "CALLER",
             "REQUEST",
@@ -92,9 +92,9 @@ impl Demo {
             "WHY, IN THE WAYPOINT'S LOG",
             "ROUTE",
         ];
-        self.under_capture(status, &header, &REQUESTS, |request, faults| {
-            let before = self.log(status)?.len();
-            let Answer { code, text } = self.ask(status, request)?;
+        self.with_packet_capture(status, &header, &REQUESTS, |request, faults| {
+            let before = self.read_access_log(status)?.len();
+            let HttpResponse { code, text } = self.send_request(status, request)?;
             let name = format!("{}/{}", request.from.0, request.from.1);
             let what = format!("GET http://catalog.store{}", request.path);
             let expected = match request.server {
@@ -104,7 +104,7 @@ impl Demo {
             if !expected {
                 faults.push(format!("{name}: {what}: it got {text:?}"));
             }
-            let logged = self.logged(status, before)?.unwrap_or_default();
+            let logged = self.wait_for_log_line(status, before)?.unwrap_or_default();
             if logged.code != code {
                 faults.push(format!(
                     "{name}: {what}: the waypoint's log has no line for it"
@@ -123,19 +123,23 @@ impl Demo {
     }
 
     /// Repeats a request until it gets an HTTP response, since node proxies may not know the waypoint yet.
-    fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
+    fn send_request(
+        &self,
+        status: &Status,
+        request: &ExpectedRequest,
+    ) -> Result<HttpResponse, CliError> {
         let client = pod(status, request.from)?;
-        let url = format!("http://catalog.store{}{MARKER}", request.path);
+        let url = format!("http://catalog.store{}{PLAINTEXT_MARKER}", request.path);
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
-            let output = self.get(client, &url)?;
+            let output = self.http_get(client, &url)?;
             let text = output.stdout.trim().to_owned();
             let code = text
                 .split_whitespace()
                 .next()
                 .and_then(|code| code.parse().ok());
             match code {
-                Some(code) => return Ok(Answer { code, text }),
+                Some(code) => return Ok(HttpResponse { code, text }),
                 None if Instant::now() > deadline => {
                     let what = format!("{}: {url} is not answered: {text}", pod_name(client));
                     return Err(CliError::new(ErrorKind::Failed, what));
@@ -145,11 +149,19 @@ impl Demo {
         }
     }
 
-    /// Waits for the waypoint to write more than `before` access log lines, and returns the last one.
-    fn logged(&self, status: &Status, before: usize) -> Result<Option<Line>, CliError> {
+    /// Waits for the waypoint to write more than `lines_before` access log lines, and returns the last one.
+    fn wait_for_log_line(
+        &self,
+        status: &Status,
+        lines_before: usize,
+    ) -> Result<Option<AccessLogLine>, CliError> {
         let deadline = Instant::now() + MAX_LOG_DELAY;
         loop {
-            let line = self.log(status)?.into_iter().skip(before).last();
+            let line = self
+                .read_access_log(status)?
+                .into_iter()
+                .skip(lines_before)
+                .last();
             if line.is_some() || Instant::now() > deadline {
                 return Ok(line);
             }
@@ -158,8 +170,8 @@ impl Demo {
     }
 
     /// Reads the waypoint's access log.
-    fn log(&self, status: &Status) -> Result<Vec<Line>, CliError> {
-        let is_it = |pod: &&PodStatus| deployment_name(pod) == WAYPOINT;
+    fn read_access_log(&self, status: &Status) -> Result<Vec<AccessLogLine>, CliError> {
+        let is_it = |pod: &&PodStatus| deployment_name(pod) == WAYPOINT_NAME;
         let waypoint = status.pods.iter().find(is_it).ok_or_else(|| {
             CliError::new(ErrorKind::NotFound, "the waypoint has no pod any more")
         })?;
@@ -168,26 +180,26 @@ impl Demo {
             container: None,
         };
         let log = self.client.log_text(source).map_err(labs::client_error)?;
-        Ok(log.lines().filter_map(Line::read).collect())
+        Ok(log.lines().filter_map(AccessLogLine::parse).collect())
     }
 }
 
 /// HTTP response that a client received.
-struct Answer {
+struct HttpResponse {
     code: u16,
     text: String,
 }
 
 /// Line of the waypoint's access log, in Envoy's default format.
 #[derive(Debug, Default, PartialEq)]
-struct Line {
+struct AccessLogLine {
     code: u16,
     details: String,
     route: String,
 }
 
-impl Line {
-    fn read(line: &str) -> Option<Self> {
+impl AccessLogLine {
+    fn parse(line: &str) -> Option<Self> {
         let (_, rest) = line.split_once(" HTTP/1.1\" ")?;
         let mut words = rest.split_whitespace();
         let code = words.next()?.parse().ok()?;
@@ -210,13 +222,16 @@ mod tests {
         let line = "[2026-11-23T18:19:05.978Z] \"GET /items/ HTTP/1.1\" 200 - via_upstream - \"-\" 0 57 6 5 \
                     \"10.244.1.3\" \"-\" \"id\" \"catalog.store\" \"10.244.2.3:8080\" catalog - 10.96.1.0:80 \
                     10.244.1.3:59402 - HTTPRoute/store/catalog";
-        let expected = Line {
+        let expected = AccessLogLine {
             code: 200,
             details: "via_upstream".to_owned(),
             route: "HTTPRoute/store/catalog".to_owned(),
         };
-        assert_eq!(Line::read(line), Some(expected));
-        assert_eq!(Line::read("2026-11-23 info ambit_rt: readiness"), None);
-        assert_eq!(Line::read("\"GET / HTTP/1.1\" no"), None);
+        assert_eq!(AccessLogLine::parse(line), Some(expected));
+        assert_eq!(
+            AccessLogLine::parse("2026-11-23 info ambit_rt: readiness"),
+            None
+        );
+        assert_eq!(AccessLogLine::parse("\"GET / HTTP/1.1\" no"), None);
     }
 }

@@ -7,11 +7,14 @@ use ambit_lab::{FlowKind, FlowReport, Status};
 use super::pods::deployment_name;
 use crate::{
     CliError,
-    output::{print_line, table},
+    output::{format_table, print_line},
 };
 
 /// Prints the captured flows between pods, and returns a fault for each readable flow between two pods of the mesh.
-pub(super) fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String>, CliError> {
+pub(super) fn print_captured_flows(
+    status: &Status,
+    reports: &[FlowReport],
+) -> Result<Vec<String>, CliError> {
     let owner = |ip: IpAddr| status.pods.iter().find(|pod| pod.ips.contains(&ip));
     let mut rows = Vec::new();
     let mut faults = Vec::new();
@@ -53,7 +56,7 @@ pub(super) fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String
         "BYTES",
         "REQUESTS READABLE",
     ];
-    print_line(&table(&header, rows))?;
+    print_line(&format_table(&header, rows))?;
     let contrast = match clear {
         0 => "no plaintext carried a request".to_owned(),
         count => format!("{count} requests from or to pods outside were readable"),

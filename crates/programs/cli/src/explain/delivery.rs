@@ -7,7 +7,7 @@ use ambit_authz::{Connection, PolicySet};
 use ambit_model::{Identity, Workload};
 use serde::Serialize;
 
-use super::policies::{PolicyReport, policy_reports, reason};
+use super::policies::{PolicyReport, policy_reports, reason_text};
 use crate::dump::EndpointWaypoint;
 
 /// Decision of the server's policies on the connection from the waypoint.
@@ -27,7 +27,7 @@ pub(crate) struct Delivery {
 impl Delivery {
     /// Evaluates the server's policies for each identity of its waypoint, and returns a refused one if any is refused;
     /// `None` if the waypoint's identities are unknown.
-    pub(super) fn judge(
+    pub(super) fn evaluate(
         attached: &EndpointWaypoint,
         workloads: &[Workload],
         policies: &PolicySet,
@@ -49,7 +49,7 @@ impl Delivery {
                 identity: text.clone(),
                 allowed: decision.allowed,
                 decided_by: decision.decided_by.as_ref().map(ToString::to_string),
-                why: reason(&decision.why).to_owned(),
+                why: reason_text(&decision.reason).to_owned(),
                 policies: policy_reports(&explanation),
             })
         };

@@ -18,7 +18,7 @@ pub(super) fn resolve<'a>(
         return name.into();
     }
     let services = || {
-        let services = dump.services.known();
+        let services = dump.services.parsed();
         services.filter(|service| service.ports.contains_key(&port))
     };
     let exact = || services().find(|service| service.hostname == hostname);

@@ -1,6 +1,6 @@
 //! Evaluations of authorization policies, as reports show them.
 
-use ambit_authz::{Explanation, Outcome, Why};
+use ambit_authz::{DecisionReason, Explanation, PolicyOutcome};
 use ambit_mesh_json::Json;
 use ambit_model::{Action, Scope};
 use serde::Serialize;
@@ -25,22 +25,24 @@ pub(super) fn policy_reports(explanation: &Explanation) -> Vec<PolicyReport> {
         scope: Json(evaluation.scope),
         dry_run: evaluation.dry_run,
         matching_rule: match evaluation.outcome {
-            Outcome::Matches { rule } => Some(rule + 1),
-            Outcome::NoMatch => None,
+            PolicyOutcome::Matches { rule } => Some(rule + 1),
+            PolicyOutcome::NoMatch => None,
         },
     })
     .collect()
 }
 
 /// Describes the reason of a decision in words.
-pub(super) fn reason(why: &Why) -> &'static str {
+pub(super) fn reason_text(why: &DecisionReason) -> &'static str {
     match why {
-        Why::NoPolicies => "no policy applies",
-        Why::NoAllowPolicies => "no DENY policy matches, no ALLOW policy applies",
-        Why::Allowed => "an ALLOW policy matches",
-        Why::Denied => "a DENY policy matches",
-        Why::NoneAllowed => "ALLOW policies apply, none of them matches",
-        Why::NotUnderstood(_) => "a policy that is not understood denies all that it covers",
-        Why::MissingPolicy(_) => "the server names a policy that is not known (yet)",
+        DecisionReason::NoPolicies => "no policy applies",
+        DecisionReason::NoAllowPolicies => "no DENY policy matches, no ALLOW policy applies",
+        DecisionReason::Allowed => "an ALLOW policy matches",
+        DecisionReason::Denied => "a DENY policy matches",
+        DecisionReason::NoAllowPolicyMatched => "ALLOW policies apply, none of them matches",
+        DecisionReason::InvalidPolicy(_) => {
+            "a policy that is not understood denies all that it covers"
+        }
+        DecisionReason::MissingPolicy(_) => "the server names a policy that is not known (yet)",
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use super::{delivery::Delivery, policies::PolicyReport};
-use crate::output::table;
+use crate::output::format_table;
 
 /// Predicted policy decision on a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,7 +41,7 @@ pub(crate) struct Report {
 }
 
 /// Formats the report for display.
-pub(crate) fn words(report: &Report) -> String {
+pub(crate) fn format_report(report: &Report) -> String {
     let who = match &report.identity {
         Some(identity) if *identity == report.from => identity.clone(),
         Some(identity) => format!("{} as {identity}", report.from),
@@ -56,7 +56,7 @@ pub(crate) fn words(report: &Report) -> String {
         report.destination,
         decision_text(is_allowed),
         at.unwrap_or_default(),
-        by(report.decided_by.as_deref()),
+        decided_by_text(report.decided_by.as_deref()),
         report.why
     );
     match (&report.waypoint, &report.delivery) {
@@ -77,7 +77,7 @@ pub(crate) fn words(report: &Report) -> String {
             report.to,
             report.destination,
             decision_text(delivery.allowed),
-            by(delivery.decided_by.as_deref()),
+            decided_by_text(delivery.decided_by.as_deref()),
             delivery.why
         ));
         if !delivery.allowed {
@@ -97,7 +97,7 @@ fn decision_text(is_allowed: bool) -> &'static str {
     if is_allowed { "ALLOWED" } else { "DENIED" }
 }
 
-fn by(policy: Option<&str>) -> String {
+fn decided_by_text(policy: Option<&str>) -> String {
     policy
         .map(|policy| format!(" by {policy}"))
         .unwrap_or_default()
@@ -120,5 +120,8 @@ fn push_policies(text: &mut String, policies: &[PolicyReport]) {
         ]
     });
     text.push_str("\n\n");
-    text.push_str(&table(&["POLICY", "ACTION", "SCOPE", "RESULT"], rows));
+    text.push_str(&format_table(
+        &["POLICY", "ACTION", "SCOPE", "RESULT"],
+        rows,
+    ));
 }

@@ -105,7 +105,7 @@ fn a_dump_that_is_none_is_refused() {
 
 #[test]
 fn words_for_people() {
-    insta::assert_snapshot!(words(&one("shop/front", "shop/web", 80)), @r"
+    insta::assert_snapshot!(format_report(&one("shop/front", "shop/web", 80)), @r"
     shop/front-a-1 as spiffe://cluster.local/ns/shop/sa/front
       -> shop/web-a-1 (10.0.0.2:8080)
     ALLOWED by shop/only-front: an ALLOW policy matches
@@ -144,7 +144,7 @@ fn connections_through_a_waypoint_are_explained_as_such() {
         // AuthorizationPolicy, and one that is not known, are for what the waypoint delivers.
         assert_eq!(report.waypoint.as_deref(), Some(name), "{from}");
         assert!(report.policies.is_empty() && report.missing.is_empty());
-        let text = words(&report);
+        let text = format_report(&report);
         assert!(text.contains("ALLOWED at the node proxy: "), "{text}");
         assert!(
             text.contains(&format!("goes through the waypoint {name}, ")),
@@ -181,7 +181,7 @@ fn deliveries_are_decided_with_the_waypoint_as_caller() {
     };
     let refused = known("cluster.local/ns/shop/sa/front");
     assert!(!refused.allowed);
-    insta::assert_snapshot!(words(&refused), @r"
+    insta::assert_snapshot!(format_report(&refused), @r"
     shop/front-a-1 as spiffe://cluster.local/ns/shop/sa/front
       -> shop/web-a-1 (10.0.0.2:8080)
     ALLOWED at the node proxy: no policy applies
@@ -227,7 +227,7 @@ fn connections_a_foreign_waypoint_cannot_serve_are_refused() {
         (false, None)
     );
     assert!(
-        words(&outside)
+        format_report(&outside)
             .contains("DENIED: the server is reached through the waypoint /10.0.9.9 alone")
     );
 }

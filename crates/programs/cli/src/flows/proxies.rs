@@ -4,22 +4,22 @@
 use std::fmt;
 
 use ambit_flow::Filter;
-use ambit_flow_reader::{self as reader, Opened};
-use ambit_install::{cluster::Cluster, object::name};
+use ambit_flow_reader::{self as reader, OpenStream};
+use ambit_install::{cluster::ClusterApi, object::name};
 use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
 use ambit_kube_kit::forward;
 use ambit_lab::LabNetns;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{control_plane::ControlPlane, place::FlowPlace};
+use super::{control_plane::ControlPlane, target::FlowTarget};
 use crate::{
     CliError, ErrorKind,
     cluster::connect,
-    install::failed,
+    install::install_error,
     labs,
-    reach::{self, PROXY, phase},
-    source::{ADMIN, asynchronous},
-    waypoint::Seen,
+    pod_access::{self, NODE_PROXY_ADMIN, pod_phase},
+    source::{ADMIN_ADDRESS, into_tokio_stream},
+    waypoint::GatewayObject,
 };
 
 /// Component whose flow events can be read.
@@ -52,25 +52,25 @@ pub(crate) enum Proxies {
     /// Proxies of the lab of this name.
     Lab(String),
     /// Proxies of a cluster, by port forwarding; with the namespace of the mesh.
-    Cluster(Cluster, String),
+    Cluster(ClusterApi, String),
     /// Proxies of a cluster, through its control plane, since the user may not forward ports.
-    Confined(Box<ControlPlane>),
+    ControlPlane(Box<ControlPlane>),
 }
 
 impl Proxies {
     /// Selects the lab or cluster, and in a cluster port forwarding or the control plane by the user's rights.
-    pub(crate) async fn of(place: &FlowPlace) -> Result<Self, CliError> {
-        match place.target.lab(place.lab.as_deref()) {
+    pub(crate) async fn connect(place: &FlowTarget) -> Result<Self, CliError> {
+        match place.target.lab_name(place.lab.as_deref()) {
             Some(lab) => Ok(Self::Lab(lab)),
             None => {
-                let config = place.target.config().await?;
+                let config = place.target.load_config().await?;
                 let cluster = connect(config.clone())?;
                 let mesh = place.target.mesh_namespace.clone();
-                match reach::may_forward(&cluster, &mesh).await? {
+                match pod_access::can_forward_ports(&cluster, &mesh).await? {
                     true => Ok(Self::Cluster(cluster, mesh)),
                     false => {
-                        let control_plane = ControlPlane::of(config, cluster, mesh).await?;
-                        Ok(Self::Confined(Box::new(control_plane)))
+                        let control_plane = ControlPlane::connect(config, cluster, mesh).await?;
+                        Ok(Self::ControlPlane(Box::new(control_plane)))
                     }
                 }
             }
@@ -82,30 +82,30 @@ impl Proxies {
         match self {
             Self::Lab(lab) => {
                 let lab = lab.clone();
-                blocking(move || of_lab(&lab)).await
+                run_blocking(move || lab_proxies(&lab)).await
             }
-            Self::Cluster(cluster, namespace) => of_cluster(cluster, namespace).await,
-            Self::Confined(_) => Ok(vec![Proxy::ControlPlane]),
+            Self::Cluster(cluster, namespace) => cluster_proxies(cluster, namespace).await,
+            Self::ControlPlane(_) => Ok(vec![Proxy::ControlPlane]),
         }
     }
 
     /// Checks that the user may read the events that `filter` matches.
     pub(super) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         match self {
-            Self::Confined(control_plane) => control_plane.check(filter).await,
+            Self::ControlPlane(control_plane) => control_plane.check(filter).await,
             Self::Lab(_) | Self::Cluster(..) => Ok(()),
         }
     }
 
     /// Sends a GET request for a path to a proxy's admin port, or to the control plane.
-    async fn request(&self, proxy: &Proxy, path: &str) -> Result<Opened, CliError> {
-        if let Self::Confined(control_plane) = self {
+    async fn request(&self, proxy: &Proxy, path: &str) -> Result<OpenStream, CliError> {
+        if let Self::ControlPlane(control_plane) = self {
             return control_plane.request(path).await;
         }
         let stream = self.dial(proxy).await?;
         reader::request(stream, path).await.map_err(|error| {
             let what = format!("{proxy} does not answer");
-            CliError::new(ErrorKind::Unreachable, what).because(error)
+            CliError::new(ErrorKind::Unreachable, what).with_source(error)
         })
     }
 
@@ -116,17 +116,17 @@ impl Proxies {
             CliError::new(ErrorKind::NotFound, what)
         };
         match self {
-            Self::Confined(_) => Err(not_there()),
+            Self::ControlPlane(_) => Err(not_there()),
             Self::Lab(lab) => {
-                let (lab, place) = (lab.clone(), place(proxy).ok_or_else(not_there)?);
-                let dialled = blocking(move || {
-                    let stream = labs::find(&lab)?.dial(place, ADMIN.into());
+                let (lab, place) = (lab.clone(), lab_netns(proxy).ok_or_else(not_there)?);
+                let dialled = run_blocking(move || {
+                    let stream = labs::find_lab(&lab)?.dial(place, ADMIN_ADDRESS.into());
                     stream.map_err(labs::client_error)
                 });
                 let stream = dialled.await?;
-                let stream = asynchronous(stream).map_err(|error| {
+                let stream = into_tokio_stream(stream).map_err(|error| {
                     let what = format!("{proxy} cannot be reached");
-                    CliError::new(ErrorKind::Unreachable, what).because(error)
+                    CliError::new(ErrorKind::Unreachable, what).with_source(error)
                 })?;
                 Ok(Box::new(stream))
             }
@@ -136,11 +136,13 @@ impl Proxies {
                     Proxy::Node(node) => (mesh, node),
                     Proxy::ControlPlane => return Err(not_there()),
                 };
-                let dialled = forward::dial(&cluster.client(), namespace, pod, ADMIN.1).await;
+                let dialled =
+                    forward::open_port_forward(&cluster.client(), namespace, pod, ADMIN_ADDRESS.1)
+                        .await;
                 let (stream, _) = dialled.map_err(|error| {
                     let what = format!("{proxy} cannot be reached");
-                    let error = CliError::new(ErrorKind::Unreachable, what).because(error);
-                    error.hint("reading flows takes the right to forward ports of that pod")
+                    let error = CliError::new(ErrorKind::Unreachable, what).with_source(error);
+                    error.with_hint("reading flows takes the right to forward ports of that pod")
                 })?;
                 Ok(Box::new(stream))
             }
@@ -148,11 +150,13 @@ impl Proxies {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CliError> + Send + 'static,
 ) -> Result<T, CliError> {
     let done = ambit_rt::spawn_blocking("lab", work).await;
-    done.map_err(|error| CliError::new(ErrorKind::Failed, "cannot query the lab").because(error))?
+    done.map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot query the lab").with_source(error)
+    })?
 }
 
 impl reader::Proxies for Proxies {
@@ -162,13 +166,13 @@ impl reader::Proxies for Proxies {
         self.list().await.map_err(|error| error.to_string())
     }
 
-    async fn open(&self, proxy: &Proxy, path: &str) -> Result<Opened, String> {
+    async fn open(&self, proxy: &Proxy, path: &str) -> Result<OpenStream, String> {
         let opened = self.request(proxy, path).await;
         opened.map_err(|error| error.to_string())
     }
 }
 
-fn place(proxy: &Proxy) -> Option<LabNetns> {
+fn lab_netns(proxy: &Proxy) -> Option<LabNetns> {
     match proxy {
         Proxy::Node(node) => Some(LabNetns::Node(node.clone())),
         Proxy::Pod(namespace, name) => Some(LabNetns::Pod(format!("{namespace}/{name}"))),
@@ -176,14 +180,18 @@ fn place(proxy: &Proxy) -> Option<LabNetns> {
     }
 }
 
-fn of_lab(lab: &str) -> Result<Vec<Proxy>, CliError> {
-    let status = labs::find(lab)?.status().map_err(labs::client_error)?;
+fn lab_proxies(lab: &str) -> Result<Vec<Proxy>, CliError> {
+    let status = labs::find_lab(lab)?.status().map_err(labs::client_error)?;
     if !status.mesh {
         let what = format!("the lab {lab} runs pods without the mesh");
         return Err(CliError::new(ErrorKind::NotFound, what));
     }
     let nodes = status.nodes.into_iter().map(|node| Proxy::Node(node.name));
-    let gateways: Vec<_> = status.gateways.into_iter().map(Seen::new).collect();
+    let gateways: Vec<_> = status
+        .gateways
+        .into_iter()
+        .map(GatewayObject::new)
+        .collect();
     let is_waypoint = |pod: &ambit_lab::PodStatus| {
         let mut gateways = gateways.iter();
         gateways.any(|gateway| gateway.is_waypoint() && gateway.has_pod(pod))
@@ -196,14 +204,14 @@ fn of_lab(lab: &str) -> Result<Vec<Proxy>, CliError> {
     Ok(nodes.chain(pods).collect())
 }
 
-async fn of_cluster(cluster: &Cluster, mesh: &str) -> Result<Vec<Proxy>, CliError> {
-    let proxies = reach::pods(cluster, mesh, PROXY.0).await?;
+async fn cluster_proxies(cluster: &ClusterApi, mesh: &str) -> Result<Vec<Proxy>, CliError> {
+    let proxies = pod_access::list_pods(cluster, mesh, NODE_PROXY_ADMIN.0).await?;
     let waypoints: Vec<Pod> = cluster
-        .all(None, Some(GATEWAY_NAME))
+        .list_typed(None, Some(GATEWAY_NAME))
         .await
-        .map_err(|error| failed(error.into()))?;
+        .map_err(|error| install_error(error.into()))?;
     let running = proxies.iter().chain(&waypoints);
-    let running = running.filter(|pod| phase(pod) == "Running");
+    let running = running.filter(|pod| pod_phase(pod) == "Running");
     Ok(running
         .map(|pod| {
             let namespace = pod.metadata.namespace.clone().unwrap_or_default();

@@ -14,30 +14,30 @@ use ratatui::{
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{
-    read::Received,
+    follow::FlowUpdate,
     text,
-    view::{Key, Order, View},
+    view::{FlowsView, Key, SortOrder},
 };
 use crate::{CliError, ErrorKind};
 
 /// Minimum interval of redrawing.
-const REDRAW: Duration = Duration::from_millis(100);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shows flows until the user ends the program, or the time `end`.
 pub(super) async fn run(
-    mut received: mpsc::Receiver<Received>,
+    mut received: mpsc::Receiver<FlowUpdate>,
     end: Option<Instant>,
 ) -> Result<(), CliError> {
     let unusable = |error: std::io::Error| {
         CliError::new(ErrorKind::Failed, "the terminal cannot be used")
-            .because(error)
-            .hint("-o text prints lines instead")
+            .with_source(error)
+            .with_hint("-o text prints lines instead")
     };
     // Restores the terminal on a panic, too.
     let mut terminal = ratatui::try_init().map_err(unusable)?;
-    let mut view = View::default();
+    let mut view = FlowsView::default();
     let mut keys = EventStream::new();
-    let mut redraw = tokio::time::interval(REDRAW);
+    let mut redraw = tokio::time::interval(REDRAW_INTERVAL);
     let shown = loop {
         tokio::select! {
             _ = redraw.tick() => {
@@ -53,7 +53,7 @@ pub(super) async fn run(
                 None => break Ok(()),
             },
             event = keys.next() => match event {
-                Some(Ok(event)) => if !pressed(&mut view, &event) {
+                Some(Ok(event)) => if !handle_event(&mut view, &event) {
                     break Ok(());
                 },
                 Some(Err(error)) => break Err(unusable(error)),
@@ -66,7 +66,7 @@ pub(super) async fn run(
 }
 
 /// Passes a key press to the view; returns false if the key ends the program.
-fn pressed(view: &mut View, event: &Event) -> bool {
+fn handle_event(view: &mut FlowsView, event: &Event) -> bool {
     let Event::Key(key) = event else {
         return true;
     };
@@ -76,21 +76,21 @@ fn pressed(view: &mut View, event: &Event) -> bool {
     let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
     match key.code {
         KeyCode::Char('c') if is_control => false,
-        KeyCode::Char(character) if !is_control => view.press(Key::Char(character)),
-        KeyCode::Enter => view.press(Key::Enter),
-        KeyCode::Esc => view.press(Key::Escape),
-        KeyCode::Backspace => view.press(Key::Backspace),
-        KeyCode::Up => view.press(Key::Up),
-        KeyCode::Down => view.press(Key::Down),
-        KeyCode::PageUp => view.press(Key::PageUp),
-        KeyCode::PageDown => view.press(Key::PageDown),
-        KeyCode::Home => view.press(Key::Home),
-        KeyCode::End => view.press(Key::End),
+        KeyCode::Char(character) if !is_control => view.handle_key(Key::Char(character)),
+        KeyCode::Enter => view.handle_key(Key::Enter),
+        KeyCode::Esc => view.handle_key(Key::Escape),
+        KeyCode::Backspace => view.handle_key(Key::Backspace),
+        KeyCode::Up => view.handle_key(Key::Up),
+        KeyCode::Down => view.handle_key(Key::Down),
+        KeyCode::PageUp => view.handle_key(Key::PageUp),
+        KeyCode::PageDown => view.handle_key(Key::PageDown),
+        KeyCode::Home => view.handle_key(Key::Home),
+        KeyCode::End => view.handle_key(Key::End),
         _ => true,
     }
 }
 
-fn draw(frame: &mut Frame<'_>, view: &View) {
+fn draw(frame: &mut Frame<'_>, view: &FlowsView) {
     let [head, body, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Min(3),
@@ -98,7 +98,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
     ])
     .areas(frame.area());
     frame.render_widget(Paragraph::new(header(view)), head);
-    let shown = view.shown();
+    let shown = view.visible_flows();
     let selected = view.selected(shown.len());
     match (view.is_detailed, selected) {
         (true, Some(row)) => draw_detail(frame, body, shown.get(row).map(|(flow, _)| flow)),
@@ -112,7 +112,7 @@ fn draw_detail(frame: &mut Frame<'_>, area: Rect, flow: Option<&ambit_flow::Flow
     let pretty = pretty.unwrap_or_default();
     let lines: Vec<_> = pretty
         .lines()
-        .map(|line| Line::from(crate::output::printable(line)))
+        .map(|line| Line::from(crate::output::escape_unprintable(line)))
         .collect();
     let detail = Paragraph::new(lines)
         .wrap(Wrap { trim: false })
@@ -123,14 +123,14 @@ fn draw_detail(frame: &mut Frame<'_>, area: Rect, flow: Option<&ambit_flow::Flow
 fn draw_table(
     frame: &mut Frame<'_>,
     area: Rect,
-    shown: &[&(ambit_flow::Flow, text::Row)],
+    shown: &[&(ambit_flow::Flow, text::FlowRow)],
     selected: Option<usize>,
-    order: Order,
+    order: SortOrder,
 ) {
     // Only what fits is made into rows: thousands are kept.
     let room = usize::from(area.height.saturating_sub(1)).max(1);
     let first = selected.map_or(0, |row| match order {
-        Order::Time => (row + 1).saturating_sub(room),
+        SortOrder::Time => (row + 1).saturating_sub(room),
         _ => row - row % room,
     });
     let rows = shown.iter().skip(first).take(room).map(|(flow, row)| {
@@ -176,10 +176,10 @@ fn draw_table(
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-fn header(view: &View) -> String {
-    let mut parts = vec![format!("{} proxies", view.reading.len())];
+fn header(view: &FlowsView) -> String {
+    let mut parts = vec![format!("{} proxies", view.connected_proxies.len())];
     if view.is_paused {
-        parts.push(format!("PAUSED, {} wait", view.held()));
+        parts.push(format!("PAUSED, {} wait", view.paused_count()));
     }
     if view.only_refused {
         parts.push("only refused".to_owned());
@@ -192,17 +192,17 @@ fn header(view: &View) -> String {
         parts.push(format!("filter: {}{cursor}", view.filter));
     }
     parts.push(format!("by {}", view.order.name()));
-    if view.lost != (0, 0) {
+    if view.lost_counts != (0, 0) {
         parts.push(format!(
             "sampled: {} events, {} refusals are not shown",
-            view.lost.0, view.lost.1
+            view.lost_counts.0, view.lost_counts.1
         ));
     }
     parts.extend(view.trouble.clone());
-    crate::output::printable(&parts.join(" | "))
+    crate::output::escape_unprintable(&parts.join(" | "))
 }
 
-fn footer(view: &View) -> &'static str {
+fn footer(view: &FlowsView) -> &'static str {
     match view.is_typing {
         true => "Enter keeps the filter, Esc removes it",
         false => {
@@ -218,19 +218,19 @@ mod tests {
 
     use super::{super::text::tests::flow, *};
 
-    fn screen(view: &View) -> String {
+    fn screen(view: &FlowsView) -> String {
         let mut terminal = Terminal::new(TestBackend::new(140, 24)).unwrap();
         terminal.draw(|frame| draw(frame, view)).unwrap();
         terminal.backend().to_string()
     }
 
-    fn view() -> View {
-        let mut view = View::default();
-        view.receive(Received::Began("the proxy of node node-1".to_owned()));
+    fn view() -> FlowsView {
+        let mut view = FlowsView::default();
+        view.receive(FlowUpdate::Connected("the proxy of node node-1".to_owned()));
         for number in 0..100 {
             let mut flow = flow();
             flow.source.owner = Some(format!("client-{number}"));
-            view.receive(Received::Item(Box::new(StreamItem::Flow(Box::new(flow)))));
+            view.receive(FlowUpdate::Item(Box::new(StreamItem::Flow(Box::new(flow)))));
         }
         let refused = Flow {
             event: FlowEvent::Refused,
@@ -240,7 +240,7 @@ mod tests {
             }),
             ..flow()
         };
-        view.receive(Received::Item(Box::new(StreamItem::Flow(Box::new(
+        view.receive(FlowUpdate::Item(Box::new(StreamItem::Flow(Box::new(
             refused,
         )))));
         view
@@ -259,8 +259,8 @@ mod tests {
     #[test]
     fn selected_flow_is_shown_in_detail() {
         let mut view = view();
-        view.press(Key::Up);
-        view.press(Key::Enter);
+        view.handle_key(Key::Up);
+        view.handle_key(Key::Enter);
         let shown = screen(&view);
         assert!(shown.contains("\"client-99\""), "{shown}");
         assert!(shown.contains("PAUSED"), "{shown}");
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn first_rows_are_shown_when_the_first_is_selected() {
         let mut view = view();
-        view.press(Key::Home);
+        view.handle_key(Key::Home);
         let shown = screen(&view);
         assert!(shown.contains("client-0 "), "{shown}");
         assert!(!shown.contains("client-99"), "{shown}");

@@ -3,11 +3,11 @@
 
 use ambit_flow::{Flow, Peer, StreamItem, Transport};
 
-use crate::output::printable;
+use crate::output::escape_unprintable;
 
 /// Flow event formatted as columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct FlowRow {
     pub(crate) time: String,
     pub(crate) event: String,
     pub(crate) from: String,
@@ -18,20 +18,20 @@ pub(crate) struct Row {
     pub(crate) duration: String,
 }
 
-impl Row {
+impl FlowRow {
     /// Formats a flow event as columns.
-    pub(crate) fn of(flow: &Flow) -> Self {
+    pub(crate) fn from_flow(flow: &Flow) -> Self {
         let time = flow.time.get(11..23).unwrap_or(&flow.time);
         Self {
-            time: printable(time),
+            time: escape_unprintable(time),
             event: match flow.count {
                 1 => flow.event.as_str().to_owned(),
                 count => format!("{} x{count}", flow.event.as_str()),
             },
-            from: peer(&flow.source),
-            to: server(flow),
-            path: path(flow),
-            details: details(flow),
+            from: format_peer(&flow.source),
+            to: format_server(flow),
+            path: format_path(flow),
+            details: format_details(flow),
             bytes: format!("{}/{}", flow.bytes_to_server, flow.bytes_to_client),
             duration: format!("{:.1}ms", flow.duration_ms),
         }
@@ -39,10 +39,10 @@ impl Row {
 }
 
 /// Formats a flow event as a line of text.
-pub(super) fn line(item: &StreamItem) -> Option<String> {
+pub(super) fn format_item(item: &StreamItem) -> Option<String> {
     match item {
         StreamItem::Flow(flow) => {
-            let Row {
+            let FlowRow {
                 time,
                 event,
                 from,
@@ -51,22 +51,22 @@ pub(super) fn line(item: &StreamItem) -> Option<String> {
                 details,
                 bytes,
                 duration,
-            } = Row::of(flow);
+            } = FlowRow::from_flow(flow);
             Some(format!(
                 "{time} {event:<8} {from} -> {to} ({path}) {details} [{bytes} bytes, {duration}]"
             ))
         }
-        StreamItem::Lost { sampled, refusals } => Some(lost(*sampled, *refusals)),
+        StreamItem::Lost { sampled, refusals } => Some(format_lost(*sampled, *refusals)),
     }
 }
 
 /// Formats a flow event as a line of JSON.
-pub(super) fn json(item: &StreamItem) -> Option<String> {
+pub(super) fn to_json(item: &StreamItem) -> Option<String> {
     serde_json::to_string(item).ok()
 }
 
 /// Describes how many events and refusals proxies did not send.
-pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
+pub(crate) fn format_lost(sampled: u64, refusals: u64) -> String {
     let refusals = match refusals {
         0 => String::new(),
         count => format!(" and {count} refusals"),
@@ -75,7 +75,7 @@ pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
 }
 
 /// Describes a client or server by its workload, or else by its identity or address.
-pub(crate) fn peer(peer: &Peer) -> String {
+pub(crate) fn format_peer(peer: &Peer) -> String {
     let text = match (&peer.namespace, peer.name()) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         (None, Some(name)) => name.to_owned(),
@@ -84,19 +84,19 @@ pub(crate) fn peer(peer: &Peer) -> String {
             known.cloned().unwrap_or_else(|| "?".to_owned())
         }
     };
-    printable(&text)
+    escape_unprintable(&text)
 }
 
 /// Describes the server: the service, and the workload behind it.
-pub(crate) fn server(flow: &Flow) -> String {
-    let workload = peer(&flow.destination);
+pub(crate) fn format_server(flow: &Flow) -> String {
+    let workload = format_peer(&flow.destination);
     match &flow.service {
         // The workload is the waypoint's pod, then.
         Some(service) if flow.waypoint.is_some() && flow.request.is_none() => {
-            printable(&format!("{}/{}", service.namespace, service.name))
+            escape_unprintable(&format!("{}/{}", service.namespace, service.name))
         }
         Some(service) => {
-            let service = printable(&format!("{}/{}", service.namespace, service.name));
+            let service = escape_unprintable(&format!("{}/{}", service.namespace, service.name));
             match workload == service || flow.destination.workload.is_none() {
                 true => service,
                 false => format!("{service} ({workload})"),
@@ -107,35 +107,40 @@ pub(crate) fn server(flow: &Flow) -> String {
 }
 
 /// Describes the transport, and the waypoint on the path, if any.
-pub(crate) fn path(flow: &Flow) -> String {
+pub(crate) fn format_path(flow: &Flow) -> String {
     let transport = match flow.transport {
         Transport::Hbone => "mTLS",
         Transport::Plaintext => "plaintext",
     };
     match &flow.waypoint {
-        Some(waypoint) => format!("{transport}, waypoint {}", printable(waypoint)),
+        Some(waypoint) => format!("{transport}, waypoint {}", escape_unprintable(waypoint)),
         None => transport.to_owned(),
     }
 }
 
 /// Describes the HTTP request, if any, and the reason of a refusal or failure.
-pub(crate) fn details(flow: &Flow) -> String {
+pub(crate) fn format_details(flow: &Flow) -> String {
     let mut parts = Vec::new();
     if let Some(request) = &flow.request {
         parts.push(format!(
             "{} {}{} {}",
-            printable(&request.method),
-            printable(&request.authority),
-            printable(&request.path),
+            escape_unprintable(&request.method),
+            escape_unprintable(&request.authority),
+            escape_unprintable(&request.path),
             request.status
         ));
-        parts.extend(request.route.iter().map(|route| printable(route)));
+        parts.extend(request.route.iter().map(|route| escape_unprintable(route)));
     }
     if let Some(refusal) = &flow.refusal {
-        parts.extend(refusal.policy.iter().map(|policy| printable(policy)));
-        parts.push(printable(&refusal.reason));
+        parts.extend(
+            refusal
+                .policy
+                .iter()
+                .map(|policy| escape_unprintable(policy)),
+        );
+        parts.push(escape_unprintable(&refusal.reason));
     }
-    parts.extend(flow.error.iter().map(|error| printable(error)));
+    parts.extend(flow.error.iter().map(|error| escape_unprintable(error)));
     parts.join("; ")
 }
 
@@ -176,7 +181,7 @@ pub(crate) mod tests {
     }
 
     fn text(flow: Flow) -> String {
-        line(&StreamItem::Flow(Box::new(flow))).unwrap()
+        format_item(&StreamItem::Flow(Box::new(flow))).unwrap()
     }
 
     #[test]
@@ -265,7 +270,7 @@ pub(crate) mod tests {
             sampled: 5,
             refusals: 2,
         };
-        let shown = line(&item).unwrap();
+        let shown = format_item(&item).unwrap();
         assert_eq!(
             shown,
             "-- sampled: 5 further events and 2 refusals are not shown"

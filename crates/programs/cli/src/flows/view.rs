@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 
 use ambit_flow::{Flow, StreamItem, Transport};
 
-use super::{read::Received, text::Row};
+use super::{follow::FlowUpdate, text::FlowRow};
 
 /// Maximum number of stored flows; at the limit the oldest is dropped.
 const MAX_STORED_FLOWS: usize = 5_000;
 /// Maximum length of the filter text, in bytes.
-const MAX_FILTER: usize = 128;
+const MAX_FILTER_CHARS: usize = 128;
 
 /// Sort order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum SortOrder {
     /// By arrival, latest last.
     #[default]
     Time,
@@ -25,7 +25,7 @@ pub(super) enum Order {
     Bytes,
 }
 
-impl Order {
+impl SortOrder {
     fn next(self) -> Self {
         match self {
             Self::Time => Self::From,
@@ -65,58 +65,58 @@ pub(super) enum Key {
 
 /// Stored flows with the user's view settings.
 #[derive(Debug, Default)]
-pub(super) struct View {
-    stored: VecDeque<(Flow, Row)>,
+pub(super) struct FlowsView {
+    flows: VecDeque<(Flow, FlowRow)>,
     /// Flows received while the view was paused.
-    held: VecDeque<(Flow, Row)>,
+    paused_flows: VecDeque<(Flow, FlowRow)>,
     pub(super) is_paused: bool,
     pub(super) only_refused: bool,
     pub(super) only_plaintext: bool,
     pub(super) filter: String,
     /// Whether the user is typing a filter, so that keys edit it.
     pub(super) is_typing: bool,
-    pub(super) order: Order,
+    pub(super) order: SortOrder,
     /// Index of the selected row among the visible ones; `None` if the user selected none.
     selected: Option<usize>,
     /// Whether the selected flow is shown in detail.
     pub(super) is_detailed: bool,
     /// Numbers of events and of refusals that proxies did not send.
-    pub(super) lost: (u64, u64),
+    pub(super) lost_counts: (u64, u64),
     /// Names of the proxies that are being read.
-    pub(super) reading: Vec<String>,
+    pub(super) connected_proxies: Vec<String>,
     /// Latest error of a proxy's stream.
     pub(super) trouble: Option<String>,
 }
 
-impl View {
+impl FlowsView {
     /// Stores a flow event, or updates the state of the proxies' streams.
-    pub(super) fn receive(&mut self, received: Received) {
+    pub(super) fn receive(&mut self, received: FlowUpdate) {
         match received {
-            Received::Item(item) => match *item {
-                StreamItem::Flow(flow) => self.keep(*flow),
+            FlowUpdate::Item(item) => match *item {
+                StreamItem::Flow(flow) => self.store_flow(*flow),
                 StreamItem::Lost { sampled, refusals } => {
-                    self.lost.0 += sampled;
-                    self.lost.1 += refusals;
+                    self.lost_counts.0 += sampled;
+                    self.lost_counts.1 += refusals;
                 }
             },
-            Received::Began(proxy) => {
+            FlowUpdate::Connected(proxy) => {
                 self.trouble = None;
-                if !self.reading.contains(&proxy) {
-                    self.reading.push(proxy);
+                if !self.connected_proxies.contains(&proxy) {
+                    self.connected_proxies.push(proxy);
                 }
             }
-            Received::Ended(proxy, why) => {
-                self.reading.retain(|one| *one != proxy);
+            FlowUpdate::Disconnected(proxy, why) => {
+                self.connected_proxies.retain(|one| *one != proxy);
                 self.trouble = Some(format!("{proxy}: {why}"));
             }
         }
     }
 
-    fn keep(&mut self, flow: Flow) {
-        let row = Row::of(&flow);
+    fn store_flow(&mut self, flow: Flow) {
+        let row = FlowRow::from_flow(&flow);
         let to = match self.is_paused {
-            true => &mut self.held,
-            false => &mut self.stored,
+            true => &mut self.paused_flows,
+            false => &mut self.flows,
         };
         if to.len() == MAX_STORED_FLOWS {
             to.pop_front();
@@ -125,16 +125,20 @@ impl View {
     }
 
     /// Returns the flows that pass the filters, in the selected order.
-    pub(super) fn shown(&self) -> Vec<&(Flow, Row)> {
-        let mut shown: Vec<_> = self.stored.iter().filter(|one| self.shows(one)).collect();
+    pub(super) fn visible_flows(&self) -> Vec<&(Flow, FlowRow)> {
+        let mut shown: Vec<_> = self
+            .flows
+            .iter()
+            .filter(|one| self.matches_filter(one))
+            .collect();
         match self.order {
-            Order::Time => {}
-            Order::From => shown.sort_by(|one, other| one.1.from.cmp(&other.1.from)),
-            Order::To => shown.sort_by(|one, other| one.1.to.cmp(&other.1.to)),
-            Order::Duration => {
+            SortOrder::Time => {}
+            SortOrder::From => shown.sort_by(|one, other| one.1.from.cmp(&other.1.from)),
+            SortOrder::To => shown.sort_by(|one, other| one.1.to.cmp(&other.1.to)),
+            SortOrder::Duration => {
                 shown.sort_by(|one, other| other.0.duration_ms.total_cmp(&one.0.duration_ms));
             }
-            Order::Bytes => {
+            SortOrder::Bytes => {
                 let bytes = |flow: &Flow| flow.bytes_to_server.saturating_add(flow.bytes_to_client);
                 shown.sort_by_key(|one| std::cmp::Reverse(bytes(&one.0)));
             }
@@ -142,7 +146,7 @@ impl View {
         shown
     }
 
-    fn shows(&self, (flow, row): &(Flow, Row)) -> bool {
+    fn matches_filter(&self, (flow, row): &(Flow, FlowRow)) -> bool {
         let texts = [&row.event, &row.from, &row.to, &row.path, &row.details];
         let pattern = self.filter.to_lowercase();
         (!self.only_refused || flow.event.is_refusal())
@@ -154,23 +158,23 @@ impl View {
     }
 
     /// Returns the number of flows that were received during the pause.
-    pub(super) fn held(&self) -> usize {
-        self.held.len()
+    pub(super) fn paused_count(&self) -> usize {
+        self.paused_flows.len()
     }
 
-    /// Returns the index of the selected row among `shown` rows; if none is selected, that of the latest flow or the
+    /// Returns the index of the selected row among `visible_count` rows; if none is selected, that of the latest flow or the
     /// first row.
-    pub(super) fn selected(&self, shown: usize) -> Option<usize> {
-        let last = shown.checked_sub(1)?;
+    pub(super) fn selected(&self, visible_count: usize) -> Option<usize> {
+        let last = visible_count.checked_sub(1)?;
         let latest = match self.order {
-            Order::Time => last,
+            SortOrder::Time => last,
             _ => 0,
         };
         Some(self.selected.map_or(latest, |row| row.min(last)))
     }
 
     /// Handles a key; returns false if the key ends the program.
-    pub(super) fn press(&mut self, key: Key) -> bool {
+    pub(super) fn handle_key(&mut self, key: Key) -> bool {
         if self.is_typing {
             self.type_filter(key);
             return true;
@@ -180,20 +184,20 @@ impl View {
             Key::Escape if self.is_detailed => self.is_detailed = false,
             Key::Escape if self.selected.is_some() => self.selected = None,
             Key::Escape => self.filter.clear(),
-            Key::Enter => self.is_detailed = !self.is_detailed && !self.stored.is_empty(),
+            Key::Enter => self.is_detailed = !self.is_detailed && !self.flows.is_empty(),
             Key::Char(' ' | 'p') => self.pause(),
             Key::Char('/') => self.is_typing = true,
             Key::Char('s') => self.order = self.order.next(),
             Key::Char('d') => self.only_refused = !self.only_refused,
             Key::Char('t') => self.only_plaintext = !self.only_plaintext,
             Key::Char('c') => {
-                self.stored.clear();
-                self.lost = (0, 0);
+                self.flows.clear();
+                self.lost_counts = (0, 0);
             }
-            Key::Up | Key::Char('k') => self.move_by(-1),
-            Key::Down | Key::Char('j') => self.move_by(1),
-            Key::PageUp => self.move_by(-20),
-            Key::PageDown => self.move_by(20),
+            Key::Up | Key::Char('k') => self.move_selection(-1),
+            Key::Down | Key::Char('j') => self.move_selection(1),
+            Key::PageUp => self.move_selection(-20),
+            Key::PageDown => self.move_selection(20),
             Key::Home => self.selected = Some(0),
             Key::End => self.selected = None,
             _ => {}
@@ -209,7 +213,9 @@ impl View {
                 self.filter.clear();
             }
             Key::Backspace => drop(self.filter.pop()),
-            Key::Char(character) if self.filter.len() < MAX_FILTER => self.filter.push(character),
+            Key::Char(character) if self.filter.len() < MAX_FILTER_CHARS => {
+                self.filter.push(character)
+            }
             _ => {}
         }
     }
@@ -217,14 +223,14 @@ impl View {
     fn pause(&mut self) {
         self.is_paused = !self.is_paused;
         if !self.is_paused {
-            self.stored.append(&mut self.held);
-            let surplus = self.stored.len().saturating_sub(MAX_STORED_FLOWS);
-            self.stored.drain(..surplus);
+            self.flows.append(&mut self.paused_flows);
+            let surplus = self.flows.len().saturating_sub(MAX_STORED_FLOWS);
+            self.flows.drain(..surplus);
         }
     }
 
-    fn move_by(&mut self, rows: isize) {
-        let shown = self.shown().len();
+    fn move_selection(&mut self, rows: isize) {
+        let shown = self.visible_flows().len();
         let Some(row) = self.selected(shown) else {
             return;
         };
@@ -243,8 +249,8 @@ mod tests {
 
     use super::{super::text::tests::flow, *};
 
-    fn receive(view: &mut View, flow: Flow) {
-        view.receive(Received::Item(Box::new(StreamItem::Flow(Box::new(flow)))));
+    fn receive(view: &mut FlowsView, flow: Flow) {
+        view.receive(FlowUpdate::Item(Box::new(StreamItem::Flow(Box::new(flow)))));
     }
 
     fn named(owner: &str, event: Event, transport: Transport, milliseconds: f64) -> Flow {
@@ -256,8 +262,8 @@ mod tests {
         flow
     }
 
-    fn view() -> View {
-        let mut view = View::default();
+    fn view() -> FlowsView {
+        let mut view = FlowsView::default();
         for flow in [
             named("b", Event::Opened, Transport::Hbone, 1.0),
             named("c", Event::Refused, Transport::Plaintext, 3.0),
@@ -268,15 +274,15 @@ mod tests {
         view
     }
 
-    fn clients(view: &View) -> Vec<&str> {
-        let shown = view.shown();
+    fn clients(view: &FlowsView) -> Vec<&str> {
+        let shown = view.visible_flows();
         shown
             .iter()
             .filter_map(|(flow, _)| flow.source.owner.as_deref())
             .collect()
     }
 
-    fn press(view: &mut View, keys: &str) {
+    fn press(view: &mut FlowsView, keys: &str) {
         for key in keys.chars() {
             let key = match key {
                 '\n' => Key::Enter,
@@ -284,7 +290,7 @@ mod tests {
                 '\u{1b}' => Key::Escape,
                 other => Key::Char(other),
             };
-            assert!(view.press(key));
+            assert!(view.handle_key(key));
         }
     }
 
@@ -324,7 +330,7 @@ mod tests {
             &mut view,
             named("late", Event::Opened, Transport::Hbone, 0.0),
         );
-        assert_eq!((clients(&view).len(), view.held()), (3, 1));
+        assert_eq!((clients(&view).len(), view.paused_count()), (3, 1));
         press(&mut view, "p");
         assert_eq!(clients(&view), ["b", "c", "a", "late"]);
     }
@@ -333,55 +339,58 @@ mod tests {
     fn selection_stays_on_its_row_and_returns_to_the_latest() {
         let mut view = view();
         assert_eq!(view.selected(3), Some(2));
-        view.press(Key::Up);
+        view.handle_key(Key::Up);
         assert_eq!(view.selected(3), Some(1));
         receive(
             &mut view,
             named("late", Event::Opened, Transport::Hbone, 0.0),
         );
         assert_eq!(clients(&view).len(), 3);
-        view.press(Key::Home);
-        view.press(Key::Up);
+        view.handle_key(Key::Home);
+        view.handle_key(Key::Up);
         assert_eq!(view.selected(3), Some(0));
-        view.press(Key::End);
+        view.handle_key(Key::End);
         assert_eq!(view.selected(3), Some(2));
         assert_eq!(view.selected(0), None);
     }
 
     #[test]
     fn stored_flows_are_bounded_paused_or_not() {
-        let mut view = View::default();
+        let mut view = FlowsView::default();
         for _ in 0..MAX_STORED_FLOWS + 10 {
             receive(&mut view, flow());
         }
-        view.press(Key::Char('p'));
+        view.handle_key(Key::Char('p'));
         for _ in 0..MAX_STORED_FLOWS + 10 {
             receive(&mut view, flow());
         }
         assert_eq!(
-            (view.shown().len(), view.held()),
+            (view.visible_flows().len(), view.paused_count()),
             (MAX_STORED_FLOWS, MAX_STORED_FLOWS)
         );
-        view.press(Key::Char('p'));
-        assert_eq!((view.shown().len(), view.held()), (MAX_STORED_FLOWS, 0));
+        view.handle_key(Key::Char('p'));
+        assert_eq!(
+            (view.visible_flows().len(), view.paused_count()),
+            (MAX_STORED_FLOWS, 0)
+        );
     }
 
     #[test]
     fn trouble_with_a_proxy_is_shown_until_one_comes() {
-        let mut view = View::default();
-        view.receive(Received::Began("a".to_owned()));
-        view.receive(Received::Ended("a".to_owned(), "broke".to_owned()));
+        let mut view = FlowsView::default();
+        view.receive(FlowUpdate::Connected("a".to_owned()));
+        view.receive(FlowUpdate::Disconnected("a".to_owned(), "broke".to_owned()));
         assert_eq!(view.trouble.as_deref(), Some("a: broke"));
-        assert!(view.reading.is_empty());
-        view.receive(Received::Began("a".to_owned()));
+        assert!(view.connected_proxies.is_empty());
+        view.receive(FlowUpdate::Connected("a".to_owned()));
         assert_eq!(view.trouble, None);
     }
 
     #[test]
     fn only_q_ends_it_and_not_while_typing() {
-        let mut view = View::default();
-        assert!(!view.press(Key::Char('q')));
-        view.press(Key::Char('/'));
-        assert!(view.press(Key::Char('q')));
+        let mut view = FlowsView::default();
+        assert!(!view.handle_key(Key::Char('q')));
+        view.handle_key(Key::Char('/'));
+        assert!(view.handle_key(Key::Char('q')));
     }
 }

@@ -9,12 +9,12 @@ use std::{
 };
 
 use ambit_install::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     object::ObjectRef,
 };
 use ambit_k8s_api::{
     BackendTLSPolicy, Kind, ObjectKey,
-    unread::{instead_of, is_mesh_group},
+    unread::{is_mesh_group, replacement_for},
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::Deserialize as _;
@@ -23,13 +23,13 @@ use serde_json::Value;
 use super::Mesh;
 use crate::{
     CliError,
-    files::{text_of, unreadable},
-    install::failed,
-    rehearsal::settings,
+    files::{read_text, unreadable_file_error},
+    install::install_error,
+    policy_test::load_settings,
 };
 
 /// Kubernetes' own kinds that objects of the mesh depend on, or that carry labels of the mesh: API version and kind.
-const BUILT_IN: [(&str, &str); 10] = [
+const BUILT_IN_KINDS: [(&str, &str); 10] = [
     ("v1", "Namespace"),
     ("v1", "Node"),
     ("v1", "ServiceAccount"),
@@ -42,12 +42,12 @@ const BUILT_IN: [(&str, &str); 10] = [
     ("batch/v1", "CronJob"),
 ];
 /// Name of the Deployment of Ambit's control plane, by which an installation is recognized.
-const CONTROL: &str = "ambit-control";
+const CONTROL_PLANE_DEPLOYMENT: &str = "ambit-control";
 /// Maximum depth of subdirectories that are read below a directory named on the command line.
 const MAX_DEPTH: usize = 16;
 
 /// Reads the objects of manifests in files and directories; `-` is standard input.
-pub(crate) fn of_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
+pub(crate) fn read_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
     let mut files = Vec::new();
     for path in paths {
         match path.is_dir() {
@@ -57,7 +57,7 @@ pub(crate) fn of_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
     }
     let mut mesh = Mesh::default();
     for file in &files {
-        let read = ambit_manifests::values(file, &text_of(file)?);
+        let read = ambit_manifests::parse_values(file, &read_text(file)?);
         let objects = read.objects.into_iter();
         mesh.objects
             .extend(objects.map(|(value, origin)| (value, Some(origin))));
@@ -73,7 +73,7 @@ fn manifests_below(
     files: &mut Vec<PathBuf>,
 ) -> Result<(), CliError> {
     let entries = fs::read_dir(directory).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let entries = entries.map_err(|error| unreadable(directory, error))?;
+    let entries = entries.map_err(|error| unreadable_file_error(directory, error))?;
     let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
@@ -92,19 +92,22 @@ fn manifests_below(
 }
 
 /// Reads the objects of a cluster. A kind that the user may not list is noted as unreadable, and the others are read.
-pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Result<Mesh, CliError> {
+pub(crate) async fn read_cluster(
+    cluster: &ClusterApi,
+    mesh_namespace: &str,
+) -> Result<Mesh, CliError> {
     let mut reader = Reader {
         cluster,
         mesh: Mesh::default(),
     };
-    for (version, kind) in BUILT_IN {
+    for (version, kind) in BUILT_IN_KINDS {
         reader.list(version, kind, (None, None)).await?;
     }
     for (version, kind, plural) in reader.definitions().await? {
         let found = reader.list(&version, &kind, (None, None)).await?;
         let group = version.split_once('/').map_or("", |(group, _)| group);
-        let is_known = Kind::find(Some(&version), &kind).is_some();
-        if found == Some(0) && !is_known && instead_of(group, &kind).is_none() {
+        let is_known = Kind::from_api_version(Some(&version), &kind).is_some();
+        if found == Some(0) && !is_known && replacement_for(group, &kind).is_none() {
             reader
                 .mesh
                 .unused_kinds
@@ -116,12 +119,17 @@ pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Resul
     for (namespace, name) in named_config_maps(&reader.mesh, mesh_namespace) {
         reader.get("v1", "ConfigMap", &namespace, &name).await?;
     }
-    let control = reader.get("apps/v1", "Deployment", mesh_namespace, CONTROL);
+    let control = reader.get(
+        "apps/v1",
+        "Deployment",
+        mesh_namespace,
+        CONTROL_PLANE_DEPLOYMENT,
+    );
     let is_installed = control.await?;
     let mut mesh = reader.mesh;
     mesh.is_installed = is_installed;
     if is_installed {
-        mesh.config = settings(cluster, mesh_namespace).await?;
+        mesh.config = load_settings(cluster, mesh_namespace).await?;
     }
     Ok(mesh)
 }
@@ -145,7 +153,7 @@ fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, Str
 
 /// Reads the objects of a cluster, and collects them with notes on what is forbidden.
 struct Reader<'a> {
-    cluster: &'a Cluster,
+    cluster: &'a ClusterApi,
     mesh: Mesh,
 }
 
@@ -158,13 +166,15 @@ impl Reader<'_> {
         (namespace, labels): (Option<&str>, Option<&str>),
     ) -> Result<Option<usize>, CliError> {
         let found = self.cluster.list(version, kind, namespace, labels).await;
-        let Some(found) = self.permitted(found, "list", kind)? else {
+        let Some(found) = self.unless_forbidden(found, "list", kind)? else {
             return Ok(None);
         };
         let count = found.len();
-        self.mesh
-            .objects
-            .extend(found.into_iter().map(|value| (light(value), None)));
+        self.mesh.objects.extend(
+            found
+                .into_iter()
+                .map(|value| (remove_managed_fields(value), None)),
+        );
         Ok(Some(count))
     }
 
@@ -183,16 +193,16 @@ impl Reader<'_> {
             name: name.to_owned(),
         };
         let mut objects = self.mesh.objects.iter();
-        if objects.any(|(value, _)| ObjectRef::of(value).as_ref() == Some(&reference)) {
+        if objects.any(|(value, _)| ObjectRef::from_object(value).as_ref() == Some(&reference)) {
             return Ok(true);
         }
         let found = self.cluster.get(&reference).await;
         let what = format!("{kind} {namespace}/{name}");
-        let found = self.permitted(found, "get", &what)?.flatten();
+        let found = self.unless_forbidden(found, "get", &what)?.flatten();
         let is_there = found.is_some();
         self.mesh
             .objects
-            .extend(found.map(|value| (light(value), None)));
+            .extend(found.map(|value| (remove_managed_fields(value), None)));
         Ok(is_there)
     }
 
@@ -200,9 +210,9 @@ impl Reader<'_> {
     async fn definitions(&mut self) -> Result<Vec<(String, String, String)>, CliError> {
         let found = self
             .cluster
-            .all::<CustomResourceDefinition>(None, None)
+            .list_typed::<CustomResourceDefinition>(None, None)
             .await;
-        let Some(found) = self.permitted(found, "list", "CustomResourceDefinition")? else {
+        let Some(found) = self.unless_forbidden(found, "list", "CustomResourceDefinition")? else {
             let known = Kind::ALL.iter().filter(|kind| is_mesh_group(kind.group()));
             let known = known.map(|kind| {
                 let version = format!("{}/{}", kind.group(), kind.version());
@@ -213,11 +223,11 @@ impl Reader<'_> {
         let of_mesh = found
             .into_iter()
             .filter(|one| is_mesh_group(&one.spec.group));
-        Ok(of_mesh.filter_map(served).collect())
+        Ok(of_mesh.filter_map(served_version).collect())
     }
 
     /// Returns the result of a request to the API server; if it is forbidden, notes this and returns `None`.
-    fn permitted<T>(
+    fn unless_forbidden<T>(
         &mut self,
         result: Result<T, ClusterError>,
         verb: &str,
@@ -230,7 +240,7 @@ impl Reader<'_> {
                 self.mesh.unreadable.push(note);
                 Ok(None)
             }
-            Err(error) => Err(failed(error.into())),
+            Err(error) => Err(install_error(error.into())),
         }
     }
 }
@@ -244,9 +254,9 @@ fn is_forbidden(error: &ClusterError) -> bool {
 
 /// Returns API version, kind and plural name by which a CRD's objects are read, in a served version: the one that Ambit
 /// uses, or else the storage version, or any other.
-fn served(definition: CustomResourceDefinition) -> Option<(String, String, String)> {
+fn served_version(definition: CustomResourceDefinition) -> Option<(String, String, String)> {
     let spec = definition.spec;
-    let of_mesh = Kind::find(Some(&format!("{}/v1", spec.group)), &spec.names.kind);
+    let of_mesh = Kind::from_api_version(Some(&format!("{}/v1", spec.group)), &spec.names.kind);
     let versions = spec.versions.into_iter().filter(|version| version.served);
     let best = versions.max_by_key(|version| {
         let is_read = of_mesh.is_some_and(|kind| kind.version() == version.name);
@@ -257,7 +267,7 @@ fn served(definition: CustomResourceDefinition) -> Option<(String, String, Strin
 }
 
 /// Removes `managedFields` from an object, which are often most of its size.
-fn light(mut value: Value) -> Value {
+fn remove_managed_fields(mut value: Value) -> Value {
     let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
     if let Some(metadata) = metadata {
         metadata.remove("managedFields");

@@ -8,7 +8,7 @@ use ambit_k8s_api::{
     ConfigMap, Gateway, GatewayClass, ObjectMeta,
     gateway::{GROUP as GATEWAY_API, ParentReference},
 };
-use ambit_virtual_service::{full_name, is_for_mesh};
+use ambit_virtual_service::{fully_qualified_name, is_for_mesh};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -19,14 +19,14 @@ use super::{
         object_name,
     },
     specs::{
-        DestinationRuleSpec, Object, PeerAuthenticationSpec, RouteSpec, ServiceEntrySpec, Settings,
-        TlsPolicy, VirtualServiceSpec, group_and_kind,
+        DestinationRuleSpec, PeerAuthenticationSpec, RouteSpec, ServiceEntrySpec, Settings,
+        TlsPolicy, TypedObject, VirtualServiceSpec, group_and_kind,
     },
 };
 use crate::manifest;
 
 /// GatewayClasses that Istio creates, with their controller names.
-const CLASSES: [(&str, &str); 4] = [
+const ISTIO_GATEWAY_CLASSES: [(&str, &str); 4] = [
     ("istio", "istio.io/gateway-controller"),
     ("istio-remote", "istio.io/unmanaged-gateway"),
     ("istio-east-west", "istio.io/eastwest-controller"),
@@ -34,7 +34,7 @@ const CLASSES: [(&str, &str); 4] = [
 ];
 
 /// Settings and other objects on which the differences of an object depend.
-pub(super) struct Surroundings {
+pub(super) struct MeshContext {
     root_namespace: String,
     cluster_domain: String,
     revision: String,
@@ -43,16 +43,16 @@ pub(super) struct Surroundings {
     /// Controller names by the name of the GatewayClass.
     controllers: BTreeMap<String, String>,
     /// Gateways of Istio's classes, which lapse without Istio's control plane: namespace and name.
-    lapsed: Vec<(String, String)>,
+    lapsing_gateways: Vec<(String, String)>,
 }
 
-impl Surroundings {
+impl MeshContext {
     pub(super) fn new<'a>(
         config: &MeshConfig,
         settings: &Settings,
         objects: impl Iterator<Item = &'a Value> + Clone,
     ) -> Self {
-        let classes = of_gateway_api::<GatewayClass>(objects.clone(), "GatewayClass");
+        let classes = parse_gateway_api_objects::<GatewayClass>(objects.clone(), "GatewayClass");
         let controller = |class: GatewayClass| {
             let name = class.metadata.name.unwrap_or_default();
             (name, class.spec.controller_name)
@@ -64,14 +64,14 @@ impl Surroundings {
             revision: config.revision.to_string(),
             exports_to_all: exports.iter().any(|one| one == "*"),
             controllers: classes.map(controller).collect(),
-            lapsed: Vec::new(),
+            lapsing_gateways: Vec::new(),
         };
-        let lapsed = of_gateway_api::<Gateway>(objects, "Gateway");
-        let lapsed = lapsed.filter(|gateway| all.is_istios(gateway));
-        all.lapsed = lapsed
+        let lapsed = parse_gateway_api_objects::<Gateway>(objects, "Gateway");
+        let lapsed = lapsed.filter(|gateway| all.is_istio_gateway(gateway));
+        all.lapsing_gateways = lapsed
             .map(|one| {
                 (
-                    namespace(&one.metadata).to_owned(),
+                    namespace_of(&one.metadata).to_owned(),
                     one.metadata.name.unwrap_or_default(),
                 )
             })
@@ -80,36 +80,48 @@ impl Surroundings {
     }
 
     /// Whether a Gateway has one of Istio's classes for gateways other than waypoints.
-    fn is_istios(&self, gateway: &Gateway) -> bool {
+    fn is_istio_gateway(&self, gateway: &Gateway) -> bool {
         let class = gateway.spec.gateway_class_name.as_str();
         match self.controllers.get(class) {
-            Some(controller) => CLASSES.iter().any(|(_, of_istio)| of_istio == controller),
-            None => CLASSES.iter().any(|(of_istio, _)| *of_istio == class),
+            Some(controller) => ISTIO_GATEWAY_CLASSES
+                .iter()
+                .any(|(_, of_istio)| of_istio == controller),
+            None => ISTIO_GATEWAY_CLASSES
+                .iter()
+                .any(|(of_istio, _)| *of_istio == class),
         }
     }
 
-    /// Whether [`Self::of_value`] reports a Gateway as one of Istio's classes, so that the control plane's problem of
+    /// Whether [`Self::effects_of_value`] reports a Gateway as one of Istio's classes, so that the control plane's problem of
     /// its class is redundant.
-    pub(super) fn explains(&self, namespace: &str, name: &str) -> bool {
-        let mut all = self.lapsed.iter();
+    pub(super) fn reports_gateway_class(&self, namespace: &str, name: &str) -> bool {
+        let mut all = self.lapsing_gateways.iter();
         all.any(|(of, one)| (of.as_str(), one.as_str()) == (namespace, name))
     }
 
     /// Returns the differences between Istio and Ambit in the meaning of one object.
-    pub(super) fn of_value(&self, value: &Value) -> Vec<Effect> {
+    pub(super) fn effects_of(&self, value: &Value) -> Vec<Effect> {
         let Some((group, kind)) = group_and_kind(value) else {
             return Vec::new();
         };
         let found = match (group.as_str(), kind.as_str()) {
-            (GATEWAY_API, "Gateway") => self.gateway(&read(value)),
+            (GATEWAY_API, "Gateway") => self.gateway_differences(&parse_or_default(value)),
             (GATEWAY_API, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => {
-                self.route(&read(value))
+                self.route_differences(&parse_or_default(value))
             }
-            ("networking.istio.io", "ServiceEntry") => self.service_entry(&read(value)),
-            ("networking.istio.io", "DestinationRule") => destination_rule(&read(value)),
-            ("networking.istio.io", "VirtualService") => self.virtual_service(&read(value)),
-            ("security.istio.io", "PeerAuthentication") => peer_authentication(&read(value)),
-            ("", "ConfigMap") => revisioned_settings(&read(value)),
+            ("networking.istio.io", "ServiceEntry") => {
+                self.service_entry_differences(&parse_or_default(value))
+            }
+            ("networking.istio.io", "DestinationRule") => {
+                destination_rule_differences(&parse_or_default(value))
+            }
+            ("networking.istio.io", "VirtualService") => {
+                self.virtual_service_differences(&parse_or_default(value))
+            }
+            ("security.istio.io", "PeerAuthentication") => {
+                peer_authentication_differences(&parse_or_default(value))
+            }
+            ("", "ConfigMap") => revisioned_settings(&parse_or_default(value)),
             _ => Vec::new(),
         };
         let object = object_name(value);
@@ -119,9 +131,9 @@ impl Surroundings {
         found.into_iter().map(effect).collect()
     }
 
-    fn gateway(&self, gateway: &Gateway) -> Vec<Difference> {
+    fn gateway_differences(&self, gateway: &Gateway) -> Vec<Difference> {
         let class = &gateway.spec.gateway_class_name;
-        if self.is_istios(gateway) {
+        if self.is_istio_gateway(gateway) {
             return vec![(
                 Lapses,
                 "spec.gatewayClassName".to_owned(),
@@ -146,13 +158,13 @@ impl Surroundings {
         other.into_iter().collect()
     }
 
-    fn route(&self, route: &Object<RouteSpec>) -> Vec<Difference> {
+    fn route_differences(&self, route: &TypedObject<RouteSpec>) -> Vec<Difference> {
         let parents = route.spec.parent_refs.iter().enumerate();
         let lapsed = parents.filter(|(_, parent)| {
             let is_gateway = matches!(parent.kind.as_deref(), None | Some("" | "Gateway"));
             let of = parent.namespace.as_deref().filter(|of| !of.is_empty());
-            let of = of.unwrap_or_else(|| namespace(&route.metadata));
-            is_gateway && self.explains(of, &parent.name)
+            let of = of.unwrap_or_else(|| namespace_of(&route.metadata));
+            is_gateway && self.reports_gateway_class(of, &parent.name)
         });
         let difference = |(index, parent): (usize, &ParentReference)| {
             (
@@ -168,8 +180,8 @@ impl Surroundings {
         lapsed.map(difference).collect()
     }
 
-    fn service_entry(&self, entry: &Object<ServiceEntrySpec>) -> Vec<Difference> {
-        let own = namespace(&entry.metadata);
+    fn service_entry_differences(&self, entry: &TypedObject<ServiceEntrySpec>) -> Vec<Difference> {
+        let own = namespace_of(&entry.metadata);
         let is_silent = entry.spec.export_to.is_empty();
         if !is_silent || self.exports_to_all || own == self.root_namespace {
             return Vec::new();
@@ -186,11 +198,14 @@ impl Surroundings {
     }
 }
 
-impl Surroundings {
+impl MeshContext {
     /// Returns differences of a VirtualService with `exportTo`, or with hosts of another namespace: a waypoint applies
     /// it in place of the sidecars of the clients.
-    fn virtual_service(&self, service: &Object<VirtualServiceSpec>) -> Vec<Difference> {
-        let own = namespace(&service.metadata);
+    fn virtual_service_differences(
+        &self,
+        service: &TypedObject<VirtualServiceSpec>,
+    ) -> Vec<Difference> {
+        let own = namespace_of(&service.metadata);
         let VirtualServiceSpec {
             hosts,
             gateways,
@@ -210,7 +225,7 @@ impl Surroundings {
             ));
         }
         for (number, host) in hosts.iter().enumerate() {
-            let full = full_name(host, own, &self.cluster_domain).unwrap_or_default();
+            let full = fully_qualified_name(host, own, &self.cluster_domain).unwrap_or_default();
             let suffix = format!(".svc.{}", self.cluster_domain);
             let service = full
                 .strip_suffix(&suffix)
@@ -234,12 +249,12 @@ type Difference = (Outcome, String, String, String);
 
 /// Returns differences of a DestinationRule: for TLS without CA certificates, Istio does not verify the server, and
 /// Ambit uses the system's trust store.
-fn destination_rule(rule: &Object<DestinationRuleSpec>) -> Vec<Difference> {
+fn destination_rule_differences(rule: &TypedObject<DestinationRuleSpec>) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut check = |at: String, policy: &TlsPolicy| {
         let tls = policy.tls.as_ref();
         let tls = tls.filter(|tls| matches!(tls.mode.as_str(), "SIMPLE" | "MUTUAL"));
-        if tls.is_some_and(|tls| !tls.names_authorities() && !tls.insecure_skip_verify) {
+        if tls.is_some_and(|tls| !tls.configures_ca() && !tls.insecure_skip_verify) {
             found.push((
                 Changes,
                 format!("{at}.tls.caCertificates"),
@@ -265,7 +280,9 @@ fn destination_rule(rule: &Object<DestinationRuleSpec>) -> Vec<Difference> {
     found
 }
 
-fn peer_authentication(policy: &Object<PeerAuthenticationSpec>) -> Vec<Difference> {
+fn peer_authentication_differences(
+    policy: &TypedObject<PeerAuthenticationSpec>,
+) -> Vec<Difference> {
     let ports = policy.spec.port_level_mtls.iter();
     let ports = ports.map(|(port, one)| (format!("spec.portLevelMtls.{port}"), one));
     let own = ("spec.mtls".to_owned(), &policy.spec.mtls);
@@ -303,23 +320,23 @@ fn revisioned_settings(map: &ConfigMap) -> Vec<Difference> {
 }
 
 /// Parses the objects of one kind of the Gateway API, and skips all others.
-fn of_gateway_api<'a, T: DeserializeOwned + Default>(
+fn parse_gateway_api_objects<'a, T: DeserializeOwned + Default>(
     objects: impl Iterator<Item = &'a Value>,
     kind: &'static str,
 ) -> impl Iterator<Item = T> {
     let is_one = move |one: &&Value| {
         group_and_kind(one).is_some_and(|(group, of)| group == GATEWAY_API && of == kind)
     };
-    objects.filter(is_one).map(read)
+    objects.filter(is_one).map(parse_or_default)
 }
 
 /// Parses an object; `null` fields count as absent. A malformed object becomes the default: the control plane reports
 /// it.
-pub(super) fn read<T: DeserializeOwned + Default>(value: &Value) -> T {
-    T::deserialize(manifest::of(value)).unwrap_or_default()
+pub(super) fn parse_or_default<T: DeserializeOwned + Default>(value: &Value) -> T {
+    T::deserialize(manifest::to_manifest(value)).unwrap_or_default()
 }
 
-fn namespace(metadata: &ObjectMeta) -> &str {
+fn namespace_of(metadata: &ObjectMeta) -> &str {
     let namespace = metadata.namespace.as_deref();
     namespace
         .filter(|name| !name.is_empty())

@@ -54,7 +54,7 @@ pub(super) fn object_name(value: &Value) -> String {
     if let Ok(key) = ObjectKey::read(value) {
         return key.to_string();
     }
-    let named = Named::deserialize(value).unwrap_or_default();
+    let named = ObjectHeader::deserialize(value).unwrap_or_default();
     let kind = named.kind.as_deref().unwrap_or("object");
     let name = named.metadata.name.as_deref().unwrap_or("without a name");
     match named.metadata.namespace {
@@ -66,14 +66,14 @@ pub(super) fn object_name(value: &Value) -> String {
 /// Kind, namespace and name in the JSON of an object of any kind.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Named {
+struct ObjectHeader {
     kind: Option<String>,
-    metadata: Name,
+    metadata: ObjectName,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Name {
+struct ObjectName {
     namespace: Option<String>,
     name: Option<String>,
 }

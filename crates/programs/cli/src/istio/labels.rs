@@ -14,17 +14,17 @@ use super::effect::Outcome::{self, Changes, Lapses, Works};
 
 /// Kind of object whose labels and annotations a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum LabelLocation {
     Namespace,
     Service,
     /// A pod, or the pod template of a workload.
     Workload,
 }
-use Place::{Namespace, Service, Workload};
+use LabelLocation::{Namespace, Service, Workload};
 
 /// Rule for a label or annotation of Istio.
-struct Rule {
-    place: Place,
+struct LabelRule {
+    place: LabelLocation,
     /// Name of the label or annotation; if it ends with a slash, the prefix of names.
     key: &'static str,
     /// Value of the label or annotation; `None` matches any value.
@@ -35,13 +35,13 @@ struct Rule {
 }
 
 const fn rule(
-    place: Place,
+    place: LabelLocation,
     (key, value): (&'static str, Option<&'static str>),
     outcome: Outcome,
     effect: &'static str,
     advice: &'static str,
-) -> Rule {
-    Rule {
+) -> LabelRule {
+    LabelRule {
         place,
         key,
         value,
@@ -52,12 +52,12 @@ const fn rule(
 }
 
 /// Placeholder in advice, replaced by the object's name.
-const NAME: &str = "{name}";
-const ENROLL: &str = "label it istio.io/dataplane-mode=ambient (`ambit enroll {name}`), and restart pods with sidecars";
+const NAME_PLACEHOLDER: &str = "{name}";
+const ENROLL_ADVICE: &str = "label it istio.io/dataplane-mode=ambient (`ambit enroll {name}`), and restart pods with sidecars";
 const NOT_INJECTED: &str = "no sidecars are injected";
-const OF_SIDECARS: &str = "it is a setting of sidecars";
-const REMOVE: &str = "remove it";
-const PORTS: &str = "the node proxy captures all ports";
+const SIDECAR_SETTING: &str = "it is a setting of sidecars";
+const REMOVE_ADVICE: &str = "remove it";
+const CAPTURES_ALL_PORTS: &str = "the node proxy captures all ports";
 const BYPASS: &str =
     "ambient.istio.io/bypass-inbound-capture=true leaves all inbound connections uncaptured";
 const OUTBOUND: &str =
@@ -65,13 +65,13 @@ const OUTBOUND: &str =
 const SIDECAR_RESOURCES: &str = "set the chart's ztunnel.resources, and spec.infrastructure.parametersRef of a waypoint's Gateway";
 
 /// Rules for labels and annotations; the first one that matches applies.
-const RULES: &[Rule] = &[
+const RULES: &[LabelRule] = &[
     rule(
         Namespace,
         ("istio-injection", Some("enabled")),
         Lapses,
         NOT_INJECTED,
-        ENROLL,
+        ENROLL_ADVICE,
     ),
     rule(
         Namespace,
@@ -169,7 +169,7 @@ const RULES: &[Rule] = &[
         ("istio.io/rev", None),
         Lapses,
         NOT_INJECTED,
-        REMOVE,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
@@ -183,41 +183,41 @@ const RULES: &[Rule] = &[
         ("inject.istio.io/", None),
         Lapses,
         NOT_INJECTED,
-        REMOVE,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyCPU", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         SIDECAR_RESOURCES,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyCPULimit", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         SIDECAR_RESOURCES,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyMemory", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         SIDECAR_RESOURCES,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyMemoryLimit", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         SIDECAR_RESOURCES,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/logLevel", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         "`ambit log-level` sets the level of a node proxy or waypoint",
     ),
     rule(
@@ -225,48 +225,48 @@ const RULES: &[Rule] = &[
         ("sidecar.istio.io/rewriteAppHTTPProbers", None),
         Changes,
         "kubelet's probes reach the application unchanged",
-        REMOVE,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/extraStatTags", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         "use tagOverrides of a Telemetry with targetRefs",
     ),
     rule(
         Workload,
         ("sidecar.istio.io/", None),
         Lapses,
-        OF_SIDECARS,
-        REMOVE,
+        SIDECAR_SETTING,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("traffic.sidecar.istio.io/excludeInboundPorts", None),
         Lapses,
-        PORTS,
+        CAPTURES_ALL_PORTS,
         BYPASS,
     ),
     rule(
         Workload,
         ("traffic.sidecar.istio.io/includeInboundPorts", Some("*")),
         Works,
-        PORTS,
+        CAPTURES_ALL_PORTS,
         "",
     ),
     rule(
         Workload,
         ("traffic.sidecar.istio.io/includeInboundPorts", None),
         Lapses,
-        PORTS,
+        CAPTURES_ALL_PORTS,
         BYPASS,
     ),
     rule(
         Workload,
         ("traffic.sidecar.istio.io/kubevirtInterfaces", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         "use the annotation istio.io/reroute-virtual-interfaces",
     ),
     rule(
@@ -284,21 +284,21 @@ const RULES: &[Rule] = &[
         ("traffic.sidecar.istio.io/", None),
         Lapses,
         OUTBOUND,
-        REMOVE,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("proxy.istio.io/config", None),
         Lapses,
-        OF_SIDECARS,
+        SIDECAR_SETTING,
         "numTrustedProxies belongs in the same annotation of a waypoint's Gateway; remove the rest",
     ),
     rule(
         Workload,
         ("proxy.istio.io/", None),
         Lapses,
-        OF_SIDECARS,
-        REMOVE,
+        SIDECAR_SETTING,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
@@ -311,24 +311,24 @@ const RULES: &[Rule] = &[
         Workload,
         ("readiness.status.sidecar.istio.io/", None),
         Lapses,
-        OF_SIDECARS,
-        REMOVE,
+        SIDECAR_SETTING,
+        REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("status.sidecar.istio.io/", None),
         Lapses,
-        OF_SIDECARS,
-        REMOVE,
+        SIDECAR_SETTING,
+        REMOVE_ADVICE,
     ),
 ];
 
 /// Values of the labels `app` and `k8s-app` of Istio's own components, which are not checked.
-const PARTS: [&str; 3] = ["istiod", "ztunnel", "istio-cni-node"];
+const ISTIO_COMPONENTS: [&str; 3] = ["istiod", "ztunnel", "istio-cni-node"];
 
 /// Label or annotation of an object, with its effect in Ambit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct LabelEffect {
     /// Kind, namespace and name of the object that has the label or annotation.
     pub(crate) object: String,
     pub(crate) outcome: Outcome,
@@ -339,7 +339,7 @@ pub(crate) struct Mark {
 
 /// Returns the labels and annotations with a rule of an object given as JSON. A pod's count as those of the workload
 /// that owns it.
-pub(super) fn of_value(value: &Value) -> Vec<Mark> {
+pub(super) fn effects_of_value(value: &Value) -> Vec<LabelEffect> {
     let (Ok(TypeMeta { api_version, kind }), Ok(named)) = (
         TypeMeta::deserialize(value),
         ObjectWithTemplate::deserialize(value),
@@ -369,7 +369,7 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
     };
     let mut object = format!("{kind} {namespace}/{name}");
     let mut prefix = at;
-    match (place, workload_of(&metadata)) {
+    match (place, owner_workload(&metadata)) {
         (Namespace, _) => object = format!("{kind} {name}"),
         (Workload, Some((kind, name))) => {
             object = format!("{kind} {namespace}/{name}");
@@ -377,7 +377,7 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
         }
         _ => {}
     }
-    marks(&metadata, place, &object, (&name, prefix))
+    label_effects(&metadata, place, &object, (&name, prefix))
 }
 
 /// Metadata of an object, and of the pod template in it, in any kind of workload.
@@ -414,7 +414,7 @@ struct JobSpec {
 }
 
 /// Returns the labels and annotations with a rule of a parsed object.
-pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
+pub(crate) fn effects_of_object(object: &Object) -> Vec<LabelEffect> {
     let key = object.key();
     let (place, template) = match object {
         Object::Namespace(_) => (Namespace, None),
@@ -432,11 +432,11 @@ pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
     };
     let prefix = template.map_or("", |_| "spec.template");
     let metadata = template.unwrap_or_else(|| object.metadata());
-    marks(metadata, place, &key.to_string(), (&key.name, prefix))
+    label_effects(metadata, place, &key.to_string(), (&key.name, prefix))
 }
 
 /// Returns kind and name of the workload that owns a pod; for a Deployment's ReplicaSet, the Deployment.
-fn workload_of(pod: &ObjectMeta) -> Option<(String, String)> {
+fn owner_workload(pod: &ObjectMeta) -> Option<(String, String)> {
     let mut owners = pod.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.controller == Some(true))?;
     let labels = pod.labels.as_ref();
@@ -448,13 +448,13 @@ fn workload_of(pod: &ObjectMeta) -> Option<(String, String)> {
     })
 }
 
-fn marks(
+fn label_effects(
     metadata: &ObjectMeta,
-    place: Place,
+    place: LabelLocation,
     object: &str,
     (name, prefix): (&str, &str),
-) -> Vec<Mark> {
-    if place == Workload && is_of_the_mesh(metadata) {
+) -> Vec<LabelEffect> {
+    if place == Workload && is_mesh_component(metadata) {
         return Vec::new();
     }
     let with_sidecar = metadata.annotations.as_ref().is_some_and(has_sidecar);
@@ -469,22 +469,22 @@ fn marks(
                 continue;
             }
             let mut rules = RULES.iter().filter(|rule| rule.place == place);
-            let Some(rule) = rules.find(|rule| is_for(rule, key, value)) else {
+            let Some(rule) = rules.find(|rule| matches_label(rule, key, value)) else {
                 continue;
             };
             // Of a pod alone: its template cannot have it.
             let prefix = if key == SIDECAR_STATUS { "" } else { prefix };
             let dot = if prefix.is_empty() { "" } else { "." };
             let advice = match rule.advice {
-                ENROLL if is_ambient(metadata) => REMOVE,
+                ENROLL_ADVICE if is_ambient(metadata) => REMOVE_ADVICE,
                 advice => advice,
             };
-            found.push(Mark {
+            found.push(LabelEffect {
                 object: object.to_owned(),
                 outcome: rule.outcome,
                 field: format!("{prefix}{dot}metadata.{list}[{key}]"),
                 effect: rule.effect,
-                advice: advice.replace(NAME, name),
+                advice: advice.replace(NAME_PLACEHOLDER, name),
             });
         }
     }
@@ -497,7 +497,7 @@ fn is_ambient(metadata: &ObjectMeta) -> bool {
     mode.is_some_and(|mode| mode == DATAPLANE_MODE_AMBIENT)
 }
 
-fn is_for(rule: &Rule, key: &str, value: &str) -> bool {
+fn matches_label(rule: &LabelRule, key: &str, value: &str) -> bool {
     let is_key = match rule.key.ends_with('/') {
         true => key.starts_with(rule.key),
         false => key == rule.key,
@@ -506,10 +506,10 @@ fn is_for(rule: &Rule, key: &str, value: &str) -> bool {
 }
 
 /// Whether a pod belongs to a mesh's own components: control plane, agents, node proxies, or instances of a Gateway.
-fn is_of_the_mesh(pod: &ObjectMeta) -> bool {
+fn is_mesh_component(pod: &ObjectMeta) -> bool {
     let labels = pod.labels.as_ref();
     let label = |key: &str| labels.and_then(|labels| labels.get(key));
-    let of_part = |key| label(key).is_some_and(|app| PARTS.contains(&app.as_str()));
+    let of_part = |key| label(key).is_some_and(|app| ISTIO_COMPONENTS.contains(&app.as_str()));
     label(GATEWAY_NAME).is_some()
         || label(GATEWAY_MANAGED).is_some()
         || of_part(APP)

@@ -12,10 +12,10 @@ use serde_json::Value;
 /// Returns the API group and the kind of an object; the core group is empty.
 pub(super) fn group_and_kind(value: &Value) -> Option<(String, String)> {
     let TypeMeta { api_version, kind } = TypeMeta::deserialize(value).ok()?;
-    Some((group_of(&api_version).to_owned(), kind))
+    Some((api_group(&api_version).to_owned(), kind))
 }
 
-pub(super) fn group_of(api_version: &str) -> &str {
+pub(super) fn api_group(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Settings {
 /// An object with metadata and a specification of type `S`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Object<S> {
+pub(super) struct TypedObject<S> {
     pub(super) metadata: ObjectMeta,
     pub(super) spec: S,
 }
@@ -88,7 +88,7 @@ pub(super) struct Tls {
 
 impl Tls {
     /// Whether the settings name CA certificates for the verification of servers.
-    pub(super) fn names_authorities(&self) -> bool {
+    pub(super) fn configures_ca(&self) -> bool {
         self.ca_certificates.is_some() || self.credential_name.is_some()
     }
 }

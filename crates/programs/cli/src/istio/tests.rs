@@ -5,7 +5,7 @@ use std::path::Path;
 use super::*;
 
 fn mesh(text: &str) -> Mesh {
-    let read = ambit_manifests::values(Path::new("mesh.yaml"), text);
+    let read = ambit_manifests::parse_values(Path::new("mesh.yaml"), text);
     assert_eq!(read.problems, []);
     let objects = read.objects.into_iter();
     Mesh {

@@ -11,22 +11,25 @@ use ambit_k8s_api::{
     istio::{AuthorizationPolicy, selected_labels},
 };
 
-/// Applies all checks to the `linted` objects, and returns their findings.
-pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
+/// Applies all checks to the `linted_keys` objects, and returns their findings.
+pub(super) fn run_checks(
+    objects: &[ObjectEvent],
+    linted_keys: &BTreeSet<ObjectKey>,
+) -> Vec<Problem> {
     let applied = || {
         objects.iter().filter_map(|event| match event {
             ObjectEvent::Applied { object, origin } => Some((object, origin)),
             ObjectEvent::Refused { .. } | ObjectEvent::Deleted(_) => None,
         })
     };
-    let pods = Pods::new(applied().filter_map(|(object, _)| match object {
+    let pods = PodsByNamespace::new(applied().filter_map(|(object, _)| match object {
         Object::Pod(pod) => Some(&**pod),
         _ => None,
     }));
     let mut problems = Vec::new();
     for (object, origin) in applied() {
         let key = object.key();
-        if !linted.contains(&key) {
+        if !linted_keys.contains(&key) {
             continue;
         }
         let warn = |(field, message)| Problem {
@@ -39,13 +42,13 @@ pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<
         let found = match object {
             Object::AuthorizationPolicy(policy) => {
                 let selector = selected_labels(policy.spec.selector.as_ref());
-                let mut found = pods.unselected(&key.namespace, selector);
+                let mut found = pods.unmatched_selector(&key.namespace, selector);
                 found.extend(unknown_principals(policy, &pods));
                 found
             }
             Object::PeerAuthentication(policy) => {
                 let selector = selected_labels(policy.spec.selector.as_ref());
-                pods.unselected(&key.namespace, selector)
+                pods.unmatched_selector(&key.namespace, selector)
             }
             Object::HTTPRoute(route) => shadowed_matches(route),
             _ => Vec::new(),
@@ -56,13 +59,13 @@ pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<
 }
 
 /// Path of the field, and the message.
-type Finding = (String, String);
+type FieldMessage = (String, String);
 
 /// Pods of all objects, by namespace.
 #[derive(Default)]
-struct Pods<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
+struct PodsByNamespace<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
 
-impl<'a> Pods<'a> {
+impl<'a> PodsByNamespace<'a> {
     fn new(pods: impl Iterator<Item = &'a Pod>) -> Self {
         let mut all = Self::default();
         for pod in pods {
@@ -74,11 +77,11 @@ impl<'a> Pods<'a> {
 
     /// Returns a finding if a policy's selector matches no pod of its namespace; none if the namespace has no pods at
     /// all.
-    fn unselected(
+    fn unmatched_selector(
         &self,
         namespace: &str,
         selector: Option<&BTreeMap<String, String>>,
-    ) -> Vec<Finding> {
+    ) -> Vec<FieldMessage> {
         let (Some(labels), Some(pods)) = (selector, self.0.get(namespace)) else {
             return Vec::new();
         };
@@ -98,7 +101,7 @@ impl<'a> Pods<'a> {
     }
 
     /// Returns whether a pod of the namespace runs under the service account; `None` if the namespace has no pods.
-    fn runs(&self, namespace: &str, account: &str) -> Option<bool> {
+    fn has_pods_of_account(&self, namespace: &str, account: &str) -> Option<bool> {
         let pods = self.0.get(namespace)?;
         let runs = |pod: &&Pod| {
             let spec = pod.spec.as_ref();
@@ -110,7 +113,10 @@ impl<'a> Pods<'a> {
 }
 
 /// Returns findings on principals whose service account no pod uses.
-fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Finding> {
+fn unknown_principals(
+    policy: &AuthorizationPolicy,
+    pods: &PodsByNamespace<'_>,
+) -> Vec<FieldMessage> {
     let mut found = Vec::new();
     for (number, rule) in policy.spec.rules.iter().enumerate() {
         for (from, source) in rule.from.iter().enumerate() {
@@ -118,10 +124,10 @@ fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Find
                 continue;
             };
             for (index, principal) in source.principals.iter().enumerate() {
-                let Some((namespace, account)) = account_of(principal) else {
+                let Some((namespace, account)) = parse_principal(principal) else {
                     continue;
                 };
-                if pods.runs(namespace, account) == Some(false) {
+                if pods.has_pods_of_account(namespace, account) == Some(false) {
                     found.push((
                         format!("spec.rules[{number}].from[{from}].source.principals[{index}]"),
                         format!("no pod in {namespace} runs as the service account {account}"),
@@ -135,7 +141,7 @@ fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Find
 
 /// Returns namespace and service account of a principal `TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT`; `None` for other forms
 /// and for wildcards.
-fn account_of(principal: &str) -> Option<(&str, &str)> {
+fn parse_principal(principal: &str) -> Option<(&str, &str)> {
     let mut parts = principal.split('/');
     let (_, ns, namespace) = (parts.next()?, parts.next()?, parts.next()?);
     let (sa, account) = (parts.next()?, parts.next()?);
@@ -144,7 +150,7 @@ fn account_of(principal: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns findings on matches of an HTTPRoute's rule that never apply, because an earlier rule has the same match.
-fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
+fn shadowed_matches(route: &HTTPRoute) -> Vec<FieldMessage> {
     let mut first: Vec<(String, usize)> = Vec::new();
     let mut found = Vec::new();
     let every = [HttpRouteMatch::default()];
@@ -154,7 +160,7 @@ fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
             given => given,
         };
         for (index, one) in matches.iter().enumerate() {
-            let form = canonical(one);
+            let form = canonical_json(one);
             match first.iter().find(|(other, _)| *other == form) {
                 Some((_, earlier)) if *earlier != number => found.push((
                     match rule.matches.is_empty() {
@@ -172,8 +178,8 @@ fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
 }
 
 /// Returns a normal form of a match for comparison: explicit defaults, and sorted conditions.
-fn canonical(one: &HttpRouteMatch) -> String {
-    let path = one.path.clone().unwrap_or_default();
+fn canonical_json(route_match: &HttpRouteMatch) -> String {
+    let path = route_match.path.clone().unwrap_or_default();
     let kind = path.type_.as_deref().unwrap_or("PathPrefix");
     let value = path.value.as_deref().unwrap_or("/");
     // A prefix is one of whole parts: with and without a slash at its end it is the same.
@@ -184,13 +190,13 @@ fn canonical(one: &HttpRouteMatch) -> String {
     let named = |matches: &[ambit_k8s_api::gateway::HttpNamedMatch], lower: bool| {
         let mut all: Vec<_> = matches
             .iter()
-            .map(|one| {
+            .map(|route_match| {
                 let name = match lower {
-                    true => one.name.to_ascii_lowercase(),
-                    false => one.name.clone(),
+                    true => route_match.name.to_ascii_lowercase(),
+                    false => route_match.name.clone(),
                 };
-                let kind = one.type_.as_deref().unwrap_or("Exact");
-                format!("{name} {kind} {:?}", one.value)
+                let kind = route_match.type_.as_deref().unwrap_or("Exact");
+                format!("{name} {kind} {:?}", route_match.value)
             })
             .collect();
         all.sort();
@@ -198,9 +204,9 @@ fn canonical(one: &HttpRouteMatch) -> String {
     };
     format!(
         "{kind} {value:?} {:?} {:?} {:?} {:?}",
-        one.method,
-        named(&one.headers, true),
-        named(&one.query_params, false),
-        one.other
+        route_match.method,
+        named(&route_match.headers, true),
+        named(&route_match.query_params, false),
+        route_match.other
     )
 }

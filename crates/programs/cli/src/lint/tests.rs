@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 
-const PRESENT: &str = "
+const EXISTING_OBJECTS: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
@@ -35,10 +35,10 @@ fn events(text: &str) -> Vec<ObjectEvent> {
     objects.map(applied).collect()
 }
 
-fn found(present: &str, manifests: &str) -> Vec<String> {
+fn lint_messages(present: &str, manifests: &str) -> Vec<String> {
     let manifests = ambit_manifests::parse(Path::new("new.yaml"), manifests);
     let problems = lint(MeshConfig::default(), events(present), manifests);
-    problems.iter().map(Problem::line).collect()
+    problems.iter().map(Problem::format_line).collect()
 }
 
 #[test]
@@ -56,7 +56,7 @@ kind: PeerAuthentication
 metadata: {name: strict, namespace: shop}
 spec: {selector: {matchLabels: {app: web, tier: back}}, mtls: {mode: STRICT}}
 ";
-    let found = found(PRESENT, policies);
+    let found = lint_messages(EXISTING_OBJECTS, policies);
     assert_eq!(
         found,
         [
@@ -80,7 +80,10 @@ spec:
   selector: {matchLabels: {app: x}}
   rules: [{from: [{source: {principals: [cluster.local/ns/unknown/sa/x, cluster.local/ns/shop/*]}}]}]
 ";
-    assert_eq!(found(PRESENT, policy), Vec::<String>::new());
+    assert_eq!(
+        lint_messages(EXISTING_OBJECTS, policy),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -103,7 +106,7 @@ spec:
   - matches: [{path: {value: /}}]
     backendRefs: [{name: web, port: 80}]
 ";
-    let found = found(PRESENT, route);
+    let found = lint_messages(EXISTING_OBJECTS, route);
     let shadowed: Vec<_> = found
         .iter()
         .filter(|line| line.contains("goes before it"))
@@ -123,7 +126,7 @@ spec:
 #[test]
 fn problems_are_of_the_manifests_or_caused_by_them() {
     // The VirtualService is no news.
-    assert_eq!(found(PRESENT, ""), Vec::<String>::new());
+    assert_eq!(lint_messages(EXISTING_OBJECTS, ""), Vec::<String>::new());
     let manifests = "
 apiVersion: networking.istio.io/v1
 kind: Sidecar
@@ -143,7 +146,7 @@ kind: AuthorizationPolicy
 metadata: {name: broken, namespace: shop}
 spec: {rulez: []}
 ";
-    let found = found(PRESENT, manifests);
+    let found = lint_messages(EXISTING_OBJECTS, manifests);
     for part in [
         "new.yaml:2: is a networking.istio.io/v1 Sidecar",
         "spec.rules[0].to[0].operation.methods can only be evaluated by a waypoint",
@@ -189,7 +192,7 @@ spec:
   selector: {matchLabels: {app: web}}
   template: {metadata: {labels: {app: web}, annotations: {sidecar.istio.io/inject: 'false'}}, spec: {containers: []}}
 ";
-    let found = found(PRESENT, manifests);
+    let found = lint_messages(EXISTING_OBJECTS, manifests);
     for part in [
         "new.yaml:2: is a networking.istio.io/v1 Sidecar, which nothing reads: it has no effect; delete it",
         "XBackendTrafficPolicy, which nothing reads: it has no effect; use trafficPolicy.retryBudget",

@@ -4,15 +4,15 @@ use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};
 use ambit_lab::LabNetns;
 
-use super::report::{Answers, Report, proxy_of};
+use super::report::{PodResponses, Report, proxy_state};
 use crate::{
     CliError, ErrorKind,
     dump::Dump,
-    labs::{self, client_error, of_kind},
-    membership::{Captured, Rules},
-    reach::{AGENT, PROXY},
-    source::DUMP,
-    status::answer_of,
+    labs::{self, client_error, objects_of_kind},
+    membership::{CaptureState, MembershipRules},
+    pod_access::{AGENT_DEBUG, NODE_PROXY_ADMIN},
+    source::CONFIG_DUMP_PATH,
+    status::query_page,
 };
 
 /// Reports on a lab's pod, found by its full name or by its Deployment's name.
@@ -22,10 +22,10 @@ pub(super) fn report(
     namespace: &str,
     pod_name: &str,
 ) -> Result<Report, CliError> {
-    let client = labs::find(lab)?;
+    let client = labs::find_lab(lab)?;
     let objects = client.objects().map_err(client_error)?;
     let status = client.status().map_err(client_error)?;
-    let namespace = labs::namespace(&objects, namespace)?;
+    let namespace = labs::find_namespace(&objects, namespace)?;
     let here = status.pods.iter();
     let here = here.filter(|pod| pod.namespace == name(&namespace));
     let beginning = format!("{pod_name}-");
@@ -39,7 +39,7 @@ pub(super) fn report(
         CliError::new(ErrorKind::NotFound, what)
     };
     let known = known.ok_or_else(not_found)?;
-    let pods: Vec<Pod> = of_kind(&objects);
+    let pods: Vec<Pod> = objects_of_kind(&objects);
     let is_it = |pod: &Pod| {
         pod.metadata.namespace.as_deref() == Some(&known.namespace) && name(pod) == known.name
     };
@@ -47,20 +47,20 @@ pub(super) fn report(
     pod.metadata.uid = Some(known.uid.clone());
     let full = format!("{}/{}", known.namespace, known.name);
     let node = || LabNetns::Node(known.node.clone());
-    let proxy = answer_of(&client, node(), PROXY.1, DUMP);
+    let proxy = query_page(&client, node(), NODE_PROXY_ADMIN.1, CONFIG_DUMP_PATH);
     Ok(Report::new(
         &pod,
         &namespace,
-        &Rules::of(None, mesh),
-        Answers {
+        &MembershipRules::from_agent_config(None, mesh),
+        PodResponses {
             node: known.node.clone(),
             annotation: match known.captured {
-                true => Captured::Yes,
-                false => Captured::No,
+                true => CaptureState::Yes,
+                false => CaptureState::No,
             },
-            agent: answer_of(&client, node(), AGENT.1, &format!("/v1/pods/{full}")),
-            proxy: proxy.map(|dump: Dump| proxy_of(&dump, &pod)),
-            gateways: of_kind::<Gateway>(&objects),
+            agent: query_page(&client, node(), AGENT_DEBUG.1, &format!("/v1/pods/{full}")),
+            proxy: proxy.map(|dump: Dump| proxy_state(&dump, &pod)),
+            gateways: objects_of_kind::<Gateway>(&objects),
         },
     ))
 }

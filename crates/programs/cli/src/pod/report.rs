@@ -4,11 +4,11 @@ use ambit_install::object::{name, namespace_of};
 use ambit_k8s_api::{Gateway, Namespace, Pod};
 use serde::Serialize;
 
-use super::waypoint::{self, Binding};
+use super::waypoint::{self, WaypointBinding};
 use crate::{
-    answers::AgentPod,
-    dump::{Dump, PodEntry, or},
-    membership::{Captured, Membership, Rules},
+    debug_pages::AgentPod,
+    dump::{Dump, PodEntry, non_empty_or},
+    membership::{CaptureState, Membership, MembershipRules},
 };
 
 /// Mesh membership, node proxy state and waypoint of one pod.
@@ -25,19 +25,19 @@ pub(crate) struct Report {
     #[serde(rename = "wanted")]
     membership: Membership,
     /// State by the agent's status annotation on the pod.
-    annotation: Captured,
+    annotation: CaptureState,
     /// State of the pod in the node's agent, or the reason why it is unknown.
     agent: Result<AgentPod, String>,
     /// State of the pod in the node's proxy, or the reason why it is unknown.
-    proxy: Result<Proxy, String>,
+    proxy: Result<ProxyState, String>,
     /// Waypoint for requests to the pod's own address.
-    waypoint: Binding,
+    waypoint: WaypointBinding,
 }
 
 /// State of one pod in its node's proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Proxy {
+pub(crate) struct ProxyState {
     /// Whether the proxy listens in the pod's network namespace.
     serves: bool,
     /// Number of connections that the proxy carries for the pod.
@@ -68,29 +68,34 @@ pub(crate) enum MeshState {
 }
 
 /// Responses of all components about one pod.
-pub(super) struct Answers {
+pub(super) struct PodResponses {
     pub(super) node: String,
-    pub(super) annotation: Captured,
+    pub(super) annotation: CaptureState,
     pub(super) agent: Result<AgentPod, String>,
-    pub(super) proxy: Result<Proxy, String>,
+    pub(super) proxy: Result<ProxyState, String>,
     pub(super) gateways: Vec<Gateway>,
 }
 
 impl Report {
-    pub(super) fn new(pod: &Pod, namespace: &Namespace, rules: &Rules, answers: Answers) -> Self {
+    pub(super) fn new(
+        pod: &Pod,
+        namespace: &Namespace,
+        rules: &MembershipRules,
+        responses: PodResponses,
+    ) -> Self {
         let membership = rules.membership(pod, namespace);
-        let Answers {
+        let PodResponses {
             node,
             annotation,
             agent,
             proxy,
             gateways,
-        } = answers;
+        } = responses;
         Self {
             pod: format!("{}/{}", namespace_of(pod), name(pod)),
             node,
             mesh_state: mesh_state(&membership, annotation, &agent, &proxy),
-            waypoint: waypoint::binding(pod, namespace, &gateways),
+            waypoint: waypoint::find_binding(pod, namespace, &gateways),
             membership,
             annotation,
             agent,
@@ -99,26 +104,26 @@ impl Report {
     }
 }
 
-pub(super) fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
+pub(super) fn proxy_state(dump: &Dump, pod: &Pod) -> ProxyState {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let state = dump.workload_state.get(uid);
     let account = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.service_account_name.as_deref());
-    let account = or(account.unwrap_or_default(), "default");
+    let account = non_empty_or(account.unwrap_or_default(), "default");
     let identity = format!("/ns/{}/sa/{account}", namespace_of(pod));
-    let mut certificates = dump.certificates.known();
+    let mut certificates = dump.certificates.parsed();
     let certificate = certificates.find(|entry| entry.identity.ends_with(&identity));
     let workload = dump
         .workloads
-        .known()
+        .parsed()
         .find(|workload| workload.namespace == namespace_of(pod) && workload.name == name(pod));
-    Proxy {
+    ProxyState {
         serves: state.is_some_and(|state| state.state != "Pending"),
-        connections: state.map_or(0, PodEntry::open),
+        connections: state.map_or(0, PodEntry::open_connections),
         certificate: certificate.map(|entry| entry.state.clone()),
-        protocol: workload.map(|workload| or(&workload.protocol, "TCP").to_owned()),
+        protocol: workload.map(|workload| non_empty_or(&workload.protocol, "TCP").to_owned()),
         waypoint: workload.and_then(|workload| {
             let waypoint = workload.waypoint.as_ref();
             waypoint.map(|waypoint| waypoint.destination())
@@ -129,13 +134,13 @@ pub(super) fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
 /// Derives a pod's mesh membership from its desired membership and the states in annotation, agent and node proxy.
 fn mesh_state(
     membership: &Membership,
-    annotation: Captured,
+    annotation: CaptureState,
     agent: &Result<AgentPod, String>,
-    proxy: &Result<Proxy, String>,
+    proxy: &Result<ProxyState, String>,
 ) -> MeshState {
     let (Ok(agent), Ok(proxy)) = (agent, proxy) else {
         return match membership {
-            Membership::Out(_) if annotation == Captured::No => MeshState::Out,
+            Membership::Out(_) if annotation == CaptureState::No => MeshState::Out,
             _ => MeshState::Unclear,
         };
     };
@@ -146,17 +151,17 @@ fn mesh_state(
     };
     let is = agent.state == "captured";
     match (belongs, is) {
-        (true, true) if proxy.serves && annotation == Captured::Yes => MeshState::In,
+        (true, true) if proxy.serves && annotation == CaptureState::Yes => MeshState::In,
         (true, true) => MeshState::Unclear,
         (true, false) => MeshState::NotYet,
         (false, true) => MeshState::Leaving,
-        (false, false) if proxy.serves || annotation != Captured::No => MeshState::Leaving,
+        (false, false) if proxy.serves || annotation != CaptureState::No => MeshState::Leaving,
         (false, false) => MeshState::Out,
     }
 }
 
 /// Formats the report for display.
-pub(super) fn words(report: &Report) -> String {
+pub(super) fn format_report(report: &Report) -> String {
     let mesh_state = match report.mesh_state {
         MeshState::In => "is in the mesh",
         MeshState::NotYet => "should be in the mesh and is NOT (yet)",
@@ -173,14 +178,14 @@ pub(super) fn words(report: &Report) -> String {
         }
     });
     let annotation = match report.annotation {
-        Captured::Yes => "enabled",
-        Captured::Pending => "pending",
-        Captured::No => "none",
+        CaptureState::Yes => "enabled",
+        CaptureState::Pending => "pending",
+        CaptureState::No => "none",
     };
     lines.push(format!(
         "  annotation ambient.istio.io/redirection: {annotation}"
     ));
-    let Binding { waypoint, why } = &report.waypoint;
+    let WaypointBinding { waypoint, why } = &report.waypoint;
     let waypoint = waypoint.as_deref().unwrap_or("none");
     lines.push(format!("  waypoint: {waypoint}, because: {why}"));
     match &report.agent {
@@ -229,8 +234,8 @@ mod tests {
 
     use super::*;
 
-    fn proxy(serves: bool) -> Result<Proxy, String> {
-        Ok(Proxy {
+    fn proxy(serves: bool) -> Result<ProxyState, String> {
+        Ok(ProxyState {
             serves,
             connections: 0,
             certificate: None,
@@ -253,63 +258,63 @@ mod tests {
         for (membership, annotation, agent, proxy, expected) in [
             (
                 membership(),
-                Captured::Yes,
+                CaptureState::Yes,
                 agent("captured"),
                 proxy(true),
                 MeshState::In,
             ),
             (
                 membership(),
-                Captured::No,
+                CaptureState::No,
                 agent("captured"),
                 proxy(true),
                 MeshState::Unclear,
             ),
             (
                 membership(),
-                Captured::Yes,
+                CaptureState::Yes,
                 agent("captured"),
                 proxy(false),
                 MeshState::Unclear,
             ),
             (
                 membership(),
-                Captured::Pending,
+                CaptureState::Pending,
                 agent("failing"),
                 proxy(false),
                 MeshState::NotYet,
             ),
             (
                 membership(),
-                Captured::Yes,
+                CaptureState::Yes,
                 Err("away".into()),
                 proxy(true),
                 MeshState::Unclear,
             ),
             (
                 out(),
-                Captured::No,
+                CaptureState::No,
                 agent("outside"),
                 proxy(false),
                 MeshState::Out,
             ),
             (
                 out(),
-                Captured::Yes,
+                CaptureState::Yes,
                 agent("leaving"),
                 proxy(true),
                 MeshState::Leaving,
             ),
             (
                 out(),
-                Captured::No,
+                CaptureState::No,
                 Err("away".into()),
                 proxy(false),
                 MeshState::Out,
             ),
             (
                 Membership::Unknown,
-                Captured::Yes,
+                CaptureState::Yes,
                 agent("captured"),
                 proxy(true),
                 MeshState::In,
@@ -333,7 +338,7 @@ mod tests {
             "certificates": [{"identity": "spiffe://td/ns/a/sa/s", "state": "Available"}],
             "workloads": [{"namespace": "a", "name": "b", "protocol": "HBONE"}],
         });
-        let expected = Proxy {
+        let expected = ProxyState {
             serves: true,
             connections: 3,
             certificate: Some("Available".into()),
@@ -341,8 +346,8 @@ mod tests {
             waypoint: None,
         };
         let dump = serde_json::from_value(dump).unwrap();
-        assert_eq!(proxy_of(&dump, &pod), expected);
-        assert!(!proxy_of(&Dump::default(), &pod).serves);
+        assert_eq!(proxy_state(&dump, &pod), expected);
+        assert!(!proxy_state(&Dump::default(), &pod).serves);
     }
 
     #[test]
@@ -352,18 +357,18 @@ mod tests {
             node: "n1".into(),
             mesh_state: MeshState::NotYet,
             membership: Membership::In("its namespace has istio.io/dataplane-mode=ambient".into()),
-            annotation: Captured::Pending,
+            annotation: CaptureState::Pending,
             agent: Ok(serde_json::from_value(
                 json!({"state": "failing", "why": "a step failed", "error": "no nft",
                              "listeners": true, "redirected": false, "drifts": 1}),
             )
             .unwrap()),
             proxy: proxy(true),
-            waypoint: Binding {
+            waypoint: WaypointBinding {
                 waypoint: Some("a/waypoint".into()),
                 why: "its Gateway is for the whole namespace".into(),
             },
         };
-        insta::assert_snapshot!(words(&report));
+        insta::assert_snapshot!(format_report(&report));
     }
 }

@@ -7,63 +7,75 @@ use ambit_k8s_api::{
     Gateway, Namespace, Pod, created,
     labels::{FOR_SERVICE_ACCOUNT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE, WAYPOINT_FOR},
 };
-use ambit_waypoint_objects::CLASS;
+use ambit_waypoint_objects::GATEWAY_CLASS;
 use serde::Serialize;
 
 /// Waypoint to which labels or Gateways bind a pod's own address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Binding {
+pub(super) struct WaypointBinding {
     /// Waypoint as `namespace/name`; `None` if the pod is called directly.
     pub(super) waypoint: Option<String>,
     /// Reason of the binding in words.
     pub(super) why: String,
 }
 
-type Map = Option<BTreeMap<String, String>>;
+type StringMap = Option<BTreeMap<String, String>>;
 
-fn value<'a>(map: &'a Map, name: &str) -> Option<&'a str> {
+fn label_value<'a>(map: &'a StringMap, name: &str) -> Option<&'a str> {
     map.as_ref()?.get(name).map(String::as_str)
 }
 
 /// Determines the waypoint for a pod's own address; `gateways` are all Gateways of the cluster.
-pub(super) fn binding(pod: &Pod, namespace: &Namespace, gateways: &[Gateway]) -> Binding {
+pub(super) fn find_binding(
+    pod: &Pod,
+    namespace: &Namespace,
+    gateways: &[Gateway],
+) -> WaypointBinding {
     let of = namespace.metadata.name.as_deref().unwrap_or_default();
-    let by_label = |labels: &Map, whose: &str| {
-        let name = value(labels, USE_WAYPOINT)?;
-        let place = value(labels, USE_WAYPOINT_NAMESPACE).unwrap_or(of);
-        Some(labelled(name, place, whose, gateways))
+    let by_label = |labels: &StringMap, whose: &str| {
+        let name = label_value(labels, USE_WAYPOINT)?;
+        let place = label_value(labels, USE_WAYPOINT_NAMESPACE).unwrap_or(of);
+        Some(binding_by_label(name, place, whose, gateways))
     };
     by_label(&pod.metadata.labels, "its own")
         .or_else(|| by_label(&namespace.metadata.labels, "its namespace's"))
-        .unwrap_or_else(|| by_gateway(pod, of, gateways))
+        .unwrap_or_else(|| binding_by_gateway(pod, of, gateways))
 }
 
-fn none(why: String) -> Binding {
-    Binding {
+fn no_binding(why: String) -> WaypointBinding {
+    WaypointBinding {
         waypoint: None,
         why,
     }
 }
 
-fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> Binding {
-    let label = format!("{whose} label {USE_WAYPOINT}={name}");
+fn binding_by_label(
+    name: &str,
+    namespace: &str,
+    owner: &str,
+    gateways: &[Gateway],
+) -> WaypointBinding {
+    let label = format!("{owner} label {USE_WAYPOINT}={name}");
     if name == "none" {
-        return none(label);
+        return no_binding(label);
     }
     let found = gateways.iter().find(|gateway| {
         let metadata = &gateway.metadata;
         metadata.name.as_deref() == Some(name) && metadata.namespace.as_deref() == Some(namespace)
     });
-    match found.map(|gateway| value(&gateway.metadata.labels, WAYPOINT_FOR).unwrap_or("service")) {
-        Some(serves @ ("service" | "none")) => none(format!(
+    match found
+        .map(|gateway| label_value(&gateway.metadata.labels, WAYPOINT_FOR).unwrap_or("service"))
+    {
+        Some(serves @ ("service" | "none")) => no_binding(format!(
             "{label} names a waypoint for {serves}: requests to the pod itself go directly"
         )),
-        Some(_) => Binding {
+        Some(_) => WaypointBinding {
             waypoint: Some(format!("{namespace}/{name}")),
-            why: label + &foreign(found).unwrap_or_else(|| unready(found)),
+            why: label
+                + &foreign_gateway_reason(found).unwrap_or_else(|| unready_gateway_reason(found)),
         },
-        None => Binding {
+        None => WaypointBinding {
             waypoint: Some(format!("{namespace}/{name}")),
             why: format!("{label}; there is no such Gateway: connections are refused"),
         },
@@ -72,7 +84,7 @@ fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> B
 
 /// Binds a pod without labels: to the Gateway for its service account, or else to the one for its namespace; of
 /// several, to the oldest.
-fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
+fn binding_by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> WaypointBinding {
     let spec = pod.spec.as_ref();
     let account = spec.and_then(|spec| spec.service_account_name.as_deref());
     let account = account.unwrap_or("default");
@@ -80,13 +92,13 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
         .iter()
         .filter(|gateway| {
             gateway.metadata.namespace.as_deref() == Some(namespace)
-                && gateway.spec.gateway_class_name == CLASS
+                && gateway.spec.gateway_class_name == GATEWAY_CLASS
         })
         .collect();
     here.sort_by_key(|gateway| (created(&gateway.metadata), gateway.metadata.name.clone()));
     let first = |expected: Option<&str>| {
         let of = |gateway: &&&Gateway| {
-            let account = value(&gateway.metadata.annotations, FOR_SERVICE_ACCOUNT);
+            let account = label_value(&gateway.metadata.annotations, FOR_SERVICE_ACCOUNT);
             account.filter(|account| !account.is_empty()) == expected
         };
         here.iter().find(of).copied()
@@ -103,26 +115,26 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
                 .map(|gateway| (gateway, "its Gateway is for the whole namespace".to_owned()))
         });
     let Some((gateway, why)) = found else {
-        return none("no label and no Gateway binds it".to_owned());
+        return no_binding("no label and no Gateway binds it".to_owned());
     };
     let name = gateway.metadata.name.as_deref().unwrap_or_default();
-    match value(&gateway.metadata.labels, WAYPOINT_FOR) {
-        Some(serves @ ("service" | "none")) => none(format!(
+    match label_value(&gateway.metadata.labels, WAYPOINT_FOR) {
+        Some(serves @ ("service" | "none")) => no_binding(format!(
             "the Gateway {namespace}/{name} is for {serves}: requests to the pod itself go directly"
         )),
-        _ => Binding {
+        _ => WaypointBinding {
             waypoint: Some(format!("{namespace}/{name}")),
-            why: why + &unready(Some(gateway)),
+            why: why + &unready_gateway_reason(Some(gateway)),
         },
     }
 }
 
 /// Describes the controller and the addresses of another controller's waypoint, as the end of a sentence; `None` for
 /// Ambit's own.
-fn foreign(gateway: Option<&Gateway>) -> Option<String> {
-    let gateway = gateway.filter(|gateway| gateway.spec.gateway_class_name != CLASS)?;
+fn foreign_gateway_reason(gateway: Option<&Gateway>) -> Option<String> {
+    let gateway = gateway.filter(|gateway| gateway.spec.gateway_class_name != GATEWAY_CLASS)?;
     let class = &gateway.spec.gateway_class_name;
-    let addresses = gateway.read_status().addresses.into_iter();
+    let addresses = gateway.parse_status().addresses.into_iter();
     let at: Vec<_> = addresses.map(|address| address.value).collect();
     Some(match at.as_slice() {
         [] => format!(
@@ -138,8 +150,8 @@ fn foreign(gateway: Option<&Gateway>) -> Option<String> {
 
 /// Describes, from its Gateway, why connections to a waypoint are refused or bypass it, as the end of a sentence; empty
 /// if it is programmed.
-fn unready(gateway: Option<&Gateway>) -> String {
-    let status = gateway.map(Gateway::read_status).unwrap_or_default();
+fn unready_gateway_reason(gateway: Option<&Gateway>) -> String {
+    let status = gateway.map(Gateway::parse_status).unwrap_or_default();
     let introduced = status.condition("ambit.io/Introduced");
     if introduced.is_some_and(|one| one.reason == "Waiting") {
         return "; it has never been ready: until it is, connections go where they went before"
@@ -163,7 +175,7 @@ mod tests {
     fn gateway(name: &str, created: &str, metadata: Value) -> Gateway {
         let mut value = json!({
             "metadata": {"name": name, "namespace": "shop", "creationTimestamp": created},
-            "spec": {"gatewayClassName": CLASS},
+            "spec": {"gatewayClassName": GATEWAY_CLASS},
         });
         let into = value["metadata"].as_object_mut().unwrap();
         into.extend(metadata.as_object().unwrap().clone());
@@ -175,7 +187,7 @@ mod tests {
         let namespace = json!({"metadata": {"name": "shop", "labels": of_namespace}});
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let namespace: Namespace = serde_json::from_value(namespace).unwrap();
-        binding(&pod, &namespace, gateways).waypoint
+        find_binding(&pod, &namespace, gateways).waypoint
     }
 
     #[test]
@@ -218,13 +230,13 @@ mod tests {
                 let condition = json!({"type": "Programmed", "status": status, "reason": "AddressNotUsable",
                     "message": "the waypoint is not ready"});
                 all.status = json!({"conditions": [condition]});
-                binding(&pod, &namespace, std::slice::from_ref(&all)).why
+                find_binding(&pod, &namespace, std::slice::from_ref(&all)).why
             };
             assert!(!why("True").contains("ready"));
             let unready = "; it is NOT ready (AddressNotUsable: the waypoint is not ready), connections are refused";
             assert!(why("False").ends_with(unready), "{}", why("False"));
             all.status = json!({"conditions": [{"type": "ambit.io/Introduced", "status": "False", "reason": "Waiting"}]});
-            let waiting = binding(&pod, &namespace, std::slice::from_ref(&all)).why;
+            let waiting = find_binding(&pod, &namespace, std::slice::from_ref(&all)).why;
             assert!(waiting.ends_with("until it is, connections go where they went before"));
         }
     }
@@ -242,7 +254,7 @@ mod tests {
         let namespace: Namespace =
             serde_json::from_value(json!({"metadata": {"name": "shop"}})).unwrap();
         let state_text = |gateway: &Gateway| {
-            let binding = binding(&pod, &namespace, std::slice::from_ref(gateway));
+            let binding = find_binding(&pod, &namespace, std::slice::from_ref(gateway));
             assert_eq!(binding.waypoint.as_deref(), Some("shop/way"));
             binding.why
         };

@@ -17,18 +17,18 @@ use super::{
 use crate::{
     CliError,
     labs::{self, client_error},
-    problems::{self, Page},
-    reach::{AGENT, CONTROL, PROXY},
-    source::{self, DUMP},
-    waypoint::Seen,
+    pod_access::{AGENT_DEBUG, CONTROL_PLANE_DEBUG, NODE_PROXY_ADMIN},
+    problems::{self, ProblemsPage},
+    source::{self, CONFIG_DUMP_PATH},
+    waypoint::GatewayObject,
 };
 
 /// Namespace of the mesh in a lab.
-const MESH: &str = "istio-system";
+const MESH_NAMESPACE: &str = "istio-system";
 
 /// Queries all components of a lab's mesh, or those of one node.
 pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliError> {
-    let client = labs::find(lab)?;
+    let client = labs::find_lab(lab)?;
     let status = client.status().map_err(client_error)?;
     let nodes = status.nodes.iter().map(|node| node.name.clone());
     let nodes: Vec<_> = nodes
@@ -42,26 +42,46 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliErro
     };
     let on_node = |daemon: &DaemonStatus| LabNetns::Node(daemon.node.clone().unwrap_or_default());
     let agents = daemons("agent").map(|daemon| {
-        let pod = of_daemon(daemon, "ambit-agent");
-        ask(&client, pod, on_node(daemon), AGENT.1, "/v1/status")
+        let pod = daemon_pod(daemon, "ambit-agent");
+        query_pod(&client, pod, on_node(daemon), AGENT_DEBUG.1, "/v1/status")
     });
     let proxies = daemons("proxy").map(|daemon| {
-        let pod = of_daemon(daemon, "ztunnel");
-        ask(&client, pod, on_node(daemon), PROXY.1, DUMP)
+        let pod = daemon_pod(daemon, "ztunnel");
+        query_pod(
+            &client,
+            pod,
+            on_node(daemon),
+            NODE_PROXY_ADMIN.1,
+            CONFIG_DUMP_PATH,
+        )
     });
     let controls = daemons("control").map(|daemon| {
-        let pod = of_daemon(daemon, "ambit-control");
-        ask(&client, pod, LabNetns::Control, CONTROL.1, "/debug/syncz")
+        let pod = daemon_pod(daemon, "ambit-control");
+        query_pod(
+            &client,
+            pod,
+            LabNetns::Control,
+            CONTROL_PLANE_DEBUG.1,
+            "/debug/syncz",
+        )
     });
     let objects = daemons("control").map(|daemon| {
-        let pod = of_daemon(daemon, "ambit-control");
-        let page = ask::<Page>(&client, pod, LabNetns::Control, CONTROL.1, problems::PAGE);
-        page.answer.map(Page::into_problems).unwrap_or_default()
+        let pod = daemon_pod(daemon, "ambit-control");
+        let page = query_pod::<ProblemsPage>(
+            &client,
+            pod,
+            LabNetns::Control,
+            CONTROL_PLANE_DEBUG.1,
+            problems::PROBLEMS_PATH,
+        );
+        page.answer
+            .map(ProblemsPage::into_problems)
+            .unwrap_or_default()
     });
-    let gateways = status.gateways.iter().cloned().map(Seen::new);
+    let gateways = status.gateways.iter().cloned().map(GatewayObject::new);
     // Waypoints belong to no node.
     let gateways = gateways.filter(|gateway| gateway.is_waypoint() && node.is_none());
-    let waypoints = gateways.map(|gateway| waypoint(&client, &gateway, &status.pods));
+    let waypoints = gateways.map(|gateway| query_waypoint(&client, &gateway, &status.pods));
     Ok(Responses {
         agents: agents.collect(),
         proxies: proxies.collect(),
@@ -72,10 +92,20 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliErro
     })
 }
 
-fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> WaypointResponses {
+fn query_waypoint(
+    client: &Client,
+    gateway: &GatewayObject,
+    pods: &[PodStatus],
+) -> WaypointResponses {
     let pods = pods.iter().filter(|pod| gateway.has_pod(pod)).map(|pod| {
         let place = LabNetns::Pod(format!("{}/{}", pod.namespace, pod.name));
-        ask(client, of_pod(pod), place, PROXY.1, DUMP)
+        query_pod(
+            client,
+            lab_pod(pod),
+            place,
+            NODE_PROXY_ADMIN.1,
+            CONFIG_DUMP_PATH,
+        )
     });
     WaypointResponses {
         name: format!("{}/{}", gateway.namespace(), gateway.name()),
@@ -85,7 +115,7 @@ fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> WaypointResp
 }
 
 /// Fetches JSON from the component that `pod` represents.
-fn ask<T: DeserializeOwned>(
+fn query_pod<T: DeserializeOwned>(
     client: &Client,
     pod: Pod,
     place: LabNetns,
@@ -94,12 +124,12 @@ fn ask<T: DeserializeOwned>(
 ) -> PodResponse<T> {
     PodResponse {
         pod,
-        answer: answer_of(client, place, port, path),
+        answer: query_page(client, place, port, path),
     }
 }
 
 /// Fetches JSON from a component of a lab, or returns the reason why there is none.
-pub(crate) fn answer_of<T: DeserializeOwned>(
+pub(crate) fn query_page<T: DeserializeOwned>(
     client: &Client,
     place: LabNetns,
     port: u16,
@@ -107,21 +137,27 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
 ) -> Result<T, String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let stream = client.dial(place, address).map_err(client_error);
-    let answer = stream.and_then(|stream| source::request(stream, &Method::GET, "localhost", path));
+    let answer =
+        stream.and_then(|stream| source::request_blocking(stream, &Method::GET, "localhost", path));
     page::parse(path, answer)
 }
 
 /// Represents one of the lab's agents, node proxies or control planes as a pod.
-fn of_daemon(daemon: &DaemonStatus, name: &str) -> Pod {
+fn daemon_pod(daemon: &DaemonStatus, name: &str) -> Pod {
     let name = match &daemon.node {
         Some(node) => format!("{name}-{node}"),
         None => name.to_owned(),
     };
     let node = daemon.node.as_deref();
-    pod((MESH, &name), node, daemon.pid.is_some(), daemon.restarts)
+    pod(
+        (MESH_NAMESPACE, &name),
+        node,
+        daemon.pid.is_some(),
+        daemon.restarts,
+    )
 }
 
-fn of_pod(status: &PodStatus) -> Pod {
+fn lab_pod(status: &PodStatus) -> Pod {
     let restarts = status.containers.iter().map(|one| one.restarts).sum();
     let place = (status.namespace.as_str(), status.name.as_str());
     pod(place, Some(&status.node), status.ready, restarts)

@@ -8,9 +8,9 @@ use ambit_k8s_api::Pod;
 use serde::Serialize;
 
 use crate::{
-    answers::{AgentStatus, XdsClient},
+    debug_pages::{AgentStatus, XdsClient},
     dump::{CertificateEntry, Entries, ProxyDump},
-    output::table,
+    output::format_table,
     problems::Problem,
 };
 
@@ -53,7 +53,7 @@ pub(crate) struct WaypointResponses {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    pub(crate) control_plane: Vec<PartReport>,
+    pub(crate) control_plane: Vec<ComponentReport>,
     pub(crate) nodes: Vec<NodeReport>,
     pub(crate) waypoints: Vec<WaypointReport>,
     /// Problems of all components, in words.
@@ -63,7 +63,7 @@ pub(crate) struct Report {
 /// State of one pod of a mesh component.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct PartReport {
+pub(crate) struct ComponentReport {
     pub(crate) pod: String,
     pub(crate) version: Option<String>,
     pub(crate) ready: bool,
@@ -75,8 +75,8 @@ pub(crate) struct PartReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
     pub(crate) node: String,
-    pub(crate) agent: Option<PartReport>,
-    pub(crate) proxy: Option<PartReport>,
+    pub(crate) agent: Option<ComponentReport>,
+    pub(crate) proxy: Option<ComponentReport>,
     /// Number of the node's pods that belong to the mesh.
     #[serde(rename = "wanted")]
     pub(crate) desired: Option<i64>,
@@ -104,7 +104,7 @@ pub(crate) struct WaypointReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct WaypointPodReport {
     #[serde(flatten)]
-    pub(crate) part: PartReport,
+    pub(crate) part: ComponentReport,
     pub(crate) certificates: Option<Certificates>,
     /// State of the pod's xDS stream, as in [`NodeReport::xds`].
     pub(crate) xds: String,
@@ -130,7 +130,7 @@ pub(crate) fn report(gathered: &Responses) -> Report {
     let control_plane: Vec<_> = gathered
         .controls
         .iter()
-        .map(|control| part(control, None, &mut problems))
+        .map(|control| component_report(control, None, &mut problems))
         .collect();
     if !control_plane.iter().any(|control| control.ready) {
         problems.push("no replica of the control plane is ready".to_owned());
@@ -174,9 +174,10 @@ fn waypoint_report(
     let pod = |answered: &PodResponse<ProxyDump>, problems: &mut Vec<String>| {
         let dump = answered.answer.as_ref().ok();
         let version = dump.map(|dump| dump.version.version.clone());
-        let part = part(answered, version, problems);
-        let certificates = dump.map(|dump| certificates(&part.pod, &dump.certificates, problems));
-        let xds = xds(answered, clients, is_known);
+        let part = component_report(answered, version, problems);
+        let certificates =
+            dump.map(|dump| summarize_certificates(&part.pod, &dump.certificates, problems));
+        let xds = xds_state(answered, clients, is_known);
         if is_known && xds != "SYNCED" {
             problems.push(format!("{}: xDS of the waypoint is {xds}", part.pod));
         }
@@ -203,7 +204,7 @@ fn waypoint_report(
 }
 
 /// Returns the state of a proxy's xDS stream; `is_known` is whether a replica of the control plane responds.
-fn xds<T>(proxy: &PodResponse<T>, clients: &[&XdsClient], is_known: bool) -> String {
+fn xds_state<T>(proxy: &PodResponse<T>, clients: &[&XdsClient], is_known: bool) -> String {
     let name = format!("{}.{}", name(&proxy.pod), namespace_of(&proxy.pod));
     let client = clients.iter().find(|client| client.pod() == name);
     let state = client.map(|client| client.state());
@@ -226,25 +227,26 @@ fn node_report(
         xds: if known { NOT_CONNECTED } else { UNKNOWN }.to_owned(),
         ..NodeReport::default()
     };
-    match here(&gathered.agents, node) {
+    match find_on_node(&gathered.agents, node) {
         None => problems.push(format!("{node}: no agent runs")),
         Some(agent) => {
             let answer = agent.answer.as_ref().ok();
             let version = answer.map(|answer| answer.version.clone());
-            report.agent = Some(part(agent, version, problems));
+            report.agent = Some(component_report(agent, version, problems));
             if let Some(answer) = answer {
-                agent_answer(node, answer, &mut report, problems);
+                add_agent_status(node, answer, &mut report, problems);
             }
         }
     }
-    match here(&gathered.proxies, node) {
+    match find_on_node(&gathered.proxies, node) {
         None => problems.push(format!("{node}: no node proxy runs")),
         Some(proxy) => {
             let dump = proxy.answer.as_ref().ok();
             let version = dump.map(|dump| dump.version.version.clone());
-            report.proxy = Some(part(proxy, version, problems));
-            report.certificates = dump.map(|dump| certificates(node, &dump.certificates, problems));
-            report.xds = xds(proxy, clients, known);
+            report.proxy = Some(component_report(proxy, version, problems));
+            report.certificates =
+                dump.map(|dump| summarize_certificates(node, &dump.certificates, problems));
+            report.xds = xds_state(proxy, clients, known);
             if known && report.xds != "SYNCED" {
                 problems.push(format!("{node}: xDS of the node proxy is {}", report.xds));
             }
@@ -253,11 +255,13 @@ fn node_report(
     report
 }
 
-fn here<'a, T>(parts: &'a [PodResponse<T>], node: &str) -> Option<&'a PodResponse<T>> {
-    parts.iter().find(|part| node_of(&part.pod) == Some(node))
+fn find_on_node<'a, T>(responses: &'a [PodResponse<T>], node: &str) -> Option<&'a PodResponse<T>> {
+    responses
+        .iter()
+        .find(|part| node_of(&part.pod) == Some(node))
 }
 
-fn agent_answer(
+fn add_agent_status(
     node: &str,
     answer: &AgentStatus,
     report: &mut NodeReport,
@@ -296,13 +300,13 @@ fn agent_answer(
     }
 }
 
-fn certificates(
+fn summarize_certificates(
     node: &str,
     entries: &Entries<CertificateEntry>,
     problems: &mut Vec<String>,
 ) -> Certificates {
     let mut certificates = Certificates::default();
-    for entry in entries.known() {
+    for entry in entries.parsed() {
         certificates.total += 1;
         if entry.state == "Available" {
             certificates.available += 1;
@@ -323,11 +327,11 @@ fn certificates(
     certificates
 }
 
-fn part<T>(
+fn component_report<T>(
     answered: &PodResponse<T>,
     version: Option<String>,
     problems: &mut Vec<String>,
-) -> PartReport {
+) -> ComponentReport {
     let pod = &answered.pod;
     let node = node_of(pod).unwrap_or("no node yet");
     let ready = is_ready(pod);
@@ -340,7 +344,7 @@ fn part<T>(
     let statuses = status.and_then(|status| status.container_statuses.as_ref());
     let restarts = statuses.into_iter().flatten();
     let labelled = label(pod, "app.kubernetes.io/version").map(ToOwned::to_owned);
-    PartReport {
+    ComponentReport {
         pod: name(pod).to_owned(),
         version: version.filter(|version| !version.is_empty()).or(labelled),
         ready,
@@ -349,7 +353,7 @@ fn part<T>(
 }
 
 /// Formats the report for display.
-pub(crate) fn words(report: &Report) -> String {
+pub(crate) fn format_report(report: &Report) -> String {
     let parts = report.control_plane.iter().map(|control| {
         vec![
             control.pod.clone(),
@@ -357,7 +361,7 @@ pub(crate) fn words(report: &Report) -> String {
             control.restarts.to_string(),
         ]
     });
-    let mut text = table(&["CONTROL PLANE", "VERSION", "RESTARTS"], parts);
+    let mut text = format_table(&["CONTROL PLANE", "VERSION", "RESTARTS"], parts);
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
     let rows = report.nodes.iter().map(|node| {
         let pods = node.captured.zip(node.desired);
@@ -384,7 +388,7 @@ pub(crate) fn words(report: &Report) -> String {
         "DRIFTS",
     ];
     text.push_str("\n\n");
-    text.push_str(&table(&header, rows));
+    text.push_str(&format_table(&header, rows));
     if !report.waypoints.is_empty() {
         text.push_str("\n\n");
         text.push_str(&waypoint_table(&report.waypoints));
@@ -422,10 +426,10 @@ fn waypoint_table(waypoints: &[WaypointReport]) -> String {
         "CERTIFICATES",
         "XDS",
     ];
-    table(&header, rows)
+    format_table(&header, rows)
 }
 
-fn version_and_state(part: Option<&PartReport>) -> String {
+fn version_and_state(part: Option<&ComponentReport>) -> String {
     match part {
         None => "missing".to_owned(),
         Some(part) => {

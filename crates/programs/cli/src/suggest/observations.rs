@@ -17,7 +17,7 @@ const TUNNEL_PORT: &str = ":15008";
 
 /// Client, in a form that an AuthorizationPolicy can match.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Client {
+pub(super) enum ClientMatcher {
     /// Principal: the SPIFFE identity without `spiffe://`.
     Principal(String),
     /// IP address of a client without an identity.
@@ -26,7 +26,7 @@ pub(super) enum Client {
 
 /// Workload or service for which a policy can be suggested.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Target {
+pub(super) enum PolicyTarget {
     /// Pods of one owner: namespace, and the name of the owner, or of a pod without one.
     Pods(String, String),
     /// Service behind a waypoint: namespace, name.
@@ -48,14 +48,14 @@ pub(super) struct Usage {
 #[derive(Debug, Default)]
 pub(super) struct Observations {
     /// Names of the observed pods of each target.
-    pods: BTreeMap<Target, BTreeSet<String>>,
-    pub(super) usage: BTreeMap<Target, BTreeMap<Client, Usage>>,
+    pods: BTreeMap<PolicyTarget, BTreeSet<String>>,
+    pub(super) usage: BTreeMap<PolicyTarget, BTreeMap<ClientMatcher, Usage>>,
     /// Targets with more callers than [`MAX_CALLERS`].
-    pub(super) crowded: BTreeSet<Target>,
+    pub(super) targets_over_limit: BTreeSet<PolicyTarget>,
     /// Number of refused calls by client and target, as text.
     pub(super) refused: BTreeMap<(String, String), u64>,
     /// Pods that were called by their own address through a waypoint.
-    pub(super) to_pods: BTreeSet<String>,
+    pub(super) directly_called_pods: BTreeSet<String>,
     /// Numbers of flow events and of refusals that proxies did not send.
     pub(super) lost: (u64, u64),
     /// Proxies whose stream of flow events was interrupted.
@@ -69,12 +69,12 @@ impl Observations {
     }
 
     /// Returns the names of the observed pods of a target.
-    pub(super) fn pods_of(&self, target: &Target) -> Option<&BTreeSet<String>> {
+    pub(super) fn pods_of(&self, target: &PolicyTarget) -> Option<&BTreeSet<String>> {
         self.pods.get(target)
     }
 
     /// Records that a proxy's stream of flow events was interrupted.
-    pub(super) fn interrupted(&mut self, proxy: &str) {
+    pub(super) fn add_interruption(&mut self, proxy: &str) {
         self.interrupted.insert(proxy.to_owned());
     }
 
@@ -86,12 +86,14 @@ impl Observations {
                 self.lost.1 += refusals;
             }
             StreamItem::Flow(flow) => match (flow.event, flow.reporter.kind) {
-                (Event::Refused, _) => self.refuse(flow),
+                (Event::Refused, _) => self.add_refusal(flow),
                 (Event::Failed, _) | (_, ReporterKind::Source) => {}
                 // The waypoint decides what a pod's proxy passes on to it.
                 (_, ReporterKind::Destination) if flow.waypoint.is_some() => {}
-                (_, ReporterKind::Destination) => self.use_pod(&flow.source, &flow.destination),
-                (_, ReporterKind::Waypoint) => self.at_waypoint(flow),
+                (_, ReporterKind::Destination) => {
+                    self.add_pod_usage(&flow.source, &flow.destination)
+                }
+                (_, ReporterKind::Waypoint) => self.add_waypoint_flow(flow),
             },
         }
     }
@@ -119,11 +121,11 @@ impl Observations {
                 address: Some(connection.original_dst.clone()),
                 ..Peer::default()
             };
-            self.use_pod(&source, &server);
+            self.add_pod_usage(&source, &server);
         }
     }
 
-    fn refuse(&mut self, flow: &Flow) {
+    fn add_refusal(&mut self, flow: &Flow) {
         let target = match &flow.service {
             Some(service) => format!("{}/{}", service.namespace, service.name),
             None => name(&flow.destination),
@@ -135,34 +137,35 @@ impl Observations {
     }
 
     /// Records that the client `source` connected to the pod `server`.
-    fn use_pod(&mut self, source: &Peer, server: &Peer) {
+    fn add_pod_usage(&mut self, source: &Peer, server: &Peer) {
         let (Some(namespace), Some(workload)) = (&server.namespace, &server.workload) else {
             return;
         };
         let known = self.pods.iter().find(|(target, pods)| {
-            matches!(target, Target::Pods(of, _) if of == namespace) && pods.contains(workload)
+            matches!(target, PolicyTarget::Pods(of, _) if of == namespace)
+                && pods.contains(workload)
         });
         let target = match (&server.owner, known) {
             (None, Some((target, _))) => target.clone(),
             (owner, _) => {
                 let owner = owner.as_ref().unwrap_or(workload);
-                Target::Pods(namespace.clone(), owner.clone())
+                PolicyTarget::Pods(namespace.clone(), owner.clone())
             }
         };
         let pods = self.pods.entry(target.clone()).or_default();
         pods.insert(workload.clone());
-        if let (Some(usage), Some(port)) = (self.usage_of(target, source), port(server)) {
+        if let (Some(usage), Some(port)) = (self.usage_entry(target, source), port(server)) {
             usage.ports.insert(port);
         }
     }
 
-    fn at_waypoint(&mut self, flow: &Flow) {
+    fn add_waypoint_flow(&mut self, flow: &Flow) {
         let Some(service) = &flow.service else {
-            self.to_pods.insert(name(&flow.destination));
+            self.directly_called_pods.insert(name(&flow.destination));
             return;
         };
-        let target = Target::Service(service.namespace.clone(), service.name.clone());
-        let Some(usage) = self.usage_of(target, &flow.source) else {
+        let target = PolicyTarget::Service(service.namespace.clone(), service.name.clone());
+        let Some(usage) = self.usage_entry(target, &flow.source) else {
             return;
         };
         match &flow.request {
@@ -178,20 +181,20 @@ impl Observations {
 
     /// Returns the recorded usage of a target by a client; `None` if no policy can match the client, or if the target
     /// has too many clients.
-    fn usage_of(&mut self, target: Target, source: &Peer) -> Option<&mut Usage> {
+    fn usage_entry(&mut self, target: PolicyTarget, source: &Peer) -> Option<&mut Usage> {
         let client = match &source.identity {
             Some(identity) => {
                 let principal = identity.strip_prefix("spiffe://").unwrap_or(identity);
-                Client::Principal(principal.to_owned())
+                ClientMatcher::Principal(principal.to_owned())
             }
             None => {
                 let address: std::net::SocketAddr = source.address.as_ref()?.parse().ok()?;
-                Client::Address(address.ip().to_string())
+                ClientMatcher::Address(address.ip().to_string())
             }
         };
         let clients = self.usage.entry(target.clone()).or_default();
         if clients.len() >= MAX_CALLERS && !clients.contains_key(&client) {
-            self.crowded.insert(target);
+            self.targets_over_limit.insert(target);
             return None;
         }
         Some(clients.entry(client).or_default())

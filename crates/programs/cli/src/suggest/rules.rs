@@ -12,8 +12,8 @@ use ambit_k8s_api::{
 use k8s_openapi::Resource as _;
 use serde_json::Value;
 
-use super::observations::{Client, MAX_PATHS, Observations, Target, Usage};
-use crate::{manifest, output::printable};
+use super::observations::{ClientMatcher, MAX_PATHS, Observations, PolicyTarget, Usage};
+use crate::{manifest, output::escape_unprintable};
 
 #[cfg(test)]
 mod tests;
@@ -27,11 +27,11 @@ const EPHEMERAL_LABELS: [&str; 5] = [
     "apps.kubernetes.io/pod-index",
 ];
 /// Maximum length of a Kubernetes object's name.
-const MAX_NAME: usize = 253;
+const MAX_NAME_LENGTH: usize = 253;
 
 /// Options from the command line, and the mesh's root namespace.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Options<'a> {
+pub(super) struct SuggestOptions<'a> {
     pub(super) namespaces: &'a [String],
     pub(super) paths: bool,
     pub(super) dry_run: bool,
@@ -50,27 +50,27 @@ pub(super) struct Suggestions {
 pub(super) fn suggest(
     seen: &Observations,
     objects: &[ObjectEvent],
-    options: &Options<'_>,
+    options: &SuggestOptions<'_>,
 ) -> Suggestions {
-    let mesh = Mesh::of(objects);
+    let mesh = MeshObjects::of(objects);
     let mut suggestions = Suggestions::default();
-    gaps(seen, &mut suggestions.notes);
+    add_gap_notes(seen, &mut suggestions.notes);
     for (target, clients) in &seen.usage {
-        let (Target::Pods(namespace, name) | Target::Service(namespace, name)) = target;
+        let (PolicyTarget::Pods(namespace, name) | PolicyTarget::Service(namespace, name)) = target;
         if !options.namespaces.is_empty() && !options.namespaces.contains(namespace) {
             continue;
         }
         let mut note = |text: String| {
-            let text = printable(&format!("{namespace}/{name}: {text}"));
+            let text = escape_unprintable(&format!("{namespace}/{name}: {text}"));
             suggestions.notes.push(text);
         };
-        if seen.crowded.contains(target) {
+        if seen.targets_over_limit.contains(target) {
             note("no policy, it has too many callers to name each".to_owned());
             continue;
         }
         let scope = match target {
-            Target::Pods(..) => mesh.selector(namespace, seen.pods_of(target)),
-            Target::Service(..) => Ok(AuthorizationPolicySpec {
+            PolicyTarget::Pods(..) => mesh.selector(namespace, seen.pods_of(target)),
+            PolicyTarget::Service(..) => Ok(AuthorizationPolicySpec {
                 target_refs: vec![PolicyTargetReference {
                     kind: Kind::Service.to_string(),
                     name: name.clone(),
@@ -86,82 +86,82 @@ pub(super) fn suggest(
                 continue;
             }
         };
-        if let Some(policy) = mesh.allowing(namespace, &scope, options.root_namespace) {
+        if let Some(policy) = mesh.find_allow_policy(namespace, &scope, options.root_namespace) {
             note(format!(
                 "no policy, since {policy} already allows the callers that it names and no others"
             ));
             continue;
         }
         for client in clients.keys() {
-            if let Client::Address(address) = client {
+            if let ClientMatcher::Address(address) = client {
                 note(format!(
                     "{address} calls in plaintext, and is known by its address alone: enrol it, or remove its rule"
                 ));
             }
         }
         let kind = match target {
-            Target::Pods(..) => "callers",
-            Target::Service(..) => "requests",
+            PolicyTarget::Pods(..) => "callers",
+            PolicyTarget::Service(..) => "requests",
         };
-        let policy = policy((namespace, name, kind), scope, clients, options);
+        let policy = build_policy((namespace, name, kind), scope, clients, options);
         suggestions.policies.push(policy);
     }
     suggestions
 }
 
 /// Adds notes on traffic that the observation may have missed.
-fn gaps(seen: &Observations, notes: &mut Vec<String>) {
+fn add_gap_notes(observations: &Observations, notes: &mut Vec<String>) {
     let first =
         "What was not seen is not allowed. Rehearse with `ambit policy test` after a further while";
     notes.push(first.to_owned());
-    if seen
+    if observations
         .usage
         .keys()
-        .any(|target| matches!(target, Target::Service(..)))
+        .any(|target| matches!(target, PolicyTarget::Service(..)))
     {
         let note = "Requests and connections that waypoints carried from before to after the watch make no event";
         notes.push(note.to_owned());
     }
-    if seen.lost != (0, 0) {
-        let (events, refusals) = seen.lost;
+    if observations.lost != (0, 0) {
+        let (events, refusals) = observations.lost;
         notes.push(format!(
             "GAP: {events} events and {refusals} refusals were not seen, since too many came at once: \
              callers that only they show are missing"
         ));
     }
-    for proxy in &seen.interrupted {
+    for proxy in &observations.interrupted {
         notes.push(format!(
             "GAP: events of {proxy} were missing for a while: callers that only they show are missing"
         ));
     }
-    for pod in &seen.to_pods {
-        notes.push(printable(&format!(
+    for pod in &observations.directly_called_pods {
+        notes.push(escape_unprintable(&format!(
             "{pod} is called by its own address, through a waypoint: attach a policy to the waypoint by hand"
         )));
     }
-    for ((client, target), times) in &seen.refused {
-        notes.push(printable(&format!(
+    for ((client, target), times) in &observations.refused {
+        notes.push(escape_unprintable(&format!(
             "no rule: {client} -> {target} was refused {times} times, and stays refused"
         )));
     }
 }
 
-fn policy(
+fn build_policy(
     (namespace, name, kind): (&str, &str, &str),
     scope: AuthorizationPolicySpec,
-    clients: &BTreeMap<Client, Usage>,
-    options: &Options<'_>,
+    clients: &BTreeMap<ClientMatcher, Usage>,
+    options: &SuggestOptions<'_>,
 ) -> AuthorizationPolicy {
     // Clients that use the same have one rule.
-    let mut rules: BTreeMap<String, (Vec<RuleTo>, BTreeSet<&Client>)> = BTreeMap::new();
+    let mut rules: BTreeMap<String, (Vec<RuleTo>, BTreeSet<&ClientMatcher>)> = BTreeMap::new();
     for (client, usage) in clients {
-        let operations = operations(usage, options.paths);
-        let rule = rules.entry(manifest::of(&operations).to_string());
+        let operations = to_clauses(usage, options.paths);
+        let rule = rules.entry(manifest::to_manifest(&operations).to_string());
         let (_, of) = rule.or_insert_with(|| (operations, BTreeSet::new()));
         of.insert(client);
     }
     let rules = rules.into_values().map(|(to, clients)| Rule {
-        from: sources(&clients),
+        from: from_clauses(&clients),
         to,
         when: Vec::new(),
     });
@@ -170,7 +170,7 @@ fn policy(
         api_version: AuthorizationPolicy::API_VERSION.to_owned(),
         kind: AuthorizationPolicy::KIND.to_owned(),
         metadata: ObjectMeta {
-            name: Some(named(name, kind)),
+            name: Some(policy_name(name, kind)),
             namespace: Some(namespace.to_owned()),
             annotations: options.dry_run.then(|| BTreeMap::from([dry_run])),
             ..ObjectMeta::default()
@@ -184,19 +184,19 @@ fn policy(
     }
 }
 
-fn named(name: &str, kind: &str) -> String {
-    let room = MAX_NAME - kind.len() - 1;
+fn policy_name(name: &str, kind: &str) -> String {
+    let room = MAX_NAME_LENGTH - kind.len() - 1;
     let name = name.get(..name.floor_char_boundary(room)).unwrap_or(name);
     format!("{name}-{kind}")
 }
 
-fn sources(clients: &BTreeSet<&Client>) -> Vec<RuleFrom> {
+fn from_clauses(clients: &BTreeSet<&ClientMatcher>) -> Vec<RuleFrom> {
     let mut principals = Vec::new();
     let mut ip_blocks = Vec::new();
     for client in clients {
         match client {
-            Client::Principal(principal) => principals.push(principal.clone()),
-            Client::Address(address) => ip_blocks.push(address.clone()),
+            ClientMatcher::Principal(principal) => principals.push(principal.clone()),
+            ClientMatcher::Address(address) => ip_blocks.push(address.clone()),
         }
     }
     let by_principal = (!principals.is_empty()).then(|| Source {
@@ -216,7 +216,7 @@ fn sources(clients: &BTreeSet<&Client>) -> Vec<RuleFrom> {
 }
 
 /// Returns the operations of a client's rule; none if it is not restricted by port, method or path.
-fn operations(usage: &Usage, paths: bool) -> Vec<RuleTo> {
+fn to_clauses(usage: &Usage, paths: bool) -> Vec<RuleTo> {
     let to = |operation| RuleTo {
         operation: Some(operation),
     };
@@ -251,12 +251,12 @@ fn is_exact(path: &str) -> bool {
 }
 
 /// Pods and AuthorizationPolicies of the mesh, to which suggestions are fitted.
-struct Mesh<'a> {
+struct MeshObjects<'a> {
     pods: Vec<&'a Pod>,
     policies: Vec<&'a AuthorizationPolicy>,
 }
 
-impl<'a> Mesh<'a> {
+impl<'a> MeshObjects<'a> {
     fn of(objects: &'a [ObjectEvent]) -> Self {
         let mut mesh = Self {
             pods: Vec::new(),
@@ -335,7 +335,7 @@ impl<'a> Mesh<'a> {
 
     /// Returns the name of an ALLOW policy that already applies to all pods, or to the service, of a suggestion's
     /// scope.
-    fn allowing(
+    fn find_allow_policy(
         &self,
         namespace: &str,
         scope: &AuthorizationPolicySpec,

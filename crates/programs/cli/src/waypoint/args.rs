@@ -6,11 +6,11 @@ use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::Value;
 
 use super::gateway;
-use crate::{cluster::Target, install::duration, output::Format, source::Source};
+use crate::{cluster::Target, install::parse_duration, output::OutputFormat, source::Source};
 
 /// Where waypoints are.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Where {
+pub(crate) struct WaypointScope {
     /// Namespace; `default` if left out, or all where waypoints are listed
     #[arg(short, long)]
     pub(super) namespace: Option<String>,
@@ -21,7 +21,7 @@ pub(crate) struct Where {
     pub(super) target: Target,
 }
 
-impl Where {
+impl WaypointScope {
     /// Creates the scope of all namespaces in a source's lab or cluster.
     pub(crate) fn of(source: &Source) -> Self {
         Self {
@@ -37,7 +37,7 @@ impl Where {
 
     /// Returns the lab that the flags select, if any.
     pub(super) fn lab(&self) -> Option<String> {
-        self.target.lab(self.lab.as_deref())
+        self.target.lab_name(self.lab.as_deref())
     }
 }
 
@@ -69,7 +69,7 @@ impl ServedTraffic {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WaypointSpec {
     /// Name of the waypoint
-    #[arg(long, default_value = "waypoint", value_parser = usable_name)]
+    #[arg(long, default_value = "waypoint", value_parser = parse_waypoint_name)]
     pub(super) name: String,
     /// Traffic that it serves
     #[arg(long = "for", value_enum)]
@@ -78,13 +78,13 @@ pub(crate) struct WaypointSpec {
     #[arg(short, long)]
     pub(super) revision: Option<String>,
     #[command(flatten)]
-    pub(super) place: Where,
+    pub(super) place: WaypointScope,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
-    pub(super) made: WaypointSpec,
+    pub(super) spec: WaypointSpec,
     /// Label the namespace, so that it uses this waypoint
     #[arg(long)]
     pub(super) enroll_namespace: bool,
@@ -92,18 +92,18 @@ pub(crate) struct ApplyArgs {
     #[arg(long, requires = "enroll_namespace")]
     pub(super) overwrite: bool,
     #[command(flatten)]
-    pub(super) consent: Consent,
+    pub(super) consent: MigrationConsent,
     /// Wait until it is programmed
     #[arg(short, long)]
     pub(super) wait: bool,
     /// How long to wait, such as 90s or 5m
-    #[arg(long, default_value = "90s", value_parser = duration)]
+    #[arg(long, default_value = "90s", value_parser = parse_duration)]
     pub(super) waypoint_timeout: Duration,
 }
 
 /// Treatment of layer 4 policies that name callers: pods see the waypoint as the caller.
 #[derive(Clone, Copy, Debug, Args)]
-pub(super) struct Consent {
+pub(super) struct MigrationConsent {
     /// Attach copies of such policies to the waypoint, and admit the waypoint to the pods
     #[arg(long, conflicts_with = "allow_moot_policies")]
     pub(super) migrate_policies: bool,
@@ -115,18 +115,18 @@ pub(super) struct Consent {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
-    pub(super) place: Where,
+    pub(super) place: WaypointScope,
     /// Of all namespaces, as without -n
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub(super) all_namespaces: bool,
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
-    pub(super) output: Format,
+    pub(super) output: OutputFormat,
 }
 
 impl ListArgs {
     /// Whether waypoints of all namespaces are listed.
-    pub(super) fn everywhere(&self) -> bool {
+    pub(super) fn lists_all_namespaces(&self) -> bool {
         self.all_namespaces || self.place.namespace.is_none()
     }
 }
@@ -148,11 +148,11 @@ pub(crate) struct DeleteArgs {
     #[arg(long)]
     pub(super) all: bool,
     #[command(flatten)]
-    pub(super) place: Where,
+    pub(super) place: WaypointScope,
 }
 
 /// Validates the name of a waypoint: `none` is reserved for pods and services without one.
-pub(super) fn usable_name(name: &str) -> Result<String, String> {
+pub(super) fn parse_waypoint_name(name: &str) -> Result<String, String> {
     match name {
         "none" => Err("a waypoint cannot be called none: that means to use none".to_owned()),
         name => Ok(name.to_owned()),

@@ -8,14 +8,14 @@ use ambit_k8s_api::{
     labels::WAYPOINT_FOR,
 };
 use ambit_lab::PodStatus;
-use ambit_waypoint_objects::CLASS;
+use ambit_waypoint_objects::GATEWAY_CLASS;
 use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::{CliError, ErrorKind};
 
 /// Label with the revision of the control plane that is responsible for a Gateway.
-const REVISION: &str = "istio.io/rev";
+const REVISION_LABEL: &str = "istio.io/rev";
 /// API version in which Gateways are read and written.
 pub(super) const API_VERSION: &str = "gateway.networking.k8s.io/v1";
 
@@ -26,7 +26,7 @@ pub(super) fn manifest(
     serves: Option<&str>,
     revision: Option<&str>,
 ) -> Value {
-    let labels = [(WAYPOINT_FOR, serves), (REVISION, revision)].into_iter();
+    let labels = [(WAYPOINT_FOR, serves), (REVISION_LABEL, revision)].into_iter();
     let labels: BTreeMap<_, _> = labels
         .filter_map(|(label, value)| Some((label.to_owned(), value?.to_owned())))
         .collect();
@@ -41,7 +41,7 @@ pub(super) fn manifest(
         "kind": "Gateway",
         "metadata": metadata,
         "spec": {
-            "gatewayClassName": CLASS,
+            "gatewayClassName": GATEWAY_CLASS,
             "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}],
         },
     })
@@ -49,24 +49,24 @@ pub(super) fn manifest(
 
 /// Gateway of a lab or cluster; JSON output has the complete object.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct GatewayObject {
     whole: Value,
     gateway: Gateway,
     status: GatewayStatus,
 }
 
-impl Serialize for Seen {
+impl Serialize for GatewayObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.whole.serialize(serializer)
     }
 }
 
-impl Seen {
+impl GatewayObject {
     pub(crate) fn new(whole: Value) -> Self {
         // Objects of other kinds have no class, and so are no waypoints.
         let gateway = Gateway::deserialize(&whole).unwrap_or_default();
         Self {
-            status: gateway.read_status(),
+            status: gateway.parse_status(),
             whole,
             gateway,
         }
@@ -94,7 +94,7 @@ impl Seen {
 
     /// Whether the Gateway has the class of Ambit's waypoints.
     pub(crate) fn is_waypoint(&self) -> bool {
-        self.class() == CLASS
+        self.class() == GATEWAY_CLASS
     }
 
     /// Whether another controller's Gateway declares itself a waypoint, so that labels may name it.
@@ -110,7 +110,7 @@ impl Seen {
     }
 
     pub(super) fn revision(&self) -> &str {
-        or_default(self.label(REVISION))
+        or_default(self.label(REVISION_LABEL))
     }
 
     pub(super) fn traffic_type(&self) -> &str {
@@ -144,10 +144,10 @@ fn or_default(text: &str) -> &str {
 }
 
 /// Creates the error for a waypoint without a running pod.
-pub(super) fn no_pod(gateway: &Seen) -> CliError {
+pub(super) fn no_pod_error(gateway: &GatewayObject) -> CliError {
     let (namespace, name) = (gateway.namespace(), gateway.name());
     let what = format!("no pod of the waypoint {namespace}/{name} runs");
-    CliError::new(ErrorKind::NotFound, what).hint(format!(
+    CliError::new(ErrorKind::NotFound, what).with_hint(format!(
         "`ambit waypoint status {name} -n {namespace}` shows why"
     ))
 }

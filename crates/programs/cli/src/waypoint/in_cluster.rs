@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ambit_install::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ClusterApi, ClusterError},
     object::{ObjectRef, name},
 };
 use ambit_k8s_api::{
@@ -16,54 +16,68 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::{
-    args::{ApplyArgs, Where},
-    gateway::{API_VERSION, Seen, no_pod},
+    args::{ApplyArgs, WaypointScope},
+    gateway::{API_VERSION, GatewayObject, no_pod_error},
 };
 use crate::{
     CliError, ErrorKind,
     cluster::Target,
     enrol,
-    http::Answer,
-    install::{failed, progress},
+    http::HttpResponse,
+    install::{install_error, print_progress},
     manifest,
     output::print_line,
-    reach, rehearsal,
-    source::{ADMIN, DUMP},
+    pod_access, policy_test,
+    source::{ADMIN_ADDRESS, CONFIG_DUMP_PATH},
 };
 
 /// Interval at which a waypoint's readiness is polled.
-const PAUSE: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Timeout for the deletion of a Gateway.
-const DELETION: Duration = Duration::from_secs(60);
+const DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn refused(error: ClusterError) -> CliError {
-    failed(error.into())
+fn cluster_error(error: ClusterError) -> CliError {
+    install_error(error.into())
 }
 
 /// Lists the Gateways of all namespaces in the cluster that the flags select.
-pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
-    of(&target.cluster().await?).await
+pub(super) async fn list_gateways(target: &Target) -> Result<Vec<Value>, CliError> {
+    list_gateways_in(&target.connect().await?).await
 }
 
 /// Lists the Gateways of all namespaces in a cluster.
-pub(super) async fn of(cluster: &Cluster) -> Result<Vec<Value>, CliError> {
+pub(super) async fn list_gateways_in(cluster: &ClusterApi) -> Result<Vec<Value>, CliError> {
     let list = cluster.list(API_VERSION, "Gateway", None, None).await;
-    list.map_err(refused)
+    list.map_err(cluster_error)
 }
 
 /// Fetches the `/config_dump` of one of a waypoint's pods.
-pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Answer, CliError> {
-    let cluster = target.cluster().await?;
-    let pods = pods(&cluster, gateway).await?;
-    let pod = reach::best(&pods, None).ok_or_else(|| no_pod(gateway))?;
-    let (namespace, pod, port) = (gateway.namespace(), name(pod), ADMIN.1);
-    reach::ask_pod(&cluster, namespace, pod, port, Method::GET, DUMP).await
+pub(super) async fn fetch_dump(
+    target: &Target,
+    gateway: &GatewayObject,
+) -> Result<HttpResponse, CliError> {
+    let cluster = target.connect().await?;
+    let pods = list_pods(&cluster, gateway).await?;
+    let pod = pod_access::choose_pod(&pods, None).ok_or_else(|| no_pod_error(gateway))?;
+    let (namespace, pod, port) = (gateway.namespace(), name(pod), ADMIN_ADDRESS.1);
+    pod_access::query_pod(
+        &cluster,
+        namespace,
+        pod,
+        port,
+        Method::GET,
+        CONFIG_DUMP_PATH,
+    )
+    .await
 }
 
 /// Lists the pods of a waypoint.
-pub(super) async fn pods(cluster: &Cluster, gateway: &Seen) -> Result<Vec<Pod>, CliError> {
+pub(super) async fn list_pods(
+    cluster: &ClusterApi,
+    gateway: &GatewayObject,
+) -> Result<Vec<Pod>, CliError> {
     let label = format!("{GATEWAY_NAME}={}", gateway.name());
-    reach::pods(cluster, gateway.namespace(), &label).await
+    pod_access::list_pods(cluster, gateway.namespace(), &label).await
 }
 
 fn reference(namespace: &str, name: &str) -> ObjectRef {
@@ -77,33 +91,34 @@ fn reference(namespace: &str, name: &str) -> ObjectRef {
 
 /// Creates or changes a waypoint, after the policies that it makes ineffective are migrated.
 pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
-    let (namespace, name) = (args.made.place.namespace(), &args.made.name);
-    let cluster = args.made.place.target.cluster().await?;
-    let of = enrol::namespace(&cluster, namespace).await?;
+    let (namespace, name) = (args.spec.place.namespace(), &args.spec.name);
+    let cluster = args.spec.place.target.connect().await?;
+    let of = enrol::get_namespace(&cluster, namespace).await?;
     if args.enroll_namespace {
-        check_free(&of, namespace, name, args.overwrite)?;
+        check_no_other_waypoint(&of, namespace, name, args.overwrite)?;
     }
     if let Some(there) = cluster
         .get(&reference(namespace, name))
         .await
-        .map_err(refused)?
-        && !Seen::new(there).is_waypoint()
+        .map_err(cluster_error)?
+        && !GatewayObject::new(there).is_waypoint()
     {
         let what = format!("the Gateway {namespace}/{name} exists and is no waypoint");
-        return Err(CliError::new(ErrorKind::Failed, what).hint("--name gives another name"));
+        return Err(CliError::new(ErrorKind::Failed, what).with_hint("--name gives another name"));
     }
     migrate(&cluster, args).await?;
-    let applied = cluster.apply(&args.made.manifest(), false).await;
+    let applied = cluster.apply(&args.spec.manifest(), false).await;
     applied.map_err(|error| {
-        refused(error)
-            .hint("the cluster needs the definitions of the Gateway API: gateway-api.sigs.k8s.io")
+        cluster_error(error).with_hint(
+            "the cluster needs the definitions of the Gateway API: gateway-api.sigs.k8s.io",
+        )
     })?;
     print_line(&format!("waypoint {namespace}/{name} applied"))?;
     if args.enroll_namespace {
         enroll(&cluster, &of, namespace, name).await?;
     }
     if args.wait {
-        programmed(&cluster, namespace, name, args.waypoint_timeout).await?;
+        wait_until_programmed(&cluster, namespace, name, args.waypoint_timeout).await?;
         print_line(&format!("waypoint {namespace}/{name} is ready"))?;
     }
     Ok(())
@@ -111,26 +126,33 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
 
 /// Migrates the policies that the waypoint makes ineffective, by copies and changed rules. The Gateway is applied after
 /// that, so that no request is wrongly allowed or rejected in between.
-async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
-    let policies = rehearsal::list(cluster, Kind::AuthorizationPolicy).await?;
+async fn migrate(cluster: &ClusterApi, args: &ApplyArgs) -> Result<(), CliError> {
+    let policies = policy_test::list(cluster, Kind::AuthorizationPolicy).await?;
     if policies.is_empty() {
         return Ok(());
     }
-    let namespace = args.made.place.namespace();
-    let services = cluster.all(Some(namespace), None).await.map_err(refused)?;
-    let settings = rehearsal::settings(cluster, &args.made.place.target.mesh_namespace).await?;
+    let namespace = args.spec.place.namespace();
+    let services = cluster
+        .list_typed(Some(namespace), None)
+        .await
+        .map_err(cluster_error)?;
+    let settings =
+        policy_test::load_settings(cluster, &args.spec.place.target.mesh_namespace).await?;
     for (moot, migration) in args.migrations(&policies, &services, &settings.trust_domain)? {
         for policy in &migration.added {
             cluster
-                .apply(&manifest::of(policy), false)
+                .apply(&manifest::to_manifest(policy), false)
                 .await
-                .map_err(refused)?;
+                .map_err(cluster_error)?;
         }
         if let Some(rules) = migration.rules {
             let (namespace, name) = moot.policy.split_once('/').unwrap_or_default();
-            let policy = ObjectRef::of_kind::<AuthorizationPolicy>(Some(namespace), name);
-            let patch = json!({"spec": {"rules": manifest::of(&rules)}});
-            cluster.merge(&policy, &patch).await.map_err(refused)?;
+            let policy = ObjectRef::for_kind::<AuthorizationPolicy>(Some(namespace), name);
+            let patch = json!({"spec": {"rules": manifest::to_manifest(&rules)}});
+            cluster
+                .merge_patch(&policy, &patch)
+                .await
+                .map_err(cluster_error)?;
         }
         print_line(&format!("policy {} migrated", moot.policy))?;
     }
@@ -143,7 +165,7 @@ fn label<'a>(namespace: &'a Namespace, name: &str) -> Option<&'a str> {
 }
 
 /// Checks that a namespace does not use another waypoint, unless it may be replaced.
-fn check_free(
+fn check_no_other_waypoint(
     of: &Namespace,
     namespace: &str,
     name: &str,
@@ -152,25 +174,28 @@ fn check_free(
     match label(of, USE_WAYPOINT) {
         Some(other) if other != name && !overwrite => {
             let what = format!("the namespace {namespace} uses the waypoint {other}");
-            Err(CliError::new(ErrorKind::Failed, what).hint("--overwrite replaces it"))
+            Err(CliError::new(ErrorKind::Failed, what).with_hint("--overwrite replaces it"))
         }
         _ => Ok(()),
     }
 }
 
 async fn enroll(
-    cluster: &Cluster,
+    cluster: &ClusterApi,
     of: &Namespace,
     namespace: &str,
     name: &str,
 ) -> Result<(), CliError> {
     let labels = json!({USE_WAYPOINT: name, USE_WAYPOINT_NAMESPACE: null});
-    let object = ObjectRef::of_kind::<Namespace>(None, namespace);
+    let object = ObjectRef::for_kind::<Namespace>(None, namespace);
     let patch = json!({"metadata": {"labels": labels}});
-    cluster.merge(&object, &patch).await.map_err(refused)?;
+    cluster
+        .merge_patch(&object, &patch)
+        .await
+        .map_err(cluster_error)?;
     print_line(&format!("namespace {namespace} uses the waypoint {name}"))?;
     if label(of, DATAPLANE_MODE) != Some(DATAPLANE_MODE_AMBIENT) {
-        progress(&format!(
+        print_progress(&format!(
             "warning: the namespace {namespace} is not in the mesh; `ambit enroll {namespace}` enrols it"
         ));
     }
@@ -178,8 +203,8 @@ async fn enroll(
 }
 
 /// Waits until a waypoint's Gateway is programmed.
-async fn programmed(
-    cluster: &Cluster,
+async fn wait_until_programmed(
+    cluster: &ClusterApi,
     namespace: &str,
     name: &str,
     timeout: Duration,
@@ -187,8 +212,8 @@ async fn programmed(
     let started = Instant::now();
     loop {
         let found = cluster.get(&reference(namespace, name)).await;
-        let found = found.map_err(refused)?.map(Seen::new);
-        if found.as_ref().is_some_and(Seen::is_programmed) {
+        let found = found.map_err(cluster_error)?.map(GatewayObject::new);
+        if found.as_ref().is_some_and(GatewayObject::is_programmed) {
             return Ok(());
         }
         if started.elapsed() >= timeout {
@@ -197,21 +222,21 @@ async fn programmed(
                 timeout.as_secs()
             );
             let error = CliError::new(ErrorKind::Failed, what);
-            return Err(error.hint(format!(
+            return Err(error.with_hint(format!(
                 "`ambit waypoint status {name} -n {namespace}` shows the reason"
             )));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Deletes a waypoint's Gateway, and waits until the objects that it owns are deleted, too.
-pub(super) async fn delete(place: &Where, name: &str) -> Result<(), CliError> {
-    let cluster = place.target.cluster().await?;
+pub(super) async fn delete(scope: &WaypointScope, name: &str) -> Result<(), CliError> {
+    let cluster = scope.target.connect().await?;
     let done = cluster
-        .delete(&reference(place.namespace(), name), DELETION)
+        .delete(&reference(scope.namespace(), name), DELETION_TIMEOUT)
         .await;
-    done.map(drop).map_err(refused)
+    done.map(drop).map_err(cluster_error)
 }
 
 #[cfg(test)]
@@ -231,7 +256,7 @@ mod tests {
             (Some("none"), false, false),
             (Some("other"), true, true),
         ] {
-            let checked = check_free(&namespace(there), "a", "way", overwrite);
+            let checked = check_no_other_waypoint(&namespace(there), "a", "way", overwrite);
             assert_eq!(checked.is_ok(), free, "{there:?} {overwrite}");
         }
     }

@@ -3,55 +3,64 @@
 use serde_json::Value;
 
 use super::{
-    args::{ListArgs, Where},
-    gateway::Seen,
+    args::{ListArgs, WaypointScope},
+    gateway::GatewayObject,
     in_cluster, in_lab,
 };
-use crate::{CliError, ErrorKind, cluster::wait};
+use crate::{CliError, ErrorKind, cluster::block_on};
 
-impl Where {
+impl WaypointScope {
     /// Lists the waypoints of the namespace, or of all, including those of other controllers.
-    pub(crate) fn found(&self, everywhere: bool) -> Result<Vec<Seen>, CliError> {
+    pub(crate) fn list_waypoints(
+        &self,
+        all_namespaces: bool,
+    ) -> Result<Vec<GatewayObject>, CliError> {
         let all = match self.lab() {
-            Some(lab) => in_lab::gateways(&lab)?,
-            None => wait(in_cluster::gateways(&self.target))?,
+            Some(lab) => in_lab::list_gateways(&lab)?,
+            None => block_on(in_cluster::list_gateways(&self.target))?,
         };
-        let here = |gateway: &Seen| everywhere || gateway.namespace() == self.namespace();
-        let is_one = |one: &Seen| one.is_waypoint() || one.is_foreign_waypoint();
-        Ok(sorted(all, |gateway| is_one(gateway) && here(gateway)))
+        let here =
+            |gateway: &GatewayObject| all_namespaces || gateway.namespace() == self.namespace();
+        let is_one = |one: &GatewayObject| one.is_waypoint() || one.is_foreign_waypoint();
+        Ok(sorted_waypoints(all, |gateway| {
+            is_one(gateway) && here(gateway)
+        }))
     }
 }
 
 impl ListArgs {
     /// Lists the selected waypoints, or those with this name; an error if none has it.
-    pub(super) fn named(&self, name: Option<&str>) -> Result<Vec<Seen>, CliError> {
-        let mut found = self.found()?;
+    pub(super) fn list_named(&self, name: Option<&str>) -> Result<Vec<GatewayObject>, CliError> {
+        let mut found = self.list_waypoints()?;
         if let Some(name) = name {
             found.retain(|gateway| gateway.name() == name);
             if found.is_empty() {
-                return Err(absent(name, &self.place));
+                return Err(not_found_error(name, &self.place));
             }
         }
         Ok(found)
     }
 
-    pub(super) fn found(&self) -> Result<Vec<Seen>, CliError> {
-        self.place.found(self.everywhere())
+    pub(super) fn list_waypoints(&self) -> Result<Vec<GatewayObject>, CliError> {
+        self.place.list_waypoints(self.lists_all_namespaces())
     }
 }
 
 /// Creates the error for a waypoint that does not exist.
-pub(super) fn absent(name: &str, place: &Where) -> CliError {
-    let what = match &place.namespace {
+pub(super) fn not_found_error(name: &str, scope: &WaypointScope) -> CliError {
+    let what = match &scope.namespace {
         Some(namespace) => format!("there is no waypoint {name} in the namespace {namespace}"),
         None => format!("there is no waypoint {name}"),
     };
-    CliError::new(ErrorKind::NotFound, what).hint("`ambit waypoint list -A` lists all")
+    CliError::new(ErrorKind::NotFound, what).with_hint("`ambit waypoint list -A` lists all")
 }
 
 /// Returns the Gateways that `is_listed` accepts, sorted by namespace and name.
-pub(super) fn sorted(all: Vec<Value>, is_listed: impl Fn(&Seen) -> bool) -> Vec<Seen> {
-    let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
+pub(super) fn sorted_waypoints(
+    gateways: Vec<Value>,
+    is_listed: impl Fn(&GatewayObject) -> bool,
+) -> Vec<GatewayObject> {
+    let mut found: Vec<_> = gateways.into_iter().map(GatewayObject::new).collect();
     found.retain(is_listed);
     found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
     found

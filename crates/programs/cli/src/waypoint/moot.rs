@@ -33,7 +33,7 @@ pub(super) struct Waypoint<'a> {
 
 /// Effect of a policy at the pods on requests that the waypoint forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(super) enum MootEffect {
     /// The policy denies the waypoint, and so every caller behind it.
     RefusesAll,
     /// The policy allows the waypoint, and so every caller behind it.
@@ -44,20 +44,20 @@ pub(super) enum Effect {
 
 /// Policy that becomes ineffective behind a waypoint.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Moot {
+pub(super) struct MootPolicy {
     /// Name of the policy, `namespace/name`.
     pub(super) policy: String,
     pub(super) action: PolicyAction,
-    pub(super) effect: Effect,
+    pub(super) effect: MootEffect,
     /// Callers that the policy names, grouped by attribute, such as `principals a, b`.
     pub(super) callers: Vec<String>,
     /// Changes that preserve the policy's meaning, or the reason why there are none.
-    pub(super) migration: Result<Migration, String>,
+    pub(super) migration: Result<PolicyMigration, String>,
 }
 
 /// Objects to write so that a policy keeps its meaning, in this order.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Migration {
+pub(super) struct PolicyMigration {
     /// New policies: a copy attached to the waypoint, and one by which pods admit the waypoint.
     pub(super) added: Vec<AuthorizationPolicy>,
     /// New `spec.rules` of the policy itself, if they change.
@@ -75,7 +75,7 @@ impl Waypoint<'_> {
         format!("{trust_domain}/ns/{namespace}/sa/{name}")
     }
 
-    fn names(&self, source: &Source) -> bool {
+    fn names_waypoint(&self, source: &Source) -> bool {
         let principal = self.principal();
         let mut principals = source.principals.iter().chain(&source.not_principals);
         let accounts = source.service_accounts.iter();
@@ -119,7 +119,7 @@ impl Waypoint<'_> {
     fn matches_rule(&self, rule: &Rule) -> bool {
         let mut sources = rule.from.iter().filter_map(|from| from.source.as_ref());
         let by_from = rule.from.is_empty() || sources.any(|source| self.matches(source));
-        let mut conditions = rule.when.iter().filter_map(as_source);
+        let mut conditions = rule.when.iter().filter_map(source_of_condition);
         by_from && conditions.all(|source| self.matches(&source))
     }
 }
@@ -134,7 +134,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 /// Converts a condition on `source.*` of a `when` clause to the equivalent `from.source`; `None` for other attributes.
-fn as_source(condition: &Condition) -> Option<Source> {
+fn source_of_condition(condition: &Condition) -> Option<Source> {
     let (values, not_values) = (condition.values.clone(), condition.not_values.clone());
     let mut source = Source::default();
     let (is, is_not) = match condition.key.strip_prefix("source.")? {
@@ -154,7 +154,8 @@ fn as_source(condition: &Condition) -> Option<Source> {
 /// Returns the sources of a rule: those of `from`, and conditions of `when` on the source.
 fn sources(rule: &Rule) -> Vec<Source> {
     let from = rule.from.iter().filter_map(|from| from.source.clone());
-    from.chain(rule.when.iter().filter_map(as_source)).collect()
+    from.chain(rule.when.iter().filter_map(source_of_condition))
+        .collect()
 }
 
 /// Describes the callers that rules name, by attribute, such as `principals a, b`.
@@ -221,7 +222,7 @@ struct Policy<'a> {
 
 impl<'a> Policy<'a> {
     /// Returns the policy if node proxies enforce it; `None` if it is attached, in dry run, or unreadable.
-    fn read(found: &'a ExistingPolicy) -> Option<Self> {
+    fn parse(found: &'a ExistingPolicy) -> Option<Self> {
         let policy = found.policy.as_ref()?;
         let annotations = policy.metadata.annotations.as_ref();
         let dry_run = annotations.and_then(|all| all.get("istio.io/dry-run"));
@@ -244,12 +245,12 @@ impl<'a> Policy<'a> {
         self.namespace == other.namespace && self.labels() == other.labels()
     }
 
-    fn names(&self, waypoint: &Waypoint<'_>) -> bool {
+    fn allows_waypoint(&self, waypoint: &Waypoint<'_>) -> bool {
         let mut sources = self.spec.rules.iter().flat_map(sources);
-        sources.any(|source| waypoint.names(&source))
+        sources.any(|source| waypoint.names_waypoint(&source))
     }
 
-    fn effect(&self, waypoint: &Waypoint<'_>) -> Option<Effect> {
+    fn effect(&self, waypoint: &Waypoint<'_>) -> Option<MootEffect> {
         let mut rules = self.spec.rules.iter();
         let mut naming = self
             .spec
@@ -261,16 +262,16 @@ impl<'a> Policy<'a> {
                 naming.next()?;
                 let is_admitted = rules.any(|rule| waypoint.matches_rule(rule));
                 Some(match is_admitted {
-                    true => Effect::AdmitsAll,
-                    false => Effect::RefusesAll,
+                    true => MootEffect::AdmitsAll,
+                    false => MootEffect::RefusesAll,
                 })
             }
             PolicyAction::Deny => {
                 let mut naming = naming.peekable();
                 naming.peek()?;
                 Some(match naming.any(|rule| waypoint.matches_rule(rule)) {
-                    true => Effect::RefusesAll,
-                    false => Effect::DeniesNobody,
+                    true => MootEffect::RefusesAll,
+                    false => MootEffect::DeniesNobody,
                 })
             }
             PolicyAction::Audit | PolicyAction::Custom => None,
@@ -279,7 +280,7 @@ impl<'a> Policy<'a> {
 
     /// Returns the target references for the policy's copy: the services whose pods are exactly those of the policy, or
     /// the Gateway for a policy without selector.
-    fn targets(
+    fn waypoint_targets(
         &self,
         services: &[Service],
         waypoint: &Waypoint<'_>,
@@ -322,11 +323,11 @@ impl<'a> Policy<'a> {
 
     fn migration(
         &self,
-        effect: Effect,
+        effect: MootEffect,
         services: &[Service],
         waypoint: &Waypoint<'_>,
         is_taken: impl Fn(&str) -> bool,
-    ) -> Result<Migration, String> {
+    ) -> Result<PolicyMigration, String> {
         if self.namespace != waypoint.namespace {
             return Err("it is the root namespace's, and holds for the whole mesh".to_owned());
         }
@@ -344,8 +345,8 @@ impl<'a> Policy<'a> {
                     .to_owned(),
             );
         }
-        let targets = self.targets(services, waypoint)?;
-        let is_changed = self.spec.action == PolicyAction::Deny && effect == Effect::RefusesAll;
+        let targets = self.waypoint_targets(services, waypoint)?;
+        let is_changed = self.spec.action == PolicyAction::Deny && effect == MootEffect::RefusesAll;
         let changed = is_changed.then(|| self.rules_without(waypoint));
         let copy = AuthorizationPolicySpec {
             selector: None,
@@ -374,7 +375,7 @@ impl<'a> Policy<'a> {
             };
             added.push(self.policy(ADMISSION_SUFFIX, None, admission, &is_taken)?);
         }
-        Ok(Migration {
+        Ok(PolicyMigration {
             added,
             rules: changed,
         })
@@ -424,14 +425,18 @@ impl<'a> Policy<'a> {
 /// Finds policies for pods of the waypoint's namespace that the waypoint makes ineffective. Left out are policies that
 /// name the waypoint, those with the same scope as an ALLOW policy that names it, and those with a copy that is
 /// attached to it.
-pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint<'_>) -> Vec<Moot> {
+pub(super) fn find_moot_policies(
+    policies: &[Value],
+    services: &[Service],
+    waypoint: &Waypoint<'_>,
+) -> Vec<MootPolicy> {
     let policies: Vec<_> = policies.iter().map(ExistingPolicy::of).collect();
     let concerns = |policy: &Policy<'_>| {
         policy.namespace == waypoint.namespace || policy.namespace == waypoint.root_namespace
     };
     let read: Vec<_> = policies
         .iter()
-        .filter_map(Policy::read)
+        .filter_map(Policy::parse)
         .filter(concerns)
         .collect();
     let named = |namespace: &str, name: &str| {
@@ -441,18 +446,18 @@ pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint
     let is_known = |policy: &Policy<'_>| match policy.spec.action {
         PolicyAction::Allow => read.iter().any(|other| {
             let is_allow = other.spec.action == PolicyAction::Allow;
-            is_allow && policy.has_same_scope(other) && other.names(waypoint)
+            is_allow && policy.has_same_scope(other) && other.allows_waypoint(waypoint)
         }),
         _ => {
             let copy = named(policy.namespace, &format!("{}{COPY_SUFFIX}", policy.name));
-            policy.names(waypoint) || copy.is_some_and(ExistingPolicy::is_attached)
+            policy.allows_waypoint(waypoint) || copy.is_some_and(ExistingPolicy::is_attached)
         }
     };
     let moot = read.iter().filter(|policy| !is_known(policy));
     moot.filter_map(|policy| {
         let effect = policy.effect(waypoint)?;
         let is_taken = |name: &str| named(policy.namespace, name).is_some();
-        Some(Moot {
+        Some(MootPolicy {
             policy: format!("{}/{}", policy.namespace, policy.name),
             action: policy.spec.action,
             effect,
@@ -463,12 +468,12 @@ pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint
     .collect()
 }
 
-impl Moot {
+impl MootPolicy {
     /// Formats the policy, its effect behind the waypoint, and its callers on one line.
-    pub(super) fn line(&self) -> String {
+    pub(super) fn format_line(&self) -> String {
         let callers = self.callers.join("; ");
         let (action, consequence) = match (self.action, self.effect) {
-            (PolicyAction::Allow, Effect::RefusesAll) => (
+            (PolicyAction::Allow, MootEffect::RefusesAll) => (
                 "ALLOW",
                 format!(
                     "pods refuse the waypoint, and with it every caller allowed now: {callers}"
@@ -478,7 +483,7 @@ impl Moot {
                 "ALLOW",
                 format!("allows the waypoint, and with it every caller; allowed now: {callers}"),
             ),
-            (_, Effect::RefusesAll) => (
+            (_, MootEffect::RefusesAll) => (
                 "DENY",
                 format!(
                     "pods refuse the waypoint, and with it every caller; denied now: {callers}"

@@ -8,16 +8,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    args::{ListArgs, Where},
-    gateway::Seen,
+    args::{ListArgs, WaypointScope},
+    gateway::GatewayObject,
     in_cluster, in_lab,
 };
 use crate::{
     CliError, ErrorKind,
-    cluster::wait,
-    dump::{Entries, ServiceEntry, WorkloadEntry, or},
-    output::{self, table},
-    source::{DUMP, checked},
+    cluster::block_on,
+    dump::{Entries, ServiceEntry, WorkloadEntry, non_empty_or},
+    output::{self, format_table},
+    source::{CONFIG_DUMP_PATH, require_ok},
 };
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ pub(crate) struct RecordsArgs {
 
 /// Kind of a waypoint's records, as one command shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Section {
+pub(super) enum RecordSection {
     Routes,
     Policies,
     Endpoints,
@@ -55,14 +55,14 @@ pub(super) struct WaypointDump {
 /// The same part of a `/config_dump` as raw JSON, for JSON output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Whole {
+struct RawDump {
     services: Option<Value>,
-    workload_state: WholeRecords,
+    workload_state: RawRecords,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct WholeRecords {
+struct RawRecords {
     services: Option<Value>,
     policies: Option<Value>,
     authentications: Option<Value>,
@@ -74,16 +74,16 @@ struct WholeRecords {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Records {
-    services: Vec<Served>,
+    services: Vec<ServiceRoutes>,
     policies: Vec<Policy>,
-    destinations: Vec<Ruled>,
-    limits: Vec<Limited>,
+    destinations: Vec<DestinationState>,
+    limits: Vec<LimitState>,
 }
 
 /// Record of a service that the waypoint serves.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Served {
+struct ServiceRoutes {
     service: String,
     routes: Vec<Route>,
     tls_routes: Vec<StreamRoute>,
@@ -152,20 +152,20 @@ struct Policy {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Ruled {
-    record: RuledRecord,
-    ports: Vec<RuledPort>,
+struct DestinationState {
+    record: DestinationRecord,
+    ports: Vec<DestinationPort>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RuledRecord {
+struct DestinationRecord {
     service: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RuledPort {
+struct DestinationPort {
     endpoints: Vec<EndpointState>,
 }
 
@@ -179,7 +179,7 @@ struct EndpointState {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Limited {
+struct LimitState {
     record: Limit,
     counted_keys: Vec<usize>,
 }
@@ -211,63 +211,68 @@ struct GlobalLimit {
 }
 
 /// Shows one kind of records of the selected waypoints.
-pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> {
+pub(super) fn run(section: RecordSection, args: &RecordsArgs) -> Result<(), CliError> {
     let place = &args.list.place;
-    let mut found = args.list.named(args.waypoint.as_deref())?;
-    found.retain(Seen::is_waypoint);
+    let mut found = args.list.list_named(args.waypoint.as_deref())?;
+    found.retain(GatewayObject::is_waypoint);
     let (mut shown, mut rows) = (Vec::new(), Vec::new());
     for gateway in &found {
         let name = format!("{}/{}", gateway.namespace(), gateway.name());
-        let (dump, whole) = dump(place, gateway)?;
-        shown.push(section.of(&name, &whole));
+        let (dump, whole) = fetch_dump(place, gateway)?;
+        shown.push(section.select_raw(&name, &whole));
         rows.extend(section.rows(&name, &dump));
     }
-    output::print(args.list.output, &shown, || table(section.header(), rows))
+    output::print_formatted(args.list.output, &shown, || {
+        format_table(section.header(), rows)
+    })
 }
 
 /// Returns all kinds of records of one waypoint as tables (`header` and `rows`, without the waypoint's name), and its
 /// plugins as raw JSON.
-pub(crate) fn sections(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
+pub(crate) fn sections(scope: &WaypointScope, gateway: &GatewayObject) -> Result<Value, CliError> {
     let name = format!("{}/{}", gateway.namespace(), gateway.name());
-    let (dump, whole) = dump(place, gateway)?;
-    let table = |section: Section| {
+    let (dump, whole) = fetch_dump(scope, gateway)?;
+    let table = |section: RecordSection| {
         let rows = section.rows(&name, &dump).into_iter();
         let rows: Vec<Vec<String>> = rows.map(|row| row.into_iter().skip(1).collect()).collect();
         json!({"header": section.header().get(1..), "rows": rows})
     };
     Ok(json!({
-        "routes": table(Section::Routes),
-        "endpoints": table(Section::Endpoints),
-        "policies": table(Section::Policies),
-        "limits": table(Section::Limits),
+        "routes": table(RecordSection::Routes),
+        "endpoints": table(RecordSection::Endpoints),
+        "policies": table(RecordSection::Policies),
+        "limits": table(RecordSection::Limits),
         "plugins": whole.workload_state.plugins,
     }))
 }
 
-fn unread(waypoint: &str) -> CliError {
+fn unreadable_error(waypoint: &str) -> CliError {
     let what = format!("the dump of the waypoint {waypoint} is not understood");
     CliError::new(ErrorKind::Unreachable, what)
-        .hint("is this program of the same version as the waypoint?")
+        .with_hint("is this program of the same version as the waypoint?")
 }
 
 /// Fetches the `/config_dump` of one of a waypoint's pods, parsed and as raw JSON.
-fn dump(place: &Where, gateway: &Seen) -> Result<(WaypointDump, Whole), CliError> {
-    let answer = match place.lab() {
-        Some(lab) => in_lab::dump(&lab, gateway)?,
-        None => wait(in_cluster::dump(&place.target, gateway))?,
+fn fetch_dump(
+    scope: &WaypointScope,
+    gateway: &GatewayObject,
+) -> Result<(WaypointDump, RawDump), CliError> {
+    let answer = match scope.lab() {
+        Some(lab) => in_lab::fetch_dump(&lab, gateway)?,
+        None => block_on(in_cluster::fetch_dump(&scope.target, gateway))?,
     };
-    let bytes = checked(answer, DUMP)?;
+    let bytes = require_ok(answer, CONFIG_DUMP_PATH)?;
     let name = format!("{}/{}", gateway.namespace(), gateway.name());
-    let unread = |error| unread(&name).because(error);
+    let unread = |error| unreadable_error(&name).with_source(error);
     Ok((
         serde_json::from_slice(&bytes).map_err(unread)?,
         serde_json::from_slice(&bytes).map_err(unread)?,
     ))
 }
 
-impl Section {
+impl RecordSection {
     /// Returns the records of this kind as raw JSON, for JSON output.
-    fn of(self, waypoint: &str, dump: &Whole) -> Value {
+    fn select_raw(self, waypoint: &str, dump: &RawDump) -> Value {
         let records = &dump.workload_state;
         match self {
             Self::Routes => json!({"waypoint": waypoint, "services": records.services}),
@@ -331,25 +336,25 @@ impl Section {
     }
 }
 
-fn route_rows(served: &Served) -> Vec<Vec<String>> {
+fn route_rows(served: &ServiceRoutes) -> Vec<Vec<String>> {
     let row = |ports: &[u16], route: &str, matches: String, backends: &[Backend], notes: String| {
         vec![
             served.service.clone(),
-            numbers(ports),
+            format_ports(ports),
             route.to_owned(),
             matches,
-            list(backends.iter().map(Backend::text)),
+            join_list(backends.iter().map(Backend::text)),
             notes,
         ]
     };
     let mut rows = Vec::new();
     for route in &served.routes {
         for rule in &route.rules {
-            let matches = list(rule.matches.iter().map(RouteMatch::text));
-            let filters = rule.filters.iter().filter_map(variant);
+            let matches = join_list(rule.matches.iter().map(RouteMatch::text));
+            let filters = rule.filters.iter().filter_map(variant_name);
             let clients = route.clients.iter().map(|one| format!("from {one}"));
             let unsupported = rule.unsupported.iter().map(|why| format!("refused: {why}"));
-            let notes = list(filters.chain(clients).chain(unsupported));
+            let notes = join_list(filters.chain(clients).chain(unsupported));
             rows.push(row(
                 &route.ports,
                 &route.name,
@@ -365,8 +370,8 @@ fn route_rows(served: &Served) -> Vec<Vec<String>> {
             .unsupported
             .iter()
             .map(|why| format!("refused: {why}"));
-        let matches = list(route.hostnames.iter().cloned());
-        let notes = list(clients.chain(unsupported));
+        let matches = join_list(route.hostnames.iter().cloned());
+        let notes = join_list(clients.chain(unsupported));
         rows.push(row(
             &route.ports,
             &route.name,
@@ -433,17 +438,17 @@ fn policy_row(policy: &Policy) -> Vec<String> {
     vec![
         policy.key.clone(),
         policy.action.to_uppercase(),
-        scope(policy.for_gateway, &policy.services),
+        scope_text(policy.for_gateway, &policy.services),
         policy.rules.len().to_string(),
-        list(dry_run.into_iter().chain(broken)),
+        join_list(dry_run.into_iter().chain(broken)),
     ]
 }
 
-fn limit_row(limited: &Limited) -> Vec<String> {
+fn limit_row(limited: &LimitState) -> Vec<String> {
     let limit = &limited.record;
     let local = limit.local.iter().map(|local| {
-        let by = local.by.iter().filter_map(variant);
-        let by = list(by);
+        let by = local.by.iter().filter_map(variant_name);
+        let by = join_list(by);
         let by = if by.is_empty() {
             by
         } else {
@@ -460,17 +465,17 @@ fn limit_row(limited: &Limited) -> Vec<String> {
     let broken = broken.map(|why| format!("not understood: {why}"));
     vec![
         limit.key.clone(),
-        scope(limit.for_gateway, &limit.services),
-        list(local.chain(global)),
+        scope_text(limit.for_gateway, &limit.services),
+        join_list(local.chain(global)),
         limited.counted_keys.iter().sum::<usize>().to_string(),
-        list(dry_run.into_iter().chain(broken)),
+        join_list(dry_run.into_iter().chain(broken)),
     ]
 }
 
 /// Returns the table rows of the endpoints of all services that the waypoint serves or routes to, with their open
 /// requests and ejections.
 fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
-    let workloads = dump.workloads.known();
+    let workloads = dump.workloads.parsed();
     let workloads: HashMap<_, _> = workloads.map(|one| (one.uid.as_str(), one)).collect();
     let mut states: BTreeMap<(&str, &str), (u32, Option<&str>)> = BTreeMap::new();
     for destination in &dump.workload_state.destinations {
@@ -483,9 +488,9 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
         }
     }
     let mut rows = Vec::new();
-    for service in dump.services.known() {
+    for service in dump.services.parsed() {
         let name = format!("{}/{}", service.namespace, service.hostname);
-        for endpoint in service.endpoints.iter().flat_map(Entries::known) {
+        for endpoint in service.endpoints.iter().flat_map(Entries::parsed) {
             let uid = endpoint.workload_uid.as_str();
             let workload = workloads.get(uid);
             let state = states.get(&(name.as_str(), uid));
@@ -495,7 +500,7 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
                 workload
                     .map(|one| one.workload_ips.join(","))
                     .unwrap_or_default(),
-                or(&endpoint.status, "Healthy").to_owned(),
+                non_empty_or(&endpoint.status, "Healthy").to_owned(),
                 state.map(|state| state.0.to_string()).unwrap_or_default(),
                 state
                     .and_then(|state| state.1)
@@ -509,25 +514,26 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
 }
 
 /// Returns the name of an enum's variant from serde's JSON: the string, or the only key of the object.
-fn variant(of: &Value) -> Option<String> {
-    match of {
+fn variant_name(value: &Value) -> Option<String> {
+    match value {
         Value::String(name) => Some(name.clone()),
         Value::Object(map) => map.keys().next().cloned(),
         _ => None,
     }
 }
 
-fn scope(for_gateway: bool, services: &[String]) -> String {
+fn scope_text(for_gateway: bool, services: &[String]) -> String {
     let gateway = for_gateway.then(|| "the whole waypoint".to_owned());
-    list(gateway.into_iter().chain(services.iter().cloned()))
+    join_list(gateway.into_iter().chain(services.iter().cloned()))
 }
 
-fn numbers(ports: &[u16]) -> String {
-    list(ports.iter().map(ToString::to_string))
+fn format_ports(ports: &[u16]) -> String {
+    join_list(ports.iter().map(ToString::to_string))
 }
 
-fn list(of: impl Iterator<Item = String>) -> String {
-    of.filter(|one| !one.is_empty())
+fn join_list(items: impl Iterator<Item = String>) -> String {
+    items
+        .filter(|one| !one.is_empty())
         .collect::<Vec<_>>()
         .join(", ")
 }

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use super::{args::usable_name, *};
+use super::{args::parse_waypoint_name, *};
 
-fn seen(name: &str, labels: Value, status: Value) -> Seen {
-    Seen::new(json!({
+fn seen(name: &str, labels: Value, status: Value) -> GatewayObject {
+    GatewayObject::new(json!({
         "metadata": {"name": name, "namespace": "shop", "labels": labels, "generation": 2},
         "spec": {"gatewayClassName": "istio-waypoint"}, "status": status,
     }))
 }
 
-fn two() -> [Seen; 2] {
+fn two() -> [GatewayObject; 2] {
     let programmed = json!({"conditions": [
         {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "made", "observedGeneration": 2},
         {"type": "Programmed", "status": "True", "reason": "Programmed", "message": "ready", "observedGeneration": 2},
@@ -27,9 +27,9 @@ fn two() -> [Seen; 2] {
 fn lists_have_the_columns_that_istios_have() {
     insta::assert_snapshot!(format!(
         "{}\n\n{}\n\n{}",
-        list(&two(), true),
-        list(&two(), false),
-        conditions(&two(), true)
+        format_list(&two(), true),
+        format_list(&two(), false),
+        format_conditions(&two(), true)
     ));
 }
 
@@ -37,7 +37,7 @@ fn lists_have_the_columns_that_istios_have() {
 fn foreign_waypoint_gateways_are_listed_with_their_class() {
     let [ours, _] = two();
     let foreign = |name: &str, labels: Value, protocol: &str| {
-        Seen::new(json!({
+        GatewayObject::new(json!({
             "metadata": {"name": name, "namespace": "shop", "labels": labels},
             "spec": {"gatewayClassName": "other", "listeners": [{"name": "a", "port": 15008, "protocol": protocol}]},
         }))
@@ -47,7 +47,7 @@ fn foreign_waypoint_gateways_are_listed_with_their_class() {
     let ingress = foreign("e", json!({}), "HTTPS");
     assert!(by_listener.is_foreign_waypoint() && by_label.is_foreign_waypoint());
     assert!(!ingress.is_foreign_waypoint() && !ours.is_foreign_waypoint());
-    let text = list(&[ours, by_listener, by_label], false);
+    let text = format_list(&[ours, by_listener, by_label], false);
     insta::assert_snapshot!(text, @"
     NAME  REVISION  TRAFFIC TYPE  PROGRAMMED  CLASS
     a     canary    all           True        istio-waypoint
@@ -61,7 +61,7 @@ fn conditions_include_parts_without_effect() {
     let of_ours = json!({"type": "ambit.io/Effective", "status": "False", "reason": "PartlyUsed",
         "message": "Pod evil carries the label"});
     let status = json!({"conditions": [of_ours]});
-    let text = conditions(&[seen("a", json!({}), status)], false);
+    let text = format_conditions(&[seen("a", json!({}), status)], false);
     insta::assert_snapshot!(text, @"
     NAME  STATUS  TYPE                REASON      MESSAGE
     a     False   ambit.io/Effective  PartlyUsed  Pod evil carries the label
@@ -86,5 +86,5 @@ fn manifest_has_the_requested_options() {
     let labelled = gateway::manifest("shop", "way", Some("all"), Some("canary"));
     let labels = json!({"istio.io/waypoint-for": "all", "istio.io/rev": "canary"});
     assert_eq!(labelled["metadata"]["labels"], labels);
-    assert!(usable_name("none").is_err());
+    assert!(parse_waypoint_name("none").is_err());
 }

@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use ambit_testkit::documents::{follow, repository, steps_of};
+use ambit_testkit::documents::{repository_root, run_steps, steps_of_file};
 
 use crate::support::{Lab, TIMEOUT};
 
 /// Pages with commands for a lab; each has a test below.
-const PAGES: [&str; 7] = [
+const BOOK_PAGES: [&str; 7] = [
     "enrolment.md",
     "migration.md",
     "observability.md",
@@ -18,16 +18,16 @@ const PAGES: [&str; 7] = [
 ];
 
 /// Runs the commands of a page in a new lab, and checks their output.
-fn walk(page: &str) {
-    assert!(PAGES.contains(&page), "{page}");
+fn run_page(page: &str) {
+    assert!(BOOK_PAGES.contains(&page), "{page}");
     let lab = Lab::new();
-    let steps = steps_of(&format!("docs/src/{page}"), "lab");
-    follow(&steps, 2 * TIMEOUT, |command| lab.shell(command));
+    let steps = steps_of_file(&format!("docs/src/{page}"), "lab");
+    run_steps(&steps, 2 * TIMEOUT, |command| lab.shell(command));
 }
 
 #[test]
 fn every_page_with_commands_for_a_lab_is_walked() {
-    let source = repository().join("docs/src");
+    let source = repository_root().join("docs/src");
     let mut found = Vec::new();
     let mut open = vec![source.clone()];
     while let Some(directory) = open.pop() {
@@ -44,40 +44,40 @@ fn every_page_with_commands_for_a_lab_is_walked() {
         }
     }
     found.sort();
-    assert_eq!(found, PAGES);
+    assert_eq!(found, BOOK_PAGES);
 }
 
 #[test]
 fn walk_on_a_laptop() {
-    walk("start/laptop.md");
+    run_page("start/laptop.md");
 }
 
 #[test]
 fn walk_of_enrolment() {
-    walk("enrolment.md");
+    run_page("enrolment.md");
 }
 
 #[test]
 fn walk_of_policies() {
-    walk("policy.md");
+    run_page("policy.md");
 }
 
 #[test]
 fn walk_with_a_waypoint_beside_policies_that_name_callers() {
-    walk("waypoints.md");
+    run_page("waypoints.md");
 }
 
 #[test]
 fn walk_of_watching_traffic() {
-    walk("observability.md");
+    run_page("observability.md");
 }
 
 #[test]
 fn walk_of_migration() {
-    walk("migration.md");
+    run_page("migration.md");
 }
 
 #[test]
 fn symptoms_are_as_the_book_shows_them() {
-    walk("troubleshooting.md");
+    run_page("troubleshooting.md");
 }

@@ -9,7 +9,7 @@ use std::{
 use crate::support::{Lab, ambit, pod};
 
 /// Copies `ambit` to the directory, without the mesh's other programs.
-fn alone(directory: &Path) -> PathBuf {
+fn copy_alone(directory: &Path) -> PathBuf {
     let copy = directory.join("ambit");
     fs::copy(ambit(), &copy).unwrap();
     copy
@@ -39,7 +39,7 @@ fn ambit_lab_tool_is_the_program_beside_it() {
 #[test]
 fn missing_lab_tool_is_reported_with_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
-    let ambit = alone(directory.path());
+    let ambit = copy_alone(directory.path());
     let output = lab_tool(&ambit, &["sleep"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(3), "{text}");
@@ -51,8 +51,8 @@ fn missing_lab_tool_is_reported_with_the_remedy() {
     let lab = Lab::new();
     lab.write("pod.yaml", &pod("a", "[ambit-lab-tool, sleep]"));
     let up = ["up", "MANIFESTS", "--no-mesh", "--wait", "0"];
-    lab.ok_of(&ambit, &up);
+    lab.run_program_ok(&ambit, &up);
     lab.wait_for("the remedy in the pod's log", |_| {
-        lab.ok(&["logs", "a"]).contains("beside ambit")
+        lab.run_ok(&["logs", "a"]).contains("beside ambit")
     });
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Lab, SLEEP, kill, pod, wait_until, wait_until_gone};
+use crate::support::{Lab, SLEEP_COMMAND, kill, pod, wait_until, wait_until_gone};
 
 /// Returns the mounts of the test's own mount namespace, to which a lab must add none.
 fn mounts() -> String {
@@ -13,11 +13,11 @@ fn mounts() -> String {
 fn down_leaves_no_process_no_mount_and_no_file() {
     let before = mounts();
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
+    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
     let processes = lab.processes();
     assert!(processes.len() >= 3, "{processes:?}");
     assert_eq!(mounts(), before);
-    lab.ok(&["down"]);
+    lab.run_ok(&["down"]);
     wait_until_gone(&processes);
     assert!(!lab.state().exists());
     assert_eq!(mounts(), before);
@@ -33,7 +33,7 @@ fn a_killed_lab_takes_everything_with_it() {
         lab.write("pod.yaml", &pod("a", stray)).up(&[]);
         let processes = lab.processes();
         let state = lab.state();
-        let pid = find(victim, state.to_str().unwrap());
+        let pid = find_process(victim, state.to_str().unwrap());
         kill(pid);
         wait_until_gone(&processes);
         assert!(!lab.run(&["status"]).status.success(), "{victim}");
@@ -42,11 +42,11 @@ fn a_killed_lab_takes_everything_with_it() {
             wait_until(&format!("{victim}: the state is gone"), || !state.exists());
         }
         lab.up(&[]);
-        lab.ok(&["down"]);
+        lab.run_ok(&["down"]);
     }
 }
 
-fn find(stage: &str, state: &str) -> i32 {
+fn find_process(stage: &str, state: &str) -> i32 {
     let pids = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let is_it = |pid: &i32| {
@@ -59,18 +59,18 @@ fn find(stage: &str, state: &str) -> i32 {
 
 #[test]
 fn an_ordinary_user_has_labs_too() {
-    let lab = Lab::of_nobody();
+    let lab = Lab::unprivileged();
     lab.write(
         "pods.yaml",
-        &(pod("a", SLEEP) + &pod("b", "[ambit-lab-tool, serve]")),
+        &(pod("a", SLEEP_COMMAND) + &pod("b", "[ambit-lab-tool, serve]")),
     );
     lab.up(&["--ip-family", "dual"]);
     let processes = lab.processes();
     let b = lab.exec("b", &["hostname"]).1;
     assert_eq!(b, "b");
-    let status = lab.ok(&["status", "-o", "json"]);
+    let status = lab.run_ok(&["status", "-o", "json"]);
     assert!(status.contains("fd00:10:244:"), "{status}");
-    lab.ok(&["down"]);
+    lab.run_ok(&["down"]);
     wait_until_gone(&processes);
     assert!(!lab.state().exists());
 }
@@ -78,13 +78,13 @@ fn an_ordinary_user_has_labs_too() {
 #[test]
 fn lab_names_are_unique_and_isolated() {
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
+    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
     let again = lab.run(&["up", "MANIFESTS", "--no-mesh"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("is up already"));
     lab.up(&["--name", "other"]);
-    let list = lab.ok(&["list"]);
+    let list = lab.run_ok(&["list"]);
     assert!(list.contains("default") && list.contains("other"), "{list}");
-    lab.ok(&["down", "--name", "other"]);
+    lab.run_ok(&["down", "--name", "other"]);
     assert_eq!(lab.exec("a", &["true"]).0, 0);
 }
 

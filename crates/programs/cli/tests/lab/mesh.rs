@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::{Lab, SLEEP, ambit, pod, service};
+use crate::support::{Lab, SLEEP_COMMAND, ambit, pod, service};
 
 fn binaries() {
     for name in [
@@ -28,20 +28,20 @@ fn demonstration_has_the_results_of_its_manifests() {
     binaries();
     for family in ["ipv4", "ipv6"] {
         let lab = Lab::new();
-        let text = lab.ok(&["demo", "--ip-family", family]);
+        let text = lab.run_ok(&["demo", "--ip-family", family]);
         assert!(
             text.contains("Everything went as the manifests promise"),
             "{text}"
         );
-        assert_eq!(lab.ok(&["list"]), "");
+        assert_eq!(lab.run_ok(&["list"]), "");
     }
 }
 
 #[test]
 fn an_ordinary_user_has_the_whole_mesh() {
     binaries();
-    let lab = Lab::of_nobody();
-    let text = lab.ok(&["demo", "--ip-family", "dual"]);
+    let lab = Lab::unprivileged();
+    let text = lab.run_ok(&["demo", "--ip-family", "dual"]);
     assert!(
         text.contains("Everything went as the manifests promise"),
         "{text}"
@@ -60,10 +60,10 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     let client = pod("client", "[timeout, '4', ambit-lab-tool, hold, 'echo:80']");
     lab.write(
         "pods.yaml",
-        &(meshed.to_owned() + &echo + &client + &pod("idle", SLEEP)),
+        &(meshed.to_owned() + &echo + &client + &pod("idle", SLEEP_COMMAND)),
     );
     lab.write("service.yaml", &service("echo", ""));
-    lab.ok(&["up", "MANIFESTS", "--nodes", "1"]);
+    lab.run_ok(&["up", "MANIFESTS", "--nodes", "1"]);
     let in_lab = &["--lab", "default"];
     let show = |args: &[&str]| lab.command_ok(&[args, in_lab].concat());
 

@@ -2,12 +2,12 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::support::{Lab, SERVE, SLEEP, TIMEOUT, pod, service, wait_until};
+use crate::support::{Lab, SERVE_COMMAND, SLEEP_COMMAND, TIMEOUT, pod, service, wait_until};
 
 #[test]
 fn exec_returns_exit_code_and_output() {
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
+    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
     assert_eq!(
         lab.exec("test/a", &["sh", "-c", "echo out; exit 7"]),
         (7, "out".into())
@@ -25,7 +25,10 @@ fn exec_returns_exit_code_and_output() {
 fn names_resolve_and_services_reach_ready_pods() {
     for family in ["ipv4", "ipv6", "dual"] {
         let lab = Lab::new();
-        lab.write("pods.yaml", &(pod("client", SLEEP) + &pod("web", SERVE)));
+        lab.write(
+            "pods.yaml",
+            &(pod("client", SLEEP_COMMAND) + &pod("web", SERVE_COMMAND)),
+        );
         let both = ", ipFamilyPolicy: PreferDualStack";
         lab.write(
             "services.yaml",
@@ -64,8 +67,11 @@ fn names_resolve_and_services_reach_ready_pods() {
 #[test]
 fn a_pod_reaches_itself_through_its_service() {
     let lab = Lab::new();
-    lab.write("web.yaml", &(pod("web", SERVE) + &service("web", "")))
-        .up(&[]);
+    lab.write(
+        "web.yaml",
+        &(pod("web", SERVE_COMMAND) + &service("web", "")),
+    )
+    .up(&[]);
     // By the longer name: the short one is its own host name.
     // Ready from its start, for it has no probe; it listens a moment later.
     lab.wait_for("an answer", |_| {
@@ -81,7 +87,7 @@ fn logs_are_stored_and_followed() {
     let command = "[sh, -c, 'echo first; echo second >&2; exec ambit-lab-tool sleep']";
     lab.write("pod.yaml", &pod("a", command)).up(&[]);
     lab.wait_for("both lines", |_| {
-        lab.ok(&["logs", "a"]) == "first\nsecond\n"
+        lab.run_ok(&["logs", "a"]) == "first\nsecond\n"
     });
     assert!(!lab.run(&["logs", "proxy"]).status.success());
 }
@@ -89,8 +95,8 @@ fn logs_are_stored_and_followed() {
 #[test]
 fn manifests_are_followed_while_the_lab_is_up() {
     let lab = Lab::new();
-    lab.write("a.yaml", &pod("a", SLEEP)).up(&[]);
-    lab.write("b.yaml", &(pod("b", SERVE) + &service("b", "")));
+    lab.write("a.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
+    lab.write("b.yaml", &(pod("b", SERVE_COMMAND) + &service("b", "")));
     lab.wait_for("the new pod", |status| {
         status.contains("b ") && status.matches("1/1").count() == 2
     });
@@ -140,7 +146,8 @@ fn containers_restart_by_their_policy() {
 fn probes_decide_who_is_ready() {
     let lab = Lab::new();
     let probed = |name: &str, probe: &str| {
-        pod(name, SERVE).replace("command", &format!("readinessProbe: {{{probe}}}, command"))
+        pod(name, SERVE_COMMAND)
+            .replace("command", &format!("readinessProbe: {{{probe}}}, command"))
     };
     let pods = probed("http", "httpGet: {path: /, port: 8080}")
         + &probed("tcp", "tcpSocket: {port: 8080}")
@@ -154,7 +161,7 @@ fn probes_decide_who_is_ready() {
     lab.wait_for("three ready pods", |status| {
         status.matches("1/1").count() == 3
     });
-    let status = lab.ok(&["status"]);
+    let status = lab.run_ok(&["status"]);
     for name in ["closed", "missing"] {
         let line = status.lines().find(|line| line.contains(name)).unwrap();
         assert!(line.contains("0/1"), "{line}");
@@ -183,7 +190,7 @@ fn init_containers_run_first_and_missing_commands_are_errors() {
     lab.wait_for("both", |status| {
         status.contains("1/1") && status.contains("NoCommand")
     });
-    lab.wait_for("the mark", |_| lab.ok(&["logs", "a"]) == "made\n");
+    lab.wait_for("the mark", |_| lab.run_ok(&["logs", "a"]) == "made\n");
 }
 
 #[test]
@@ -203,7 +210,7 @@ fn failed_call_of_a_plugin_may_repeat_in_another_namespace() {
     fs::write(&plugin, script).unwrap();
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink("/usr/lib/cni/host-local", dir.path().join("host-local")).unwrap();
-    lab.write("pod.yaml", &pod("a", SLEEP));
+    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND));
     lab.up(&[
         "--primary-cni",
         "ptp",
@@ -232,7 +239,7 @@ fn the_plugins_of_others_wire_pods_too() {
         // Both on one node, where a bridge would let replies pass the node by.
         lab.write(
             "pods.yaml",
-            &(pod("client", SLEEP) + &pod("web", SERVE) + &service("web", "")),
+            &(pod("client", SLEEP_COMMAND) + &pod("web", SERVE_COMMAND) + &service("web", "")),
         );
         lab.up(&["--primary-cni", plugin, "--nodes", "1"]);
         // The pod is ready before its server listens: it has no probe.
@@ -241,15 +248,15 @@ fn the_plugins_of_others_wire_pods_too() {
             lab.exec("client", &get).0 == 0
         });
         if matches!(plugin, "lab" | "bridge") {
-            bridge_keeps_its_address(&lab);
+            assert_bridge_address_stable(&lab);
         }
     }
 }
 
 /// Asserts that the node's bridge keeps its MAC address while pods come: pods reach their node by it, and each change
 /// stalls them.
-fn bridge_keeps_its_address(lab: &Lab) {
-    let on_node = pod("on-node", SLEEP).replace("spec:\n", "spec:\n  hostNetwork: true\n");
+fn assert_bridge_address_stable(lab: &Lab) {
+    let on_node = pod("on-node", SLEEP_COMMAND).replace("spec:\n", "spec:\n  hostNetwork: true\n");
     lab.write("node.yaml", &on_node);
     lab.wait_for("the pod on the node", |status| {
         status.matches("1/1").count() == 3

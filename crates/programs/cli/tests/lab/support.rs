@@ -15,7 +15,7 @@ use tempfile::TempDir;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// User id of `nobody`, as a user without rights.
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const NOBODY_UID: u32 = 65534;
 
 pub(crate) struct Lab {
     base: TempDir,
@@ -26,15 +26,15 @@ pub(crate) struct Lab {
 impl Lab {
     /// Creates the directories of a lab that the current user runs.
     pub(crate) fn new() -> Self {
-        Self::of(None)
+        Self::with_user(None)
     }
 
     /// Creates the directories of a lab that the user `nobody` runs.
-    pub(crate) fn of_nobody() -> Self {
-        Self::of(Some(NOBODY))
+    pub(crate) fn unprivileged() -> Self {
+        Self::with_user(Some(NOBODY_UID))
     }
 
-    fn of(user: Option<u32>) -> Self {
+    fn with_user(user: Option<u32>) -> Self {
         let lab = Self {
             base: tempfile::tempdir().unwrap(),
             manifests: tempfile::tempdir().unwrap(),
@@ -94,7 +94,7 @@ impl Lab {
         let own = format!("{}/", self.manifests.path().display());
         Command::new("sh")
             .args(["-ec", &command.replace("/tmp/", &own)])
-            .current_dir(ambit_testkit::documents::repository())
+            .current_dir(ambit_testkit::documents::repository_root())
             .env("PATH", format!("{own}bin:{bin}:{path}"))
             .env("AMBIT_LAB_DIR", self.base.path())
             .env("KUBECONFIG", self.base.path().join("no-kubeconfig"))
@@ -116,7 +116,7 @@ impl Lab {
     }
 
     /// Runs `ambit lab` like [`Lab::run`], asserts success, and returns standard output.
-    pub(crate) fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn run_ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -129,7 +129,7 @@ impl Lab {
     }
 
     /// Runs `ambit lab` like [`Lab::ok`], by another copy of `ambit`, and with a `PATH` without programs of the mesh.
-    pub(crate) fn ok_of(&self, ambit: &Path, args: &[&str]) {
+    pub(crate) fn run_program_ok(&self, ambit: &Path, args: &[&str]) {
         let manifests = self.manifests.path().to_str().unwrap();
         let output = Command::new(ambit)
             .arg("lab")
@@ -143,7 +143,7 @@ impl Lab {
     }
 
     pub(crate) fn up(&self, args: &[&str]) -> String {
-        self.ok(&[&["up", "MANIFESTS", "--no-mesh"], args].concat())
+        self.run_ok(&[&["up", "MANIFESTS", "--no-mesh"], args].concat())
     }
 
     /// Runs a command in a pod, and returns its exit code and trimmed standard output.
@@ -159,7 +159,7 @@ impl Lab {
     pub(crate) fn wait_for(&self, what: &str, is_reached: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            let status = self.ok(&["status"]);
+            let status = self.run_ok(&["status"]);
             if is_reached(&status) {
                 return;
             }
@@ -177,7 +177,7 @@ impl Lab {
     }
 
     /// Returns the process id of the lab's init process, in the test's own PID namespace.
-    pub(crate) fn first_process(&self) -> i32 {
+    pub(crate) fn init_process(&self) -> i32 {
         fs::read_to_string(self.state().join("pid"))
             .unwrap()
             .trim()
@@ -187,7 +187,7 @@ impl Lab {
 
     /// Returns the ids of all processes in the lab's PID namespace.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
-        let ns = namespace(self.first_process()).unwrap();
+        let ns = namespace(self.init_process()).unwrap();
         all_processes()
             .filter(|pid| namespace(*pid) == Some(ns))
             .collect()
@@ -264,5 +264,5 @@ pub(crate) fn service(name: &str, extra: &str) -> String {
     )
 }
 
-pub(crate) const SLEEP: &str = "[ambit-lab-tool, sleep]";
-pub(crate) const SERVE: &str = "[ambit-lab-tool, serve, --name, web]";
+pub(crate) const SLEEP_COMMAND: &str = "[ambit-lab-tool, sleep]";
+pub(crate) const SERVE_COMMAND: &str = "[ambit-lab-tool, serve, --name, web]";

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::{Lab, ambit};
 
-const STAND_IN: &str = r#"#!/bin/sh
+const FAKE_PROGRAM: &str = r#"#!/bin/sh
 set -eu
 test -s "$XDS_ROOT_CA" && test -s "$AUTH_TOKEN"
 echo "$* of $GATEWAY_NAME, account $SERVICE_ACCOUNT, control plane $XDS_ADDRESS"
@@ -19,7 +19,7 @@ exec ambit-lab-tool serve --port 15021 --name "$GATEWAY_NAME"
 "#;
 
 /// Creates a directory with links to the mesh's programs, and with the stand-in as `ambit-waypoint`.
-fn programs() -> TempDir {
+fn fake_programs() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     for name in [
@@ -36,7 +36,7 @@ fn programs() -> TempDir {
         symlink(program, dir.path().join(name)).unwrap();
     }
     let stand_in = dir.path().join("ambit-waypoint");
-    fs::write(&stand_in, STAND_IN).unwrap();
+    fs::write(&stand_in, FAKE_PROGRAM).unwrap();
     fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
     dir
 }
@@ -56,13 +56,13 @@ const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\n\
 
 #[test]
 fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
-    let programs = programs();
+    let programs = fake_programs();
     let lab = Lab::new();
     lab.write("namespace.yaml", NAMESPACE)
         .write("gateway.yaml", &gateway("{}"));
     let bin_dir = programs.path().to_str().unwrap();
-    lab.ok(&["up", "MANIFESTS", "--nodes", "2", "--bin-dir", bin_dir]);
-    let log = lab.ok(&["logs", "test/way"]);
+    lab.run_ok(&["up", "MANIFESTS", "--nodes", "2", "--bin-dir", bin_dir]);
+    let log = lab.run_ok(&["logs", "test/way"]);
     assert!(
         log.contains("proxy waypoint of way, account way, control plane https://172.18.0.2:15012"),
         "{log}"
@@ -70,7 +70,7 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
     let pod = lab.exec("test/way", &["hostname"]).1;
     assert!(pod.starts_with("way-"), "{pod}");
     let status = || -> serde_json::Value {
-        serde_json::from_str(&lab.ok(&["status", "-o", "json"])).unwrap()
+        serde_json::from_str(&lab.run_ok(&["status", "-o", "json"])).unwrap()
     };
     let first = status()["pods"][0].clone();
     assert_eq!(first["captured"], false, "{first}");
@@ -103,14 +103,14 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
 
 #[test]
 fn waypoints_are_made_listed_and_deleted_from_the_command_line() {
-    let programs = programs();
+    let programs = fake_programs();
     let lab = Lab::new();
     lab.write("namespace.yaml", NAMESPACE).write(
         "gateway.yaml",
         &gateway("{ambit.io/waypoint-replicas: many}"),
     );
     let bin_dir = programs.path().to_str().unwrap();
-    lab.ok(&["up", "MANIFESTS", "--nodes", "1", "--bin-dir", bin_dir]);
+    lab.run_ok(&["up", "MANIFESTS", "--nodes", "1", "--bin-dir", bin_dir]);
     let in_lab = &["--lab", "default"];
     let waypoint = |args: &[&str]| lab.command_ok(&[&["waypoint"], args, in_lab].concat());
     let made = waypoint(&[

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_ca::{Trust, trust_domains::Published};
+use ambit_ca::{CaTrust, trust_domains::PublishedTrustDomains};
 use ambit_issuer::IssueError;
 use ambit_model::Identity;
 use ambit_tls::{ChainError, TlsSettings, WorkloadCert, pem};
@@ -30,16 +30,16 @@ pub enum IdentityError {
 #[derive(Debug)]
 pub struct OwnIdentity {
     identity: Identity,
-    trust: watch::Receiver<Arc<Trust>>,
-    published: watch::Receiver<Published>,
-    current: Mutex<Option<Current>>,
+    trust: watch::Receiver<Arc<CaTrust>>,
+    published: watch::Receiver<PublishedTrustDomains>,
+    current: Mutex<Option<CachedCertificate>>,
 }
 
 /// Client certificate, with the CA and the roots for which it was issued.
 #[derive(Debug)]
-struct Current {
-    by: Arc<Trust>,
-    published: Published,
+struct CachedCertificate {
+    issued_by: Arc<CaTrust>,
+    published: PublishedTrustDomains,
     certificate: Arc<WorkloadCert>,
 }
 
@@ -48,8 +48,8 @@ impl OwnIdentity {
     /// roots are in `published`.
     pub(crate) fn new(
         identity: Identity,
-        trust: watch::Receiver<Arc<Trust>>,
-        published: watch::Receiver<Published>,
+        trust: watch::Receiver<Arc<CaTrust>>,
+        published: watch::Receiver<PublishedTrustDomains>,
     ) -> Self {
         Self {
             identity,
@@ -71,9 +71,9 @@ impl OwnIdentity {
         let published = self.published.borrow().clone();
         let mut current = self.current.lock();
         if let Some(current) = &*current
-            && Arc::ptr_eq(&current.by, &by)
+            && Arc::ptr_eq(&current.issued_by, &by)
             && current.published == published
-            && now < current.certificate.renew_at()
+            && now < current.certificate.renewal_time()
         {
             return Ok(current.certificate.clone());
         }
@@ -83,12 +83,12 @@ impl OwnIdentity {
         let mut roots = by.authority.roots().to_vec();
         let further = published.as_ref().map(|now| now.further_roots.as_str());
         if let Some(further) = further.filter(|further| !further.is_empty()) {
-            roots.extend(pem::certificates(0, further)?);
+            roots.extend(pem::parse_certificates(0, further)?);
         }
         let certificate = WorkloadCert::new(&TlsSettings::default(), chain, key, roots)?;
         let certificate = Arc::new(certificate);
-        *current = Some(Current {
-            by,
+        *current = Some(CachedCertificate {
+            issued_by: by,
             published,
             certificate: certificate.clone(),
         });
@@ -98,7 +98,7 @@ impl OwnIdentity {
 
 #[cfg(test)]
 mod tests {
-    use ambit_ca::{Material, trust_domains::Publication};
+    use ambit_ca::{CaMaterial, trust_domains::TrustDomainsDocument};
     use ambit_issuer::Authority;
     use ambit_testkit::{Pki, is_accepted};
     use ambit_tls::TrustDomains;
@@ -108,8 +108,8 @@ mod tests {
     #[tokio::test]
     async fn proxies_of_another_ca_are_verified_by_its_roots() {
         let authority = Authority::new_root("td", CERTIFICATE_TTL, SystemTime::now()).unwrap();
-        let trust = Trust {
-            material: Material::of_root(&authority),
+        let trust = CaTrust {
+            material: CaMaterial::from_root(&authority),
             authority,
         };
         let (_trust, trust) = watch::channel(Arc::new(trust));
@@ -128,7 +128,7 @@ mod tests {
         let proxy = other.cert(&identity("ztunnel"));
         let reads = async || is_accepted(&own.certificate().unwrap(), &proxy).await;
         assert!(!reads().await);
-        publisher.send_replace(Some(Arc::new(Publication {
+        publisher.send_replace(Some(Arc::new(TrustDomainsDocument {
             text: None,
             further_roots: other.root_pem(),
         })));

@@ -5,13 +5,13 @@ use std::{net::SocketAddr, sync::Arc};
 use ambit_caller_auth::CallerMetrics;
 use ambit_rt::http::{self as rt_http, ListenError, ServerOptions};
 
-use super::Flows;
-use crate::serving::Serving;
+use super::FlowService;
+use crate::serving::ServingCertificate;
 
 /// Maximum concurrent connections, of readers and of rejected requests.
 const MAX_CONNECTIONS: usize = 64;
 
-impl Flows {
+impl FlowService {
     /// Serves flow events until the drain starts. Returns the bound address.
     ///
     /// # Errors
@@ -20,7 +20,7 @@ impl Flows {
     pub async fn serve(
         self,
         address: SocketAddr,
-        serving: Serving,
+        serving: ServingCertificate,
         metrics: CallerMetrics,
     ) -> Result<SocketAddr, ListenError> {
         let listener = rt_http::bind(address, "flow events").await?;
@@ -36,7 +36,7 @@ impl Flows {
             listener,
             drain.clone(),
             move || serving.http1_config(),
-            move |why| metrics.connection_closed(why.label()),
+            move |why| metrics.count_closed_connection(why.label()),
         );
         let options = ServerOptions {
             max_body: 0,

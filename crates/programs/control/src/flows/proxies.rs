@@ -2,9 +2,9 @@
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
-use ambit_caller_auth::{Access, caller_pod::Roles as _};
+use ambit_caller_auth::{CallerAccess, caller_pod::CallerRoles as _};
 use ambit_derive::PodDirectory;
-use ambit_flow_reader::{Opened, Proxies, request};
+use ambit_flow_reader::{OpenStream, Proxies, request};
 use ambit_model::{ArcStr, Identity};
 use ambit_rt::ErrorChain;
 use parking_lot::RwLock;
@@ -23,7 +23,7 @@ pub struct MeshProxies {
     /// Pods of the cluster, with nodes and service accounts.
     pub pods: Arc<RwLock<PodDirectory>>,
     /// Rules for which service accounts belong to proxies.
-    pub access: Arc<Access>,
+    pub access: Arc<CallerAccess>,
     /// Identity of the control plane, which proxies authorize to read flow events.
     pub own: Arc<OwnIdentity>,
     /// Trust domain of the mesh.
@@ -59,7 +59,7 @@ impl fmt::Display for MeshProxy {
 
 impl MeshProxies {
     /// Returns a copy for a user who may see the names of waypoint pods only in these namespaces.
-    pub fn named_for(&self, namespaces: &[String]) -> Self {
+    pub fn restricted_to(&self, namespaces: &[String]) -> Self {
         Self {
             named: Some(namespaces.into()),
             ..self.clone()
@@ -97,7 +97,7 @@ impl Proxies for MeshProxies {
             }
             let is_readable = |named: &Arc<[String]>| named.iter().any(|one| one == &*account.0);
             Some(MeshProxy {
-                address: (pod.facts.address?, ambit_flow::PROXY_PORT).into(),
+                address: (pod.facts.address?, ambit_flow::PROXY_FLOWS_PORT).into(),
                 is_named: is_node_proxy || self.named.as_ref().is_none_or(is_readable),
                 namespace: account.0,
                 service_account: account.1,
@@ -107,11 +107,14 @@ impl Proxies for MeshProxies {
         Ok(proxies.collect())
     }
 
-    async fn open(&self, proxy: &MeshProxy, path: &str) -> Result<Opened, String> {
+    async fn open(&self, proxy: &MeshProxy, path: &str) -> Result<OpenStream, String> {
         let opened = timeout(CONNECT_TIMEOUT, async {
             let connector = TlsConnector::from(self.tls(proxy)?);
             let unreachable = |error: std::io::Error| {
-                format!("port {} cannot be reached: {error}", ambit_flow::PROXY_PORT)
+                format!(
+                    "port {} cannot be reached: {error}",
+                    ambit_flow::PROXY_FLOWS_PORT
+                )
             };
             let stream = TcpStream::connect(proxy.address)
                 .await

@@ -30,7 +30,7 @@ pub enum AccessError {
     #[error("{0}")]
     Malformed(String),
     /// The request has no token, or an unreadable one.
-    #[error("the header {} has no token", ambit_flow::TOKEN_HEADER)]
+    #[error("the header {} has no token", ambit_flow::USER_TOKEN_HEADER)]
     NoToken,
     /// The API server rejects the user's token.
     #[error("the API server does not accept the token")]
@@ -47,7 +47,7 @@ pub enum AccessError {
 }
 
 fn rights(namespaces: &[String]) -> String {
-    let (group, resource) = ambit_flow::RESOURCE;
+    let (group, resource) = ambit_flow::FLOWS_RESOURCE;
     match namespaces {
         [] => format!(
             "reading the flow events of all namespaces takes the right to get {resource}.{group} in all; name namespaces \
@@ -62,11 +62,11 @@ fn rights(namespaces: &[String]) -> String {
 
 /// A user's access to flow events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rights {
+pub struct UserRights {
     /// Name of the authenticated user.
     pub user: String,
     /// Whether the user may read only the requested namespaces.
-    pub are_confined: bool,
+    pub is_confined_to_namespaces: bool,
 }
 
 /// Authenticates and authorizes users by reviews of the API server.
@@ -95,7 +95,11 @@ impl Users {
     /// # Errors
     ///
     /// When the user may not read one of them, or the API server fails.
-    pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, AccessError> {
+    pub async fn rights(
+        &self,
+        token: &str,
+        namespaces: &[String],
+    ) -> Result<UserRights, AccessError> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
             return Err(AccessError::NoToken);
         }
@@ -113,14 +117,14 @@ impl Users {
         decided.map_err(|_elapsed| AccessError::Unavailable)?
     }
 
-    async fn decide(&self, token: &str, namespaces: &[String]) -> Result<Rights, AccessError> {
+    async fn decide(&self, token: &str, namespaces: &[String]) -> Result<UserRights, AccessError> {
         let _slot = self.slots.acquire().await;
         let user = self.user(token).await?;
         let name = user.username.clone().unwrap_or_default();
         if self.may_read(&user, None).await? {
-            return Ok(Rights {
+            return Ok(UserRights {
                 user: name,
-                are_confined: false,
+                is_confined_to_namespaces: false,
             });
         }
         let checks = namespaces
@@ -133,9 +137,9 @@ impl Users {
         if namespaces.is_empty() || !denied.is_empty() {
             return Err(AccessError::Rights(denied));
         }
-        Ok(Rights {
+        Ok(UserRights {
             user: name,
-            are_confined: true,
+            is_confined_to_namespaces: true,
         })
     }
 
@@ -150,7 +154,7 @@ impl Users {
         };
         let api: Api<TokenReview> = Api::all(self.client.clone());
         let review = api.create(&PostParams::default(), &review).await;
-        let status = review.map_err(|error| away(&error))?.status;
+        let status = review.map_err(|error| unavailable_error(&error))?.status;
         let status = status.filter(|status| status.authenticated == Some(true));
         let user = status.and_then(|status| status.user);
         user.filter(|user| user.username.as_ref().is_some_and(|name| !name.is_empty()))
@@ -163,7 +167,7 @@ impl Users {
         user: &UserInfo,
         namespace: Option<&str>,
     ) -> Result<bool, AccessError> {
-        let (group, resource) = ambit_flow::RESOURCE;
+        let (group, resource) = ambit_flow::FLOWS_RESOURCE;
         let extra = user.extra.clone().unwrap_or_default();
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
@@ -184,12 +188,12 @@ impl Users {
         };
         let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let review = api.create(&PostParams::default(), &review).await;
-        let status = review.map_err(|error| away(&error))?.status;
+        let status = review.map_err(|error| unavailable_error(&error))?.status;
         Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
     }
 }
 
-fn away(error: &kube::Error) -> AccessError {
+fn unavailable_error(error: &kube::Error) -> AccessError {
     let error = ErrorChain(error);
     tracing::warn!(%error, "the API server cannot be asked who may read flow events");
     AccessError::Unavailable

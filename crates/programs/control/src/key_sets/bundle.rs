@@ -12,7 +12,7 @@ const MAX_ROOTS: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
     #[error("the response is not a SPIFFE trust bundle")]
-    Form(#[source] serde_json::Error),
+    Json(#[source] serde_json::Error),
     #[error("key {0} of the trust bundle has no certificate, or several")]
     Certificate(usize),
     #[error("the trust bundle has more than {MAX_ROOTS} roots")]
@@ -20,12 +20,12 @@ pub(crate) enum BundleError {
 }
 
 #[derive(Deserialize)]
-struct Bundle {
-    keys: Vec<Key>,
+struct TrustBundle {
+    keys: Vec<BundleKey>,
 }
 
 #[derive(Deserialize)]
-struct Key {
+struct BundleKey {
     #[serde(default, rename = "use")]
     usage: String,
     #[serde(default)]
@@ -33,8 +33,8 @@ struct Key {
 }
 
 /// Returns the root certificates of a trust bundle as PEM; empty if the trust domain has revoked all.
-pub(super) fn roots(text: &[u8]) -> Result<String, BundleError> {
-    let bundle: Bundle = serde_json::from_slice(text).map_err(BundleError::Form)?;
+pub(super) fn parse_roots(text: &[u8]) -> Result<String, BundleError> {
+    let bundle: TrustBundle = serde_json::from_slice(text).map_err(BundleError::Json)?;
     let all = bundle.keys.iter().enumerate();
     let roots: Vec<_> = all.filter(|(_, key)| key.usage == "x509-svid").collect();
     if roots.len() > MAX_ROOTS {
@@ -48,7 +48,7 @@ pub(super) fn roots(text: &[u8]) -> Result<String, BundleError> {
         let der = STANDARD
             .decode(certificate)
             .map_err(|_| BundleError::Certificate(index))?;
-        text += &pem::text("CERTIFICATE", &der);
+        text += &pem::encode_pem("CERTIFICATE", &der);
     }
     Ok(text)
 }
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     fn bundle(keys: &str) -> Result<String, BundleError> {
-        roots(format!("{{\"keys\": [{keys}], \"spiffe_sequence\": 1}}").as_bytes())
+        parse_roots(format!("{{\"keys\": [{keys}], \"spiffe_sequence\": 1}}").as_bytes())
     }
 
     #[test]
@@ -83,7 +83,7 @@ mod tests {
             assert!(bundle(keys).is_err(), "{keys}");
         }
         for text in ["", "[]", "{}", r#"{"keys": {}}"#] {
-            assert!(roots(text.as_bytes()).is_err(), "{text}");
+            assert!(parse_roots(text.as_bytes()).is_err(), "{text}");
         }
         let many = [r#"{"use": "x509-svid", "x5c": ["AAAA"]}"#; MAX_ROOTS + 1];
         assert!(matches!(bundle(&many.join(",")), Err(BundleError::TooMany)));

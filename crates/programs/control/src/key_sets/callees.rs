@@ -13,7 +13,7 @@ const QUEUE_CAPACITY: usize = 64;
 
 /// Request to decide whether key sets of a namespace may be fetched from an address.
 #[derive(Debug)]
-pub(crate) struct Inquiry {
+pub(crate) struct CalleeCheck {
     /// Namespace of the objects that name the key set.
     pub(crate) namespace: ArcStr,
     /// Address from which the key set would be fetched.
@@ -21,9 +21,9 @@ pub(crate) struct Inquiry {
     reply: oneshot::Sender<Result<(), ObjectKey>>,
 }
 
-impl Inquiry {
+impl CalleeCheck {
     /// Sends the decision; an error names the Service or pod that has the address.
-    pub(crate) fn answer(self, may_call: Result<(), ObjectKey>) {
+    pub(crate) fn reply(self, may_call: Result<(), ObjectKey>) {
         // The fetch may have timed out meanwhile.
         self.reply.send(may_call).ok();
     }
@@ -46,18 +46,18 @@ pub(crate) enum CalleeError {
 
 /// Sender of inquiries whether addresses may be called. Clones share the queue.
 #[derive(Clone, Debug)]
-pub(super) struct Callees(mpsc::Sender<Inquiry>);
+pub(super) struct CalleeChecker(mpsc::Sender<CalleeCheck>);
 
-impl Callees {
+impl CalleeChecker {
     /// Creates the sender and the receiver of inquiries.
-    pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
+    pub(super) fn new() -> (Self, mpsc::Receiver<CalleeCheck>) {
         let (sender, inquiries) = mpsc::channel(QUEUE_CAPACITY);
         (Self(sender), inquiries)
     }
 
     /// Returns the check of addresses for a namespace's key sets.
-    pub(super) fn of(&self, namespace: &ArcStr) -> NamespaceCallees {
-        NamespaceCallees {
+    pub(super) fn for_namespace(&self, namespace: &ArcStr) -> NamespaceCalleeChecker {
+        NamespaceCalleeChecker {
             callees: self.clone(),
             namespace: namespace.clone(),
         }
@@ -65,13 +65,13 @@ impl Callees {
 
     /// Returns the Service or pod that has an address, if the namespace's key sets may not be
     /// fetched from it.
-    async fn refusal(
+    async fn check_callee(
         &self,
         namespace: &ArcStr,
         ip: IpAddr,
     ) -> Result<Option<ObjectKey>, CalleeError> {
         let (reply, answer) = oneshot::channel();
-        let inquiry = Inquiry {
+        let inquiry = CalleeCheck {
             namespace: namespace.clone(),
             ip,
             reply,
@@ -85,16 +85,16 @@ impl Callees {
 
 /// Check of the addresses from which a namespace's key sets are fetched.
 #[derive(Debug)]
-pub(super) struct NamespaceCallees {
-    callees: Callees,
+pub(super) struct NamespaceCalleeChecker {
+    callees: CalleeChecker,
     namespace: ArcStr,
 }
 
-impl Admission for NamespaceCallees {
+impl Admission for NamespaceCalleeChecker {
     type Error = CalleeError;
 
     async fn admit(&self, host: &str, ip: IpAddr) -> Result<(), CalleeError> {
-        match self.callees.refusal(&self.namespace, ip).await? {
+        match self.callees.check_callee(&self.namespace, ip).await? {
             None => Ok(()),
             Some(owner) => Err(CalleeError::NotGranted {
                 host: host.to_owned(),

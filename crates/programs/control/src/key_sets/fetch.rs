@@ -1,16 +1,16 @@
 //! Fetches a key set over HTTP. The author of an object chooses the address, and its server is not trusted: time and
 //! size are limited, and a condition contains only the kind of an error, nothing of a response.
 
-use ambit_derive::{KeyForm, KeySource};
+use ambit_derive::{KeyFormat, KeySource};
 use ambit_egress::ConnectError;
 use ambit_fetch::{Client, Get};
-use ambit_jwt::{KeySet, KeySetError, MAX_KEY_SET};
+use ambit_jwt::{KeySet, KeySetError, MAX_KEY_SET_BYTES};
 use ambit_model::ArcStr;
 use http::{HeaderValue, StatusCode, header::ACCEPT};
 
 use super::{
     bundle::{self, BundleError},
-    callees::Callees,
+    callees::CalleeChecker,
 };
 
 /// Path of an issuer's OpenID Connect discovery document.
@@ -19,7 +19,7 @@ const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 /// Fetches key sets and trust bundles.
 pub(super) struct Fetcher {
     client: Client,
-    callees: Callees,
+    callees: CalleeChecker,
 }
 
 /// Reason why a key set could not be fetched.
@@ -39,7 +39,7 @@ pub(crate) enum FetchError {
     Http(#[source] hyper::Error),
     #[error("the response is truncated")]
     Truncated,
-    #[error("the response is longer than {MAX_KEY_SET} bytes")]
+    #[error("the response is longer than {MAX_KEY_SET_BYTES} bytes")]
     TooLarge,
     #[error("the response has the status {0}")]
     Status(StatusCode),
@@ -79,7 +79,7 @@ impl From<ambit_fetch::FetchError> for FetchError {
 
 impl Fetcher {
     /// Creates a fetcher that calls only addresses that the client's guard and `callees` permit.
-    pub(super) fn new(client: Client, callees: Callees) -> Self {
+    pub(super) fn new(client: Client, callees: CalleeChecker) -> Self {
         Self { client, callees }
     }
 
@@ -87,15 +87,15 @@ impl Fetcher {
     pub(super) async fn key_set(&self, source: &KeySource) -> Result<String, FetchError> {
         let fetching = async {
             let caller = source.namespace.as_ref();
-            let url = match source.form {
-                KeyForm::KeySet | KeyForm::TrustBundle => source.url.to_string(),
-                KeyForm::Issuer => self.discover(&source.url, caller).await?,
+            let url = match source.format {
+                KeyFormat::KeySet | KeyFormat::TrustBundle => source.url.to_string(),
+                KeyFormat::Issuer => self.discover(&source.url, caller).await?,
             };
             let text = self.get(&url, caller).await?;
-            if source.form == KeyForm::TrustBundle {
-                return Ok(bundle::roots(&text)?);
+            if source.format == KeyFormat::TrustBundle {
+                return Ok(bundle::parse_roots(&text)?);
             }
-            let keys = KeySet::read(&text)?;
+            let keys = KeySet::parse_jwks(&text)?;
             if keys.is_empty() {
                 return Err(FetchError::NoKeys);
             }
@@ -127,11 +127,11 @@ impl Fetcher {
         let get = Get {
             url,
             headers: &[(ACCEPT, HeaderValue::from_static("application/json"))],
-            limit: MAX_KEY_SET,
+            limit: MAX_KEY_SET_BYTES,
         };
-        let callees = caller.map(|namespace| self.callees.of(namespace));
+        let callees = caller.map(|namespace| self.callees.for_namespace(namespace));
         let response = self.client.get(get, &callees).await?;
-        Ok(response.successful()?.body)
+        Ok(response.error_for_status()?.body)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_derive::{KeySource, KeyState};
+use ambit_derive::{KeySetState, KeySource};
 use ambit_model::ArcStr;
 use tokio::time::Instant;
 
@@ -23,11 +23,11 @@ const KEY_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub(super) struct FetchSchedule {
     refresh: Duration,
-    sets: BTreeMap<KeySource, Set>,
+    sets: BTreeMap<KeySource, KeySetEntry>,
 }
 
 #[derive(Debug)]
-struct Set {
+struct KeySetEntry {
     /// Time at which the next fetch is due; `None` during a fetch.
     due: Option<Instant>,
     failures: u32,
@@ -46,7 +46,7 @@ impl FetchSchedule {
     pub(super) fn set_desired(&mut self, sources: &BTreeSet<KeySource>, now: Instant) {
         self.sets.retain(|source, _| sources.contains(source));
         for source in sources {
-            self.sets.entry(source.clone()).or_insert(Set {
+            self.sets.entry(source.clone()).or_insert(KeySetEntry {
                 due: Some(now),
                 failures: 0,
                 last: None,
@@ -55,7 +55,7 @@ impl FetchSchedule {
     }
 
     /// Returns the key sets that are due, and marks them as being fetched.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<KeySource> {
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<KeySource> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let due = self.sets.iter_mut();
         let due = due.filter(|(_, set)| set.due.is_some_and(|at| at <= now));
@@ -69,7 +69,7 @@ impl FetchSchedule {
     }
 
     /// Returns the time of the next fetch.
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_due(&self) -> Option<Instant> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let first = self.sets.values().filter_map(|set| set.due).min();
         first.filter(|_| fetching < MAX_CONCURRENT_FETCHES)
@@ -77,13 +77,13 @@ impl FetchSchedule {
 
     /// Handles the result of a fetch, and returns the new state of the key set; `None` if it is no longer desired. The
     /// next fetch's delay is multiplied by the random factor `spread`.
-    pub(super) fn fetched<E: std::fmt::Display>(
+    pub(super) fn on_fetched<E: std::fmt::Display>(
         &mut self,
         source: &KeySource,
         outcome: Result<String, E>,
         now: Instant,
         spread: f64,
-    ) -> Option<KeyState> {
+    ) -> Option<KeySetState> {
         let set = self.sets.get_mut(source)?;
         let trouble = match outcome {
             Ok(keys) => {
@@ -104,9 +104,9 @@ impl FetchSchedule {
                 Some(ArcStr::from(error.to_string()))
             }
         };
-        Some(KeyState {
+        Some(KeySetState {
             keys: set.last.as_ref().map(|(keys, _)| keys.clone()),
-            trouble,
+            last_error: trouble,
         })
     }
 }
@@ -120,7 +120,7 @@ mod tests {
     fn source(url: &str) -> KeySource {
         KeySource {
             url: url.into(),
-            form: ambit_derive::KeyForm::KeySet,
+            format: ambit_derive::KeyFormat::KeySet,
             timeout: Duration::from_secs(5),
             namespace: None,
         }
@@ -139,12 +139,15 @@ mod tests {
         let (mut schedule, now) = (FetchSchedule::new(REFRESH), Instant::now());
         let one = source("a");
         schedule.set_desired(&[one.clone()].into(), now);
-        assert_eq!(schedule.due(now), std::slice::from_ref(&one));
-        assert_eq!((schedule.due(now), schedule.next()), (vec![], None));
-        let state = schedule.fetched(&one, had("k"), now, 1.0).unwrap();
-        assert_eq!((state.keys.as_deref(), state.trouble), (Some("k"), None));
-        assert_eq!(schedule.next(), Some(now + REFRESH));
-        assert_eq!(schedule.due(now + REFRESH), [one]);
+        assert_eq!(schedule.take_due(now), std::slice::from_ref(&one));
+        assert_eq!(
+            (schedule.take_due(now), schedule.next_due()),
+            (vec![], None)
+        );
+        let state = schedule.on_fetched(&one, had("k"), now, 1.0).unwrap();
+        assert_eq!((state.keys.as_deref(), state.last_error), (Some("k"), None));
+        assert_eq!(schedule.next_due(), Some(now + REFRESH));
+        assert_eq!(schedule.take_due(now + REFRESH), [one]);
     }
 
     #[test]
@@ -152,26 +155,26 @@ mod tests {
         let (mut schedule, mut now) = (FetchSchedule::new(REFRESH), Instant::now());
         let one = source("a");
         schedule.set_desired(&[one.clone()].into(), now);
-        schedule.due(now);
+        schedule.take_due(now);
         assert_eq!(
-            schedule.fetched(&one, failed(), now, 1.0).unwrap().keys,
+            schedule.on_fetched(&one, failed(), now, 1.0).unwrap().keys,
             None
         );
-        assert_eq!(schedule.next(), Some(now + Duration::from_secs(1)));
-        schedule.fetched(&one, had("k"), now, 1.0);
+        assert_eq!(schedule.next_due(), Some(now + Duration::from_secs(1)));
+        schedule.on_fetched(&one, had("k"), now, 1.0);
         let began = now;
         let mut waits = Vec::new();
         while now - began < KEY_VALIDITY {
-            let state = schedule.fetched(&one, failed(), now, 1.0).unwrap();
+            let state = schedule.on_fetched(&one, failed(), now, 1.0).unwrap();
             assert_eq!(state.keys.as_deref(), Some("k"));
-            assert_eq!(state.trouble.as_deref(), Some("gone"));
-            let next = schedule.next().unwrap();
+            assert_eq!(state.last_error.as_deref(), Some("gone"));
+            let next = schedule.next_due().unwrap();
             waits.push((next - now).as_secs());
             now = next;
         }
         assert_eq!(waits[..10], [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
         assert_eq!(
-            schedule.fetched(&one, failed(), now, 1.0).unwrap().keys,
+            schedule.on_fetched(&one, failed(), now, 1.0).unwrap().keys,
             None
         );
     }
@@ -181,15 +184,15 @@ mod tests {
         let (mut schedule, now) = (FetchSchedule::new(REFRESH), Instant::now());
         let all: BTreeSet<_> = (0..20).map(|index| source(&index.to_string())).collect();
         schedule.set_desired(&all, now);
-        let begun = schedule.due(now);
+        let begun = schedule.take_due(now);
         assert_eq!(
-            (begun.len(), schedule.due(now).len()),
+            (begun.len(), schedule.take_due(now).len()),
             (MAX_CONCURRENT_FETCHES, 0)
         );
-        schedule.fetched(&begun[0], had("k"), now, 1.0);
-        assert_eq!(schedule.due(now).len(), 1);
+        schedule.on_fetched(&begun[0], had("k"), now, 1.0);
+        assert_eq!(schedule.take_due(now).len(), 1);
         schedule.set_desired(&BTreeSet::new(), now);
-        assert_eq!(schedule.fetched(&begun[1], had("k"), now, 1.0), None);
-        assert_eq!(schedule.next(), None);
+        assert_eq!(schedule.on_fetched(&begun[1], had("k"), now, 1.0), None);
+        assert_eq!(schedule.next_due(), None);
     }
 }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use ambit_k8s_api::{BUNDLE_VERSION, InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
-use ambit_kube_kit::watch::{Watch, WatchEvent};
+use ambit_kube_kit::watch::{ObjectWatch, WatchEvent};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, core::DynamicObject, discovery::ApiResource, runtime::watcher};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use tokio::sync::watch as signal;
 use super::{
     definitions::{definition_name, resource},
     slim,
-    updates::{Update, Updates, key},
+    updates::{Update, Updates, object_key},
 };
 
 /// API versions that can be read, newest first. The fields that the mesh reads are the same in all.
@@ -27,7 +27,7 @@ const POLL_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration
 const CONFIRMATION_DELAY: Duration = Duration::from_secs(1);
 
 /// Follows the CRD and the objects of one custom kind.
-pub(super) struct Follower {
+pub(super) struct CustomKindFollower {
     pub(super) client: Client,
     pub(super) kind: Kind,
     pub(super) config: watcher::Config,
@@ -36,11 +36,11 @@ pub(super) struct Follower {
     pub(super) definitions: signal::Receiver<u64>,
 }
 
-type Read = Result<Object, (InvalidObject, Box<Value>)>;
+type ReadResult = Result<Object, (InvalidObject, Box<Value>)>;
 
 /// State of a custom kind's CRD in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Definition {
+enum DefinitionState {
     /// The CRD serves this API version.
     Served(&'static str),
     /// The CRD exists, but serves no version that the control plane reads.
@@ -49,7 +49,7 @@ enum Definition {
     Absent,
 }
 
-impl Follower {
+impl CustomKindFollower {
     /// Follows the kind until the receiver of updates is dropped.
     pub(super) async fn run(mut self) {
         let mut pause = POLL_BACKOFF.0;
@@ -64,23 +64,23 @@ impl Follower {
                 return;
             }
             match definition {
-                Ok(Definition::Served(version)) => {
+                Ok(DefinitionState::Served(version)) => {
                     if !self.follow(version, &mut known).await {
                         return;
                     }
                     (pause, absence_is_logged) = (POLL_BACKOFF.0, false);
                 }
-                Ok(Definition::Unreadable) => {
+                Ok(DefinitionState::Unreadable) => {
                     tracing::error!(kind = %self.kind, versions = ?READABLE_VERSIONS, "the definition of this kind serves no version that can be read: its objects are not followed; serve one of these");
                 }
-                Ok(Definition::Absent) => {
+                Ok(DefinitionState::Absent) => {
                     if !absence_is_logged {
                         tracing::info!(kind = %self.kind, "the cluster has no such kind; waiting for its definition");
                         absence_is_logged = true;
                     }
                     // The deletion of a CRD deletes all objects of the kind.
                     let gone = std::mem::take(&mut known);
-                    if !self.send_gone(gone).await
+                    if !self.send_deletions(gone).await
                         || !self.updates.send(Update::Listed(self.kind)).await
                     {
                         return;
@@ -98,19 +98,19 @@ impl Follower {
     }
 
     /// Reports why the kind cannot be followed, if so; returns false if the receiver is dropped.
-    async fn report(&self, definition: Definition) -> bool {
+    async fn report(&self, definition: DefinitionState) -> bool {
         let (kind, wanted) = (self.kind, self.kind.version());
-        let is_unread = kind.definition() == ambit_k8s_api::Definition::Unread;
+        let is_unread = kind.definition() == ambit_k8s_api::Definition::PresenceOnly;
         let problem = match definition {
-            Definition::Unreadable => Some(format!(
+            DefinitionState::Unreadable => Some(format!(
                 "{kind}: the definition serves none of the versions {}: its objects are not followed; serve one of these",
                 READABLE_VERSIONS.join(", ")
             )),
-            Definition::Served(version) if version != wanted && !is_unread => Some(format!(
+            DefinitionState::Served(version) if version != wanted && !is_unread => Some(format!(
                 "{kind}: the definition does not serve the version {wanted}: install a newer one, or fields that it does \
                  not know have no effect"
             )),
-            Definition::Served(_) | Definition::Absent => None,
+            DefinitionState::Served(_) | DefinitionState::Absent => None,
         };
         let update = Update::Definition(kind, problem);
         self.updates.send(update).await
@@ -118,21 +118,21 @@ impl Follower {
 
     /// Returns the state of the kind's CRD. Policies depend on it: it counts as absent only if a request for the CRD
     /// itself reports so twice, since lists of served resources are incomplete now and then.
-    async fn definition(&self) -> Result<Definition, kube::Error> {
-        let first = self.look().await?;
-        if first != Definition::Absent {
+    async fn definition(&self) -> Result<DefinitionState, kube::Error> {
+        let first = self.read_definition().await?;
+        if first != DefinitionState::Absent {
             return Ok(first);
         }
         tokio::time::sleep(CONFIRMATION_DELAY).await;
-        self.look().await
+        self.read_definition().await
     }
 
-    async fn look(&self) -> Result<Definition, kube::Error> {
+    async fn read_definition(&self) -> Result<DefinitionState, kube::Error> {
         let resource = ApiResource::erase::<CustomResourceDefinition>(&());
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
         let name = definition_name(self.kind);
         let Some(definition) = api.get_opt(&name).await? else {
-            return Ok(Definition::Absent);
+            return Ok(DefinitionState::Absent);
         };
         let versions = definition.data.pointer("/spec/versions");
         let versions = versions.and_then(Value::as_array);
@@ -143,15 +143,15 @@ impl Follower {
             })
         };
         let best = READABLE_VERSIONS.iter().find(is_served);
-        let is_unread = self.kind.definition() == ambit_k8s_api::Definition::Unread;
+        let is_unread = self.kind.definition() == ambit_k8s_api::Definition::PresenceOnly;
         let wanted = self.kind.version();
         if best.is_some_and(|best| *best != wanted) && !is_unread {
             let annotations = definition.metadata.annotations.as_ref();
             let bundle = annotations.and_then(|all| all.get(BUNDLE_VERSION));
             tracing::warn!(kind = %self.kind, wanted, bundle, "the definition of this kind does not serve the wanted version: install a newer one, or fields that it does not know have no effect");
         }
-        Ok(best.map_or(Definition::Unreadable, |version| {
-            Definition::Served(version)
+        Ok(best.map_or(DefinitionState::Unreadable, |version| {
+            DefinitionState::Served(version)
         }))
     }
 
@@ -162,8 +162,8 @@ impl Follower {
         let resource = resource(kind, version);
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
         let api_version = resource.api_version.clone();
-        let read = move |object: &DynamicObject| Some(read(kind, &api_version, object));
-        let mut watch = Watch::new(kind.as_str(), api, self.config.clone(), read);
+        let read = move |object: &DynamicObject| Some(parse_object(kind, &api_version, object));
+        let mut watch = ObjectWatch::new(kind.as_str(), api, self.config.clone(), read);
         // Objects of an earlier watch that the listing has not contained yet.
         let mut unseen = known.clone();
         let mut definitions = self.definitions.clone();
@@ -174,13 +174,13 @@ impl Follower {
             };
             let update = match next {
                 Some(WatchEvent::Object(id, read)) => {
-                    let key = key(kind, &id);
+                    let key = object_key(kind, &id);
                     unseen.remove(&key);
                     known.insert(key.clone());
-                    Update::Object(event(key, read))
+                    Update::Object(to_event(key, read))
                 }
-                Some(WatchEvent::Gone(id)) => {
-                    let key = key(kind, &id);
+                Some(WatchEvent::Removed(id)) => {
+                    let key = object_key(kind, &id);
                     unseen.remove(&key);
                     known.remove(&key);
                     Update::Object(ObjectEvent::Deleted(key))
@@ -188,16 +188,16 @@ impl Follower {
                 Some(WatchEvent::Listed) => {
                     let gone = std::mem::take(&mut unseen);
                     known.retain(|key| !gone.contains(key));
-                    if !self.send_gone(gone).await {
+                    if !self.send_deletions(gone).await {
                         return false;
                     }
                     Update::Listed(kind)
                 }
                 Some(WatchEvent::Listing) => continue,
-                Some(WatchEvent::Away(_)) | None => match self.definition().await {
+                Some(WatchEvent::Unavailable(_)) | None => match self.definition().await {
                     // The server may only be unavailable, and its last objects stay.
                     Err(_) => continue,
-                    Ok(Definition::Served(now)) if now == version => continue,
+                    Ok(DefinitionState::Served(now)) if now == version => continue,
                     Ok(_) => return true,
                 },
             };
@@ -208,7 +208,7 @@ impl Follower {
     }
 
     /// Reports that these objects were deleted; returns false if the receiver is dropped.
-    async fn send_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
+    async fn send_deletions(&self, gone: BTreeSet<ObjectKey>) -> bool {
         for key in gone {
             if !self
                 .updates
@@ -222,7 +222,7 @@ impl Follower {
     }
 }
 
-fn event(key: ObjectKey, read: Read) -> ObjectEvent {
+fn to_event(key: ObjectKey, read: ReadResult) -> ObjectEvent {
     match read {
         Ok(object) => ObjectEvent::Applied {
             object,
@@ -232,14 +232,14 @@ fn event(key: ObjectKey, read: Read) -> ObjectEvent {
     }
 }
 
-fn read(kind: Kind, api_version: &str, object: &DynamicObject) -> Read {
+fn parse_object(kind: Kind, api_version: &str, object: &DynamicObject) -> ReadResult {
     let mut value = object.data.clone();
     if let Some(fields) = value.as_object_mut() {
         // Items of a list lack their type.
         fields.insert("apiVersion".to_owned(), api_version.into());
         fields.insert("kind".to_owned(), kind.as_str().into());
         let mut metadata = object.metadata.clone();
-        slim::cut_metadata(&mut metadata);
+        slim::strip_metadata(&mut metadata);
         fields.insert("metadata".to_owned(), json!(metadata));
     }
     Object::from_value(kind, &value).map_err(|error| (error, Box::new(value)))

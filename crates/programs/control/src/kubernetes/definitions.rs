@@ -1,7 +1,7 @@
 //! CRDs of custom kinds: their names, their API resources, and notifications of their changes, which replace polling.
 
 use ambit_k8s_api::{Definition, Kind};
-use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
+use ambit_kube_kit::watch::{self as objects, ObjectWatch, WatchEvent};
 use ambit_rt::DrainWatcher;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, Client, core::PartialObjectMeta, discovery::ApiResource};
@@ -20,12 +20,17 @@ pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u
     };
     let mut drain = drain.clone();
     ambit_rt::spawn("definitions", async move {
-        let mut watch = Watch::new("CustomResourceDefinition", api, objects::config(), ours);
+        let mut watch = ObjectWatch::new(
+            "CustomResourceDefinition",
+            api,
+            objects::watcher_config(),
+            ours,
+        );
         let follow = async {
             loop {
                 if matches!(
                     watch.next().await,
-                    WatchEvent::Object(..) | WatchEvent::Gone(_)
+                    WatchEvent::Object(..) | WatchEvent::Removed(_)
                 ) {
                     sender.send_modify(|number| *number += 1);
                 }

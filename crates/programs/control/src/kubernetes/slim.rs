@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use ambit_derive::Followed;
+use ambit_derive::FetchedKind;
 use ambit_k8s_api::{Object, ObjectMeta};
 use kube::{Resource, core::PartialObjectMeta};
 use serde::{Deserialize, Deserializer};
@@ -12,15 +12,15 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug)]
 pub(super) struct SlimObject<K>(pub(super) K);
 
-impl<'de, K: Followed> Deserialize<'de> for SlimObject<K> {
+impl<'de, K: FetchedKind> Deserialize<'de> for SlimObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut object = K::deserialize(deserializer)?;
-        cut_metadata(object.metadata_mut());
-        Ok(Self(object.cut()))
+        strip_metadata(object.metadata_mut());
+        Ok(Self(object.without_unused_fields()))
     }
 }
 
-impl<K: Followed> Resource for SlimObject<K> {
+impl<K: FetchedKind> Resource for SlimObject<K> {
     type DynamicType = <K as Resource>::DynamicType;
     type Scope = <K as Resource>::Scope;
 
@@ -50,16 +50,16 @@ impl<K: Followed> Resource for SlimObject<K> {
 }
 
 /// Builds an object from a response that contains only its metadata.
-pub(super) fn metadata_only<K: Followed>(partial: &PartialObjectMeta<K>) -> Object {
+pub(super) fn metadata_only<K: FetchedKind>(partial: &PartialObjectMeta<K>) -> Object {
     let mut object = K::default();
     object.metadata_mut().clone_from(&partial.metadata);
-    cut_metadata(object.metadata_mut());
+    strip_metadata(object.metadata_mut());
     object.into()
 }
 
 /// Removes `managedFields` and the annotation of `kubectl apply`, which together are often larger
 /// than the rest of the object.
-pub(super) fn cut_metadata(metadata: &mut ObjectMeta) {
+pub(super) fn strip_metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove("kubectl.kubernetes.io/last-applied-configuration");

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey};
-use ambit_kube_kit::watch::{ObjectId, Watch, WatchEvent};
+use ambit_kube_kit::watch::{ObjectId, ObjectWatch, WatchEvent};
 use ambit_rt::DrainWatcher;
 use kube::{Api, Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
@@ -47,7 +47,7 @@ impl Updates {
         let mut drain = self.drain.clone();
         ambit_rt::spawn("informer", async move {
             let mut watch =
-                Watch::new(kind.as_str(), api, config, move |object| Some(read(object)));
+                ObjectWatch::new(kind.as_str(), api, config, move |object| Some(read(object)));
             let follow = async {
                 loop {
                     let update = match watch.next().await {
@@ -55,11 +55,11 @@ impl Updates {
                             object,
                             origin: None,
                         }),
-                        WatchEvent::Gone(id) => {
-                            Update::Object(ObjectEvent::Deleted(key(kind, &id)))
+                        WatchEvent::Removed(id) => {
+                            Update::Object(ObjectEvent::Deleted(object_key(kind, &id)))
                         }
                         WatchEvent::Listed => Update::Listed(kind),
-                        WatchEvent::Listing | WatchEvent::Away(_) => continue,
+                        WatchEvent::Listing | WatchEvent::Unavailable(_) => continue,
                     };
                     if !updates.send(update).await {
                         return;
@@ -79,6 +79,6 @@ impl Updates {
     }
 }
 
-pub(super) fn key(kind: Kind, id: &ObjectId) -> ObjectKey {
+pub(super) fn object_key(kind: Kind, id: &ObjectId) -> ObjectKey {
     ObjectKey::new(kind, &*id.namespace, &*id.name)
 }

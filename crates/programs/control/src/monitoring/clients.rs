@@ -21,16 +21,23 @@ const ENVOY_TYPES: [(&str, ResourceType); 4] = [
 ];
 
 /// Returns the entries of the page, one for each client.
-pub(super) fn page(sessions: &[SessionStatus], cluster_id: &str) -> Vec<Value> {
+pub(super) fn clients_page(sessions: &[SessionStatus], cluster_id: &str) -> Vec<Value> {
     let clients = sessions.iter();
-    clients.map(|session| client(session, cluster_id)).collect()
+    clients
+        .map(|session| client_json(session, cluster_id))
+        .collect()
 }
 
-fn client(status: &SessionStatus, cluster_id: &str) -> Value {
+fn client_json(status: &SessionStatus, cluster_id: &str) -> Value {
     let node = status.node.as_ref();
     let subscriptions = status.subscriptions.iter();
     let subscriptions: Map<_, _> = subscriptions
-        .map(|one| (one.resource_type.type_url().to_owned(), subscription(one)))
+        .map(|one| {
+            (
+                one.resource_type.type_url().to_owned(),
+                subscription_json(one),
+            )
+        })
         .collect();
     let mut client = json!({
         "cluster_id": cluster_id,
@@ -57,18 +64,18 @@ fn client(status: &SessionStatus, cluster_id: &str) -> Value {
     client
 }
 
-fn subscription(one: &SubscriptionStatus) -> Value {
-    let state = match &one.error {
+fn subscription_json(status: &SubscriptionStatus) -> Value {
+    let state = match &status.error {
         Some(_) => "ERROR",
-        None if one.sent == one.acknowledged => "SYNCED",
+        None if status.sent == status.acknowledged => "SYNCED",
         None => "STALE",
     };
     json!({
         "state": state,
-        "sent": one.sent,
-        "acknowledged": one.acknowledged,
-        "wildcard": one.wildcard,
-        "names": one.names,
-        "error": one.error,
+        "sent": status.sent,
+        "acknowledged": status.acknowledged,
+        "wildcard": status.wildcard,
+        "names": status.names,
+        "error": status.error,
     })
 }

@@ -37,7 +37,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 ///
 /// If a kind with a CRD cannot be listed, which the text names, or if the API server takes too long.
-pub(super) async fn objects(client: &Client) -> Result<Vec<Value>, String> {
+pub(super) async fn list_objects(client: &Client) -> Result<Vec<Value>, String> {
     let listed = tokio::time::timeout(LIST_TIMEOUT, list_all(client)).await;
     listed.unwrap_or_else(|_| {
         Err(format!(
@@ -71,7 +71,7 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
         all.extend(
             list.items
                 .into_iter()
-                .map(|object| shown(kind, &resource, object)),
+                .map(|object| redact_object(kind, &resource, object)),
         );
         match list.metadata.continue_ {
             Some(next) if !next.is_empty() => page = page.continue_token(&next),
@@ -81,7 +81,7 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
 }
 
 /// Returns an object with API version and kind, which items of a list lack, and without secrets and `managedFields`.
-fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
+fn redact_object(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
     let mut metadata = object.metadata;
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -96,23 +96,23 @@ fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
     }
     let mut shown = Value::Object(shown);
     for (_, path) in SECRET_FIELDS.iter().filter(|(of, _)| *of == kind) {
-        leave_out(&mut shown, path);
+        remove_path(&mut shown, path);
     }
     shown
 }
 
 /// Replaces the values at a path by [`REDACTED`].
-fn leave_out(value: &mut Value, path: &[&str]) {
+fn remove_path(value: &mut Value, path: &[&str]) {
     match path.split_first() {
         None => *value = json!(REDACTED),
         Some((&"*", rest)) => {
             for item in value.as_array_mut().into_iter().flatten() {
-                leave_out(item, rest);
+                remove_path(item, rest);
             }
         }
         Some((field, rest)) => {
             if let Some(value) = value.get_mut(*field) {
-                leave_out(value, rest);
+                remove_path(value, rest);
             }
         }
     }
@@ -139,7 +139,7 @@ mod tests {
         let kind = Kind::WasmPlugin;
         let resource = resource(kind, kind.version());
         let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
-        let plugin = shown(kind, &resource, read(&object));
+        let plugin = redact_object(kind, &resource, read(&object));
         let expected = json!({
             "kind": "WasmPlugin",
             "apiVersion": "extensions.istio.io/v1alpha1",
@@ -152,7 +152,7 @@ mod tests {
             },
         });
         assert_eq!(plugin, expected);
-        let rules = shown(Kind::RequestAuthentication, &resource, read(&object));
+        let rules = redact_object(Kind::RequestAuthentication, &resource, read(&object));
         let keys = &rules["spec"]["jwtRules"][0]["jwks"];
         assert_eq!(keys, "(secret)");
     }

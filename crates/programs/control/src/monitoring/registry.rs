@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 const NO_ADDRESS: &str = "0.0.0.0";
 
 /// Returns the entries of the page; `cluster` is the cluster ID under which addresses are listed.
-pub(super) fn page(services: &[RegisteredService], cluster: &str) -> Vec<Value> {
+pub(super) fn registry_page(services: &[RegisteredService], cluster: &str) -> Vec<Value> {
     services
         .iter()
-        .map(|service| entry(service, cluster))
+        .map(|service| service_json(service, cluster))
         .collect()
 }
 
-fn entry(service: &RegisteredService, cluster: &str) -> Value {
+fn service_json(service: &RegisteredService, cluster: &str) -> Value {
     let addresses: Vec<_> = service.addresses.iter().map(ToString::to_string).collect();
     let default = addresses.first().map_or(NO_ADDRESS, String::as_str);
     // Hosts of ServiceEntries are called by their own name, which is the service's name.
@@ -39,18 +39,18 @@ fn entry(service: &RegisteredService, cluster: &str) -> Value {
             "ExportTo": export,
             "LabelSelectors": service.selector,
         },
-        "ports": service.ports.iter().map(port).collect::<Vec<_>>(),
+        "ports": service.ports.iter().map(port_json).collect::<Vec<_>>(),
         "creationTime": service.created,
         "hostname": service.hostname,
         "clusterVIPs": {"Addresses": by_cluster},
         "defaultAddress": default,
-        "Resolution": resolution(service.resolution),
+        "Resolution": resolution_code(service.resolution),
         "MeshExternal": service.is_external,
         "ResourceVersion": "",
     })
 }
 
-fn port(port: &RegisteredPort) -> Value {
+fn port_json(port: &RegisteredPort) -> Value {
     let protocol = match port.app_protocol {
         _ if !port.is_tcp => "UDP",
         AppProtocol::Http11 => "HTTP",
@@ -64,7 +64,7 @@ fn port(port: &RegisteredPort) -> Value {
 }
 
 /// Returns the number by which Istio's registry encodes a resolution.
-fn resolution(resolution: Resolution) -> u8 {
+fn resolution_code(resolution: Resolution) -> u8 {
     match resolution {
         Resolution::Static => 0,
         Resolution::Dns => 1,

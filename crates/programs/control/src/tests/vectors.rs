@@ -14,7 +14,7 @@ use ambit_rt::drain;
 use ambit_status_writer::{Report, StatusTable};
 use ambit_testkit::ApiServer;
 use ambit_wire::{security, workload};
-use ambit_xds_server::entry::Collection;
+use ambit_xds_server::encoded_record::Collection;
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Intended difference of a record: its name, the change that makes Istio's record equal to Ambit's, and the reason.
-type Difference = (&'static str, fn(&mut Parts), &'static str);
+type Difference = (&'static str, fn(&mut DecodedRecord), &'static str);
 
 /// Intended differences of records, limited to the named parts.
 const RECORDS: &[Difference] = &[
@@ -91,12 +91,12 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
 
 /// Decoded record, which is compared part by part.
 #[derive(Clone, Debug, PartialEq)]
-enum Parts {
+enum DecodedRecord {
     Address(Box<workload::Address>),
     Policy(Box<security::Authorization>),
 }
 
-fn by_own_labels(parts: &mut Parts) {
+fn by_own_labels(parts: &mut DecodedRecord) {
     let workload = workload_of(parts);
     workload.authorization_policies.clear();
     // The other endpoint has no labels.
@@ -105,21 +105,21 @@ fn by_own_labels(parts: &mut Parts) {
     }
 }
 
-fn workload_of(parts: &mut Parts) -> &mut workload::Workload {
+fn workload_of(parts: &mut DecodedRecord) -> &mut workload::Workload {
     match parts {
-        Parts::Address(address) => match &mut address.r#type {
+        DecodedRecord::Address(address) => match &mut address.r#type {
             Some(workload::address::Type::Workload(workload)) => workload,
             other => panic!("{other:?} is no workload"),
         },
-        Parts::Policy(_) => panic!("a policy"),
+        DecodedRecord::Policy(_) => panic!("a policy"),
     }
 }
 
-fn decode(collection: Collection, bytes: &[u8]) -> Parts {
+fn decode(collection: Collection, bytes: &[u8]) -> DecodedRecord {
     if collection == Collection::Addresses {
-        Parts::Address(Box::new(workload::Address::decode(bytes).unwrap()))
+        DecodedRecord::Address(Box::new(workload::Address::decode(bytes).unwrap()))
     } else {
-        Parts::Policy(Box::new(security::Authorization::decode(bytes).unwrap()))
+        DecodedRecord::Policy(Box::new(security::Authorization::decode(bytes).unwrap()))
     }
 }
 
@@ -131,7 +131,7 @@ fn file(name: &str) -> String {
 }
 
 /// Returns name, version and bytes of the records that Istio's control plane sent.
-fn recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
+fn read_recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
     let hex = |text: &str| -> Vec<u8> {
         let digits: Vec<u8> = text
             .chars()
@@ -189,7 +189,7 @@ fn cluster() -> ApiServer {
 }
 
 /// Starts following the recorded cluster; returns the mesh and the status reports.
-async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>, drain::Drain) {
+async fn start_mesh(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>, drain::Drain) {
     let config = kube::Config::new(server.url().parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
     let (drain, watcher) = drain::channel();
@@ -215,14 +215,14 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
         watcher,
     );
     let whole = |number: &u64| *number > 0;
-    mesh.followed.wait_for(whole).await.unwrap();
-    mesh.published.wait_for(whole).await.unwrap();
+    mesh.followed_version.wait_for(whole).await.unwrap();
+    mesh.published_version.wait_for(whole).await.unwrap();
     (mesh, reported, drain)
 }
 
 #[tokio::test]
 async fn records_equal_istios_byte_by_byte() {
-    assert_records_are_istios(&cluster()).await;
+    assert_records_match_istio(&cluster()).await;
 }
 
 /// Checks that records reference a Gateway of another class as their waypoint, since for Istio, the class does not
@@ -236,11 +236,11 @@ async fn records_reference_waypoints_of_other_classes_as_istio() {
     gateway["spec"]["gatewayClassName"] = "another".into();
     let version = gateway["apiVersion"].as_str().unwrap();
     server.put(&format!("/apis/{version}/gateways"), gateway.clone());
-    assert_records_are_istios(&server).await;
+    assert_records_match_istio(&server).await;
 }
 
-async fn assert_records_are_istios(server: &ApiServer) {
-    let (mesh, _reports, _drain) = followed(server).await;
+async fn assert_records_match_istio(server: &ApiServer) {
+    let (mesh, _reports, _drain) = start_mesh(server).await;
     let store = mesh.store.read();
     let mut differences = Vec::new();
     let mut listed: BTreeMap<_, _> = RECORDS
@@ -251,7 +251,7 @@ async fn assert_records_are_istios(server: &ApiServer) {
         (Collection::Addresses, "address.jsonl"),
         (Collection::Policies, "authorization.jsonl"),
     ] {
-        let theirs = recorded(name);
+        let theirs = read_recorded(name);
         for entry in store.entries(collection) {
             if !theirs.contains_key(entry.name.as_str()) {
                 differences.push(format!("{} is ours alone", entry.name));
@@ -285,14 +285,14 @@ async fn assert_records_are_istios(server: &ApiServer) {
 #[tokio::test]
 async fn conditions_equal_istios() {
     let server = cluster();
-    let (_mesh, mut reports, _drain) = followed(&server).await;
+    let (_mesh, mut reports, _drain) = start_mesh(&server).await;
     let mut table = StatusTable::default();
     table.set_leader(true);
     let mut written = BTreeMap::new();
     while let Ok(report) = reports.try_recv() {
         // Writes are needed only for conditions that differ from Istio's.
-        for wish in table.take(report).desired_writes {
-            let DesiredWrite::Status(part, status) = wish else {
+        for wish in table.apply(report).desired_writes {
+            let DesiredWrite::ApplyStatus(part, status) = wish else {
                 continue;
             };
             let one = &status["conditions"][0];

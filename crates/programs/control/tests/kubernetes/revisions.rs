@@ -22,10 +22,10 @@ impl Cluster {
         Some((text(&container["image"])?, text(&address["value"])?))
     }
 
-    async fn until_deployed_by(&self, service: &str, image: &str) {
+    async fn wait_until_deployed_by(&self, service: &str, image: &str) {
         let address = format!("https://{service}.istio-system.svc:15012");
         let expected = (image.to_owned(), address);
-        shown(image, || {
+        wait_for_value(image, || {
             self.deployed("way").filter(|found| *found == expected)
         })
         .await;
@@ -45,11 +45,11 @@ async fn gateway_moves_between_control_planes_and_keeps_its_objects() {
     let first = cluster.replica_with("one", &first).await;
     let second = ["--revision", "canary", "--waypoints", r#"{"image": "w:2"}"#];
     let second = cluster.replica_with("two", &second).await;
-    cluster.until_deployed_by("istiod", "w:1").await;
+    cluster.wait_until_deployed_by("istiod", "w:1").await;
     cluster.move_gateway("way", "canary");
-    cluster.until_deployed_by("istiod-canary", "w:2").await;
+    cluster.wait_until_deployed_by("istiod-canary", "w:2").await;
     cluster.move_gateway("way", "default");
-    cluster.until_deployed_by("istiod", "w:1").await;
+    cluster.wait_until_deployed_by("istiod", "w:1").await;
     cluster.server.put(
         SERVICES,
         json!({"apiVersion": "v1", "kind": "Service", "metadata": {
@@ -59,11 +59,14 @@ async fn gateway_moves_between_control_planes_and_keeps_its_objects() {
             "spec": {"clusterIP": "10.96.0.77", "ports": [{"port": 15012}]}}),
     );
     cluster.move_gateway("way", "stable");
-    cluster.until_deployed_by("istiod-canary", "w:2").await;
+    cluster.wait_until_deployed_by("istiod-canary", "w:2").await;
     // Only the owner restores the Deployment.
-    cluster.server.delete(BUDGETS, "shop", "way");
-    shown("the budget", || cluster.server.get(BUDGETS, "shop", "way")).await;
-    cluster.until_deployed_by("istiod-canary", "w:2").await;
+    cluster.server.delete(DISRUPTION_BUDGETS, "shop", "way");
+    wait_for_value("the budget", || {
+        cluster.server.get(DISRUPTION_BUDGETS, "shop", "way")
+    })
+    .await;
+    cluster.wait_until_deployed_by("istiod-canary", "w:2").await;
     let requests = cluster.server.requests();
     let deleted: Vec<_> = requests
         .iter()
@@ -84,20 +87,20 @@ async fn one_revision_at_a_time_writes_shared_objects() {
         ("ambit-control-leader", "one"),
         ("ambit-control-leader-canary", "two"),
     ] {
-        shown(lease, || {
+        wait_for_value(lease, || {
             cluster.holder(lease).filter(|found| found == holder)
         })
         .await;
     }
-    let leader = shown("the mesh's leader", || cluster.holder("ambit-mesh-leader")).await;
+    let leader = wait_for_value("the mesh's leader", || cluster.holder("ambit-mesh-leader")).await;
     let (leader, other, successor) = match leader.as_str() {
         "one" => (first, second, "two"),
         _ => (second, first, "one"),
     };
-    shown("the root", || cluster.config_map("shop")).await;
+    wait_for_value("the root", || cluster.config_map("shop")).await;
     leader.running.stop().await;
     cluster.namespace("new");
-    shown("the root", || cluster.config_map("new")).await;
+    wait_for_value("the root", || cluster.config_map("new")).await;
     let holder = cluster.holder("ambit-mesh-leader");
     assert_eq!(holder.as_deref(), Some(successor));
     other.running.stop().await;
@@ -117,21 +120,21 @@ async fn gateway_in_an_undiscovered_namespace_gets_no_waypoint() {
     let replica = cluster
         .replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
         .await;
-    shown("the class", || {
-        cluster.server.get(CLASSES, "", "istio-waypoint")
+    wait_for_value("the class", || {
+        cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")
     })
     .await;
     // A Gateway of a discovered namespace is handled after all that are due.
     let mut seen = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
     seen["metadata"] = json!({"name": "seen", "namespace": "istio-system", "generation": 1});
     cluster.server.put(GATEWAYS, seen);
-    shown("a waypoint", || {
+    wait_for_value("a waypoint", || {
         let server = &cluster.server;
         server.get(DEPLOYMENTS, "istio-system", "seen")
     })
     .await;
     assert_eq!(cluster.server.get(DEPLOYMENTS, "shop", "way"), None);
     cluster.server.put(CONFIG_MAPS, settings(json!([])));
-    cluster.until_deployed_by("istiod", "w:1").await;
+    cluster.wait_until_deployed_by("istiod", "w:1").await;
     replica.running.stop().await;
 }

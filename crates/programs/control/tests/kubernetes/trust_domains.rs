@@ -4,11 +4,11 @@
 use ambit_testkit::Pki;
 use serde_json::{Value, json};
 
-use super::{CONFIG_MAPS, Cluster, shown};
+use super::{CONFIG_MAPS, Cluster, wait_for_value};
 
-const COPY: &str = "ambit-trust-domains";
+const CONFIG_MAP_NAME: &str = "ambit-trust-domains";
 
-fn settings(cluster: &Cluster, mesh: &str) {
+fn put_mesh_settings(cluster: &Cluster, mesh: &str) {
     let metadata = json!({"name": "istio", "namespace": "istio-system"});
     cluster.server.put(
         CONFIG_MAPS,
@@ -17,8 +17,10 @@ fn settings(cluster: &Cluster, mesh: &str) {
 }
 
 /// Returns the ConfigMap of trust domains in a namespace.
-fn copy(cluster: &Cluster, namespace: &str) -> Option<Value> {
-    let map = cluster.server.get(CONFIG_MAPS, namespace, COPY)?;
+fn find_config_map(cluster: &Cluster, namespace: &str) -> Option<Value> {
+    let map = cluster
+        .server
+        .get(CONFIG_MAPS, namespace, CONFIG_MAP_NAME)?;
     serde_json::from_str(map["data"]["trust-domains.json"].as_str()?).ok()
 }
 
@@ -27,8 +29,8 @@ async fn accepted_trust_domains_are_distributed_to_every_namespace() {
     let cluster = Cluster::start();
     let replica = cluster.replica("a").await;
     let root = replica.root();
-    shown("the root", || cluster.config_map("shop")).await;
-    assert_eq!(copy(&cluster, "shop"), None);
+    wait_for_value("the root", || cluster.config_map("shop")).await;
+    assert_eq!(find_config_map(&cluster, "shop"), None);
     let (west, further) = (Pki::new().root_pem(), Pki::new().root_pem());
     let certificates = json!([
         {"trustDomains": ["west"], "pem": west},
@@ -38,35 +40,35 @@ async fn accepted_trust_domains_are_distributed_to_every_namespace() {
         {"trustDomains": ["broken"], "pem": "-----BEGIN CERTIFICATE-----\n"},
     ]);
     let mesh = json!({"trustDomainAliases": ["old"], "caCertificates": certificates});
-    settings(&cluster, &mesh.to_string());
+    put_mesh_settings(&cluster, &mesh.to_string());
     let roots = json!({"west": west, "cluster.local": format!("{further}{root}")});
     let expected = json!({"aliases": ["cluster.local", "old"], "roots": roots});
     for namespace in ["istio-system", "shop"] {
-        let is_there = || copy(&cluster, namespace).filter(|copy| *copy == expected);
-        shown(namespace, is_there).await;
+        let is_there = || find_config_map(&cluster, namespace).filter(|copy| *copy == expected);
+        wait_for_value(namespace, is_there).await;
     }
     // Proxies verify the server of another CA by the roots in the ConfigMap of this one.
     let both = format!("{root}{further}");
     let is_there = || cluster.config_map("shop").filter(|copy| *copy == both);
-    shown("both roots", is_there).await;
+    wait_for_value("both roots", is_there).await;
 
     replica.running.stop().await;
     // The next control plane publishes the bundle's last roots.
     let mut map = cluster
         .server
-        .get(CONFIG_MAPS, "istio-system", COPY)
+        .get(CONFIG_MAPS, "istio-system", CONFIG_MAP_NAME)
         .unwrap();
     let mut with_east = expected.clone();
     with_east["roots"]["east"] = json!(west);
     map["data"]["trust-domains.json"] = json!(with_east.to_string());
     cluster.server.put(CONFIG_MAPS, map);
     let replica = cluster.replica("b").await;
-    let is_there = || copy(&cluster, "shop").filter(|copy| *copy == with_east);
-    shown("the last roots", is_there).await;
-    settings(&cluster, "{}");
-    let is_gone = || copy(&cluster, "shop").is_none().then_some(());
-    shown("no copy", is_gone).await;
+    let is_there = || find_config_map(&cluster, "shop").filter(|copy| *copy == with_east);
+    wait_for_value("the last roots", is_there).await;
+    put_mesh_settings(&cluster, "{}");
+    let is_gone = || find_config_map(&cluster, "shop").is_none().then_some(());
+    wait_for_value("no copy", is_gone).await;
     let is_there = || cluster.config_map("shop").filter(|copy| *copy == root);
-    shown("its own root", is_there).await;
+    wait_for_value("its own root", is_there).await;
     replica.running.stop().await;
 }

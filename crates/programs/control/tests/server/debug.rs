@@ -5,7 +5,11 @@ use ambit_wire::discovery::{ClientConfig, ConfigStatus, DiscoveryRequest, Discov
 use super::*;
 
 /// Sends one request as istioctl does, with a token that is not bound to a pod; returns the response.
-async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<DiscoveryResponse, Status> {
+async fn fetch_resources(
+    plane: &ControlPlane,
+    namespace: &str,
+    type_url: &str,
+) -> Result<DiscoveryResponse, Status> {
     let mut claims = claims_of(namespace, "default", "", "");
     claims
         .get_mut("kubernetes.io")
@@ -34,19 +38,19 @@ async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<Discovery
         let response = client.streaming(call, path.parse().unwrap(), codec).await?;
         response.into_inner().message().await
     };
-    let response = tokio::time::timeout(DEADLINE, exchange).await;
+    let response = tokio::time::timeout(WAIT_TIMEOUT, exchange).await;
     let response = response.expect("no answer")?;
     Ok(response.expect("the stream ended without an answer"))
 }
 
 #[tokio::test]
 async fn istioctl_lists_clients_and_version() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
     let synced = async {
         loop {
-            let response = ask(&plane, "istio-system", "istio.io/debug/syncz")
+            let response = fetch_resources(&plane, "istio-system", "istio.io/debug/syncz")
                 .await
                 .unwrap();
             let config = ClientConfig::decode(response.resources[0].value.as_slice()).unwrap();
@@ -60,7 +64,7 @@ async fn istioctl_lists_clients_and_version() {
             }
         }
     };
-    let (response, config) = tokio::time::timeout(DEADLINE, synced)
+    let (response, config) = tokio::time::timeout(WAIT_TIMEOUT, synced)
         .await
         .expect("the client is never synced");
     assert_eq!(response.type_url, "istio.io/debug/syncz");
@@ -71,7 +75,7 @@ async fn istioctl_lists_clients_and_version() {
     let identifier: serde_json::Value = serde_json::from_str(&identifier).unwrap();
     assert_eq!(identifier["Info"]["version"], env!("CARGO_PKG_VERSION"));
 
-    let response = ask(&plane, "istio-system", "istio.io/connections")
+    let response = fetch_resources(&plane, "istio-system", "istio.io/connections")
         .await
         .unwrap();
     let url = "type.googleapis.com/envoy.config.core.v3.Node";
@@ -81,8 +85,8 @@ async fn istioctl_lists_clients_and_version() {
 
 #[tokio::test]
 async fn accounts_of_other_namespaces_do_not_see_clients() {
-    let plane = Plane::start().await;
-    let refused = ask(&plane, "shop", "istio.io/debug/syncz")
+    let plane = ControlPlane::start().await;
+    let refused = fetch_resources(&plane, "shop", "istio.io/debug/syncz")
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
@@ -90,8 +94,8 @@ async fn accounts_of_other_namespaces_do_not_see_clients() {
 
 #[tokio::test]
 async fn mesh_records_are_not_served_as_state_of_the_world() {
-    let plane = Plane::start().await;
-    let refused = ask(&plane, "istio-system", ADDRESS_TYPE_URL)
+    let plane = ControlPlane::start().await;
+    let refused = fetch_resources(&plane, "istio-system", ADDRESS_TYPE_URL)
         .await
         .unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
@@ -109,7 +113,7 @@ fn document(page: &str) -> serde_json::Value {
 
 #[tokio::test]
 async fn registry_page_has_istios_format() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     plane.write(
         "entry.yaml",
         r#"
@@ -168,7 +172,7 @@ spec:
 
 #[tokio::test]
 async fn clients_page_has_istios_type_names() {
-    let plane = Plane::start().await;
+    let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
     let page = plane.page_until("/debug/syncz", "SYNCED").await;

@@ -23,7 +23,7 @@ fn metrics_and_logs_reach_an_opentelemetry_collector() {
     std::fs::create_dir(path("manifests")).unwrap();
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
     std::fs::write(path("keys.pem"), public_pem(&key)).unwrap();
-    let (collector, endpoint) = OtlpCollector::start_anywhere().unwrap();
+    let (collector, endpoint) = OtlpCollector::start_on_free_port().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-control"));
     command
         .args(["--manifests", &path("manifests")])
@@ -37,5 +37,5 @@ fn metrics_and_logs_reach_an_opentelemetry_collector() {
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let _program = KillOnDrop(command.spawn().unwrap());
-    collector.until_exported("ambit-control", "pilot_xds", "xDS and certificates");
+    collector.wait_until_exported("ambit-control", "pilot_xds", "xDS and certificates");
 }

@@ -10,7 +10,7 @@ use super::*;
 
 /// Objects of the cluster besides the node proxy's node: two waypoints in `shop`, one of whose names is a prefix of the
 /// other's, one in `store` with the name of the first, and pods of the first one's service account.
-const WORLD: &str = r#"
+const OBJECTS_OF_ALL_KINDS: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
@@ -103,7 +103,7 @@ metadata: {name: p, namespace: shop}
 spec: {selector: {matchLabels: {app: web}}, rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/web]}}]}]}
 "#;
 
-const TYPES: [&str; 6] = [
+const RESOURCE_TYPES: [&str; 6] = [
     WaypointGateway::TYPE_URL,
     WaypointService::TYPE_URL,
     HttpPolicy::TYPE_URL,
@@ -113,7 +113,7 @@ const TYPES: [&str; 6] = [
 ];
 
 /// Names of records for every waypoint and for node proxies, to which a client may subscribe.
-const NAMES: [&str; 9] = [
+const RESOURCE_NAMES: [&str; 9] = [
     "*",
     "shop/wp",
     "shop/wp-2",
@@ -126,28 +126,35 @@ const NAMES: [&str; 9] = [
 ];
 
 /// Returns an xDS node that claims this node type and namespace.
-fn claiming(kind: &str, namespace: &str) -> Node {
+fn node_claiming(kind: &str, namespace: &str) -> Node {
     node(&format!("{kind}~10.0.0.9~any.{namespace}~x"), namespace)
 }
 
 /// Runs the attempts a few at a time, since the control plane limits the open connections of an address.
-async fn at_once(attempts: impl Iterator<Item = impl Future<Output = ()>>) {
+async fn run_concurrently(attempts: impl Iterator<Item = impl Future<Output = ()>>) {
     stream::iter(attempts)
         .buffer_unordered(4)
         .collect::<()>()
         .await;
 }
 
-/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by `NAMES`,
+/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by `RESOURCE_NAMES`,
 /// without the addresses that node proxies and waypoints both receive.
-async fn seen(plane: &Plane, token: &str, node: Node) -> Result<BTreeSet<String>, Status> {
+async fn received_names(
+    plane: &ControlPlane,
+    token: &str,
+    node: Node,
+) -> Result<BTreeSet<String>, Status> {
     let Stream {
         requests,
         mut responses,
     } = plane.stream_as(token).await?;
-    let subscriptions = [vec!["*".to_owned()], NAMES.map(str::to_owned).to_vec()];
+    let subscriptions = [
+        vec!["*".to_owned()],
+        RESOURCE_NAMES.map(str::to_owned).to_vec(),
+    ];
     for names in subscriptions {
-        for type_url in TYPES {
+        for type_url in RESOURCE_TYPES {
             let request = DeltaDiscoveryRequest {
                 node: Some(node.clone()),
                 type_url: type_url.to_owned(),
@@ -175,7 +182,8 @@ async fn seen(plane: &Plane, token: &str, node: Node) -> Result<BTreeSet<String>
 
 #[tokio::test]
 async fn token_sees_only_records_of_its_scope() {
-    let plane = Plane::start_with(WORLD, &["--waypoint-attachment", "labels"]).await;
+    let plane =
+        ControlPlane::start_with(OBJECTS_OF_ALL_KINDS, &["--waypoint-attachment", "labels"]).await;
     plane.page_until("/ready", "200 OK").await;
     let of_mesh = ["shop/p", "workloads"];
     for (who, token, namespace, expected) in [
@@ -207,7 +215,7 @@ async fn token_sees_only_records_of_its_scope() {
         let expected: BTreeSet<_> = expected.into_iter().map(str::to_owned).collect();
         // Claims of the client change nothing.
         for kind in ["waypoint", "ztunnel", "sidecar", "router"] {
-            let sees = seen(&plane, &token, claiming(kind, namespace))
+            let sees = received_names(&plane, &token, node_claiming(kind, namespace))
                 .await
                 .unwrap();
             assert_eq!(sees, expected, "{who} as a {kind}");
@@ -215,7 +223,8 @@ async fn token_sees_only_records_of_its_scope() {
         // The client cannot act for another namespace.
         for other in ["shop", "store", "istio-system", ""] {
             if other != namespace {
-                let refused = seen(&plane, &token, claiming("waypoint", other)).await;
+                let refused =
+                    received_names(&plane, &token, node_claiming("waypoint", other)).await;
                 let code = refused.unwrap_err().code();
                 assert_eq!(code, Code::PermissionDenied, "{who} of {other:?}");
             }
@@ -226,7 +235,7 @@ async fn token_sees_only_records_of_its_scope() {
 
 /// Returns tokens that do not belong to a live waypoint or node proxy, each with its description and the expected
 /// status.
-fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
+fn requests_for_others(plane: &ControlPlane) -> Vec<(&'static str, String, Code)> {
     let changed = |of: [&str; 4], change: fn(&mut serde_json::Value)| {
         let [namespace, account, pod, uid] = of;
         let mut claims = claims_of(namespace, account, pod, uid);
@@ -278,7 +287,7 @@ fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
         ),
         unauthenticated(
             "signed by somebody else",
-            signed(&stranger, &claims_of("shop", "wp", "wp-a", "wu1")),
+            sign_claims(&stranger, &claims_of("shop", "wp", "wp-a", "wu1")),
         ),
         unauthenticated(
             "with another's signature",
@@ -320,22 +329,24 @@ fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
 
 #[tokio::test]
 async fn other_tokens_cannot_open_a_stream() {
-    let plane = Plane::start_with(WORLD, &[]).await;
+    let plane = ControlPlane::start_with(OBJECTS_OF_ALL_KINDS, &[]).await;
     plane.page_until("/ready", "200 OK").await;
-    let attempts = of_others(&plane).into_iter().map(|(what, token, code)| {
-        let plane = &plane;
-        async move {
-            let refused = plane.stream_as(&token).await.err();
-            assert_eq!(refused.map(|status| status.code()), Some(code), "{what}");
-        }
-    });
-    at_once(attempts).await;
+    let attempts = requests_for_others(&plane)
+        .into_iter()
+        .map(|(what, token, code)| {
+            let plane = &plane;
+            async move {
+                let refused = plane.stream_as(&token).await.err();
+                assert_eq!(refused.map(|status| status.code()), Some(code), "{what}");
+            }
+        });
+    run_concurrently(attempts).await;
     plane.running.stop().await;
 }
 
 #[tokio::test]
 async fn token_gets_only_certificates_of_its_identities() {
-    let plane = Plane::start_with(WORLD, &[]).await;
+    let plane = ControlPlane::start_with(OBJECTS_OF_ALL_KINDS, &[]).await;
     plane.page_until("/ready", "200 OK").await;
     let names = |namespace: &str, account: &str| {
         format!("spiffe://cluster.local/ns/{namespace}/sa/{account}")
@@ -378,7 +389,7 @@ async fn token_gets_only_certificates_of_its_identities() {
         ("a pod", of_web.clone(), None, true),
         ("a pod", of_web, Some(web), false),
     ];
-    let others = of_others(&plane).into_iter();
+    let others = requests_for_others(&plane).into_iter();
     // Pods of other accounts get their own certificates, but no records.
     let others = others.filter(|(what, ..)| {
         !["of an ordinary pod", "of a namesake of the node proxy"].contains(what)
@@ -402,13 +413,14 @@ async fn token_gets_only_certificates_of_its_identities() {
             }
         }
     });
-    at_once(attempts).await;
+    run_concurrently(attempts).await;
     plane.running.stop().await;
 }
 
 #[tokio::test]
 async fn certificate_lifetime_is_limited_by_the_mesh() {
-    let plane = Plane::start_with(WORLD, &["--max-workload-cert-ttl", "2h"]).await;
+    let plane =
+        ControlPlane::start_with(OBJECTS_OF_ALL_KINDS, &["--max-workload-cert-ttl", "2h"]).await;
     plane.page_until("/ready", "200 OK").await;
     let hour = 3600;
     let of_web = plane.token_of("shop", "web", "web-1", "u1");
@@ -445,7 +457,7 @@ async fn certificate_lifetime_is_limited_by_the_mesh() {
 
 #[tokio::test]
 async fn newly_labelled_pod_gets_a_certificate() {
-    let plane = Plane::start_with(WORLD, &[]).await;
+    let plane = ControlPlane::start_with(OBJECTS_OF_ALL_KINDS, &[]).await;
     plane.page_until("/ready", "200 OK").await;
     let legacy = Identity::new("cluster.local", "legacy", "legacy");
     let csr = CertificateRequest::new(&legacy).unwrap().pem;

@@ -6,10 +6,10 @@ use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_handover::Gate;
 use ambit_model::{Action, ArcStr, PodName};
 use ambit_proxy::{
-    Shown,
-    connection_table::Tracked,
-    recheck::{Graces, objection},
-    state::{SharedState, StateConfig, Update},
+    ConnectionDetails,
+    connection_table::TrackedConnection,
+    recheck::{GracePeriods, denial_reason},
+    state::{MeshUpdate, SharedState, StateConfig},
 };
 use ambit_rt::Env;
 use ambit_telemetry::Metrics;
@@ -40,8 +40,8 @@ fn pod_with(state: &SharedState, metrics: Arc<Metrics>) -> Arc<Pod> {
     Pod::idle(&proxy, name)
 }
 
-fn tracked(pod: &Pod) -> (Tracked, Peer) {
-    let shown = Shown {
+fn tracked(pod: &Pod) -> (TrackedConnection, Peer) {
+    let shown = ConnectionDetails {
         src: ([10, 9, 0, 1], 40_000).into(),
         original_dst: "10.9.0.4:8080".into(),
         actual_dst: String::new(),
@@ -64,27 +64,27 @@ async fn policy_attached_during_admission_applies() {
     state.mark_policies_known();
     let mut workload = build::workload("server", &["10.9.0.4"]);
     let mut policy = build::policy("strict", Action::Deny, build::from_nobody());
-    state.apply(&mut vec![Update::Workload(Box::new(workload.clone()))]);
+    state.apply(&mut vec![MeshUpdate::Workload(Box::new(workload.clone()))]);
     let pod = pod(&state);
-    let read_before = pod.local.known().await.unwrap();
+    let read_before = pod.local.wait_until_known().await.unwrap();
     assert!(read_before.workload.authorization_policies.is_empty());
 
     build::select(&mut workload, &mut policy);
     state.apply(&mut vec![
-        Update::Policy(policy),
-        Update::Workload(Box::new(workload)),
+        MeshUpdate::Policy(policy),
+        MeshUpdate::Workload(Box::new(workload)),
     ]);
     let now = state.local_workload(pod.name()).unwrap();
-    let mut graces = Graces::new(Duration::ZERO, Some(Duration::ZERO));
+    let mut graces = GracePeriods::new(Duration::ZERO, Some(Duration::ZERO));
     let cut = graces.recheck(pod.connections(), Instant::now(), |peer, course| {
-        objection(&state, &now, peer, course)
+        denial_reason(&state, &now, peer, course)
     });
     assert_eq!(cut, 0);
 
     let (tracked, who) = tracked(&pod);
     assert!(matches!(
-        Denied::check(&pod, &who, &tracked.handle()),
-        Err(Denied::By(_))
+        DenialReason::authorize(&pod, &who, &tracked.handle()),
+        Err(DenialReason::ByPolicy(_))
     ));
 }
 
@@ -99,15 +99,15 @@ async fn dry_run_policy_denies_nothing_and_counts_denials() {
     policy.dry_run = true;
     let name = policy.key().to_string();
     state.apply(&mut vec![
-        Update::Policy(policy),
-        Update::Workload(Box::new(workload)),
+        MeshUpdate::Policy(policy),
+        MeshUpdate::Workload(Box::new(workload)),
     ]);
     let mut registry = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));
     let pod = pod_with(&state, metrics);
-    assert!(pod.local.known().await.is_some());
+    assert!(pod.local.wait_until_known().await.is_some());
     let (tracked, who) = tracked(&pod);
-    assert!(Denied::check(&pod, &who, &tracked.handle()).is_ok());
+    assert!(DenialReason::authorize(&pod, &who, &tracked.handle()).is_ok());
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     let line = format!("ambit_connections_dry_run_denied_total{{policy=\"{name}\"}} 1");
@@ -121,14 +121,14 @@ async fn connection_to_a_pod_without_a_record_is_denied() {
     state.mark_policies_known();
     let workload = build::workload("server", &["10.9.0.4"]);
     let uid: ArcStr = workload.uid.clone();
-    state.apply(&mut vec![Update::Workload(Box::new(workload))]);
+    state.apply(&mut vec![MeshUpdate::Workload(Box::new(workload))]);
     let pod = pod(&state);
-    assert!(pod.local.known().await.is_some());
+    assert!(pod.local.wait_until_known().await.is_some());
     let (tracked, who) = tracked(&pod);
-    assert!(Denied::check(&pod, &who, &tracked.handle()).is_ok());
-    state.apply(&mut vec![Update::AddressGone(uid)]);
+    assert!(DenialReason::authorize(&pod, &who, &tracked.handle()).is_ok());
+    state.apply(&mut vec![MeshUpdate::AddressRemoved(uid)]);
     assert!(matches!(
-        Denied::check(&pod, &who, &tracked.handle()),
-        Err(Denied::Gone)
+        DenialReason::authorize(&pod, &who, &tracked.handle()),
+        Err(DenialReason::PodGone)
     ));
 }

@@ -44,7 +44,7 @@ struct MeshConfig {
 
 impl ProxyConfig {
     /// Overrides the settings in `base` by those that are set here.
-    fn over(self, mut base: Self) -> Self {
+    fn merge_over(self, mut base: Self) -> Self {
         base.proxy_metadata.extend(self.proxy_metadata);
         Self {
             discovery_address: self.discovery_address.or(base.discovery_address),
@@ -56,14 +56,14 @@ impl ProxyConfig {
     }
 }
 
-pub(super) fn read(env: &Env) -> Result<ProxyConfig, MeshConfigError> {
+pub(super) fn load_proxy_config(env: &Env) -> Result<ProxyConfig, MeshConfigError> {
     let file = match std::fs::read_to_string(Path::new(MESH_CONFIG)) {
         Ok(text) => parse::<MeshConfig>(MESH_CONFIG, &text)?.default_config,
         Err(error) if error.kind() == io::ErrorKind::NotFound => ProxyConfig::default(),
         Err(error) => return Err(MeshConfigError::Read(error)),
     };
     let own = parse::<ProxyConfig>("PROXY_CONFIG", env.get("PROXY_CONFIG").unwrap_or_default())?;
-    Ok(own.over(file))
+    Ok(own.merge_over(file))
 }
 
 fn parse<T: Default + for<'de> Deserialize<'de>>(

@@ -8,8 +8,8 @@ use ambit_codec::{Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
 use ambit_hbone::Tunnel;
 use ambit_model::{ArcStr, Reason};
 use ambit_proxy::{
-    Local, ResolveError,
-    dial::{BAGGAGE, ConnectError, tunnel_headers},
+    LocalPod, ResolveError,
+    dial::{BAGGAGE_HEADER, ConnectError, tunnel_headers},
 };
 use ambit_route::{HboneRoute, Route, RouteError};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::InvalidHeaderValue};
@@ -33,7 +33,7 @@ pub(crate) enum HairpinError {
         "another pod sends this through us as its waypoint, while the workload has one itself: that would go in \
          circles"
     )]
-    Circle,
+    RoutingLoop,
 }
 
 impl HairpinError {
@@ -41,15 +41,15 @@ impl HairpinError {
         match self {
             Self::Route(error) => error.reason(),
             Self::Connect(error) => error.reason(),
-            Self::Resolve(_) | Self::Identity(_) | Self::Circle => Reason::Connect,
+            Self::Resolve(_) | Self::Identity(_) | Self::RoutingLoop => Reason::Connect,
         }
     }
 
     /// Whether the error is temporary, so that the connection waits and retries.
-    fn is_passing(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
-            Self::Route(error) => error.is_passing(),
-            Self::Connect(error) => error.is_passing(),
+            Self::Route(error) => error.is_transient(),
+            Self::Connect(error) => error.is_transient(),
             _ => false,
         }
     }
@@ -58,8 +58,8 @@ impl HairpinError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Connect(error) => error.status().unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
-            Self::Circle => StatusCode::LOOP_DETECTED,
-            Self::Route(RouteError::PassesBy { .. }) => StatusCode::FORBIDDEN,
+            Self::RoutingLoop => StatusCode::LOOP_DETECTED,
+            Self::Route(RouteError::BypassesWaypoint { .. }) => StatusCode::FORBIDDEN,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -67,21 +67,21 @@ impl HairpinError {
 
 /// Opens a tunnel to the pod's waypoint for a connection of the peer `who` at the address `client`. `connect_headers`
 /// are the header lines of the client's CONNECT request, if it used a tunnel.
-pub(crate) async fn open(
+pub(crate) async fn open_hairpin(
     shard: &Shard,
-    local: &Local,
+    local: &LocalPod,
     who: &Peer,
     client: SocketAddr,
     connect_headers: Option<&HeaderMap>,
 ) -> Result<(Tunnel, HboneRoute), HairpinError> {
     if connect_headers.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
-        return Err(HairpinError::Circle);
+        return Err(HairpinError::RoutingLoop);
     }
-    let headers = headers(local, who, client, connect_headers)?;
+    let headers = hairpin_headers(local, who, client, connect_headers)?;
     let mut wait = shard.pod.dialer.waits.connection();
     loop {
         match connect(shard, local, who.destination, headers.clone()).await {
-            Err(error) if error.is_passing() && wait.again().await => {}
+            Err(error) if error.is_transient() && wait.wait_for_retry().await => {}
             connected => return connected,
         }
     }
@@ -89,26 +89,26 @@ pub(crate) async fn open(
 
 async fn connect(
     Shard { pod, pool }: &Shard,
-    local: &Local,
+    local: &LocalPod,
     dst: SocketAddr,
     headers: HeaderMap,
 ) -> Result<(Tunnel, HboneRoute), HairpinError> {
-    let route = find(pod, local, dst, Vec::new()).await?;
-    let another = |failed| async move { find(pod, local, dst, failed).await.ok() };
+    let route = find_route(pod, local, dst, Vec::new()).await?;
+    let another = |failed| async move { find_route(pod, local, dst, failed).await.ok() };
     let tunnel = pod
         .dialer
         .replica_tunnel(pool, route, dst.ip(), headers, another);
     Ok(tunnel.await?)
 }
 
-async fn find(
+async fn find_route(
     pod: &Pod,
-    local: &Local,
+    local: &LocalPod,
     dst: SocketAddr,
     failed: Vec<ArcStr>,
 ) -> Result<HboneRoute, HairpinError> {
     let route = pod.state.hairpin(&local.workload, dst, &failed).await?;
-    match crate::outbound::resolved(pod, local, route).await? {
+    match crate::outbound::resolve_route(pod, local, route).await? {
         Route::Hbone(route) => Ok(route),
         _ => Err(RouteError::NoDestination {
             workload: local.workload.uid.clone(),
@@ -119,16 +119,16 @@ async fn find(
 
 /// Returns the header lines of the CONNECT request to the waypoint: those of the client's request, and the address and
 /// principal of the client.
-fn headers(
-    local: &Local,
+fn hairpin_headers(
+    local: &LocalPod,
     who: &Peer,
     client: SocketAddr,
     connect_headers: Option<&HeaderMap>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = tunnel_headers(local, &Forwarded { client, host: None });
-    match connect_headers.and_then(|connect_headers| connect_headers.get(BAGGAGE)) {
-        Some(baggage) => headers.insert(BAGGAGE, baggage.clone()),
-        None => headers.remove(BAGGAGE),
+    match connect_headers.and_then(|connect_headers| connect_headers.get(BAGGAGE_HEADER)) {
+        Some(baggage) => headers.insert(BAGGAGE_HEADER, baggage.clone()),
+        None => headers.remove(BAGGAGE_HEADER),
     };
     // Without this header the waypoint would attribute the connection to the pod.
     let peer = OriginalPeer(who.source.clone()).to_string();

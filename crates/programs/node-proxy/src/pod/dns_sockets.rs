@@ -36,9 +36,9 @@ impl DnsSockets {
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Self, SocketError> {
         let mut sockets = Self::take(inherited, config)?;
-        sockets.complete(config, netns, false)?;
+        sockets.open_missing(config, netns, false)?;
         if config.ipv6_enabled {
-            sockets.complete(config, netns, true)?;
+            sockets.open_missing(config, netns, true)?;
         }
         Ok(sockets)
     }
@@ -46,7 +46,7 @@ impl DnsSockets {
     fn take(inherited: &mut Vec<OwnedFd>, config: &Config) -> Result<Self, SocketError> {
         let mut sockets = Self::default();
         for socket in std::mem::take(inherited) {
-            match socket::kind_of(&socket) {
+            match socket::socket_kind(&socket) {
                 Ok(SocketKind::Datagram(at)) if at.port() == DNS_PORT => {
                     sockets.udp.push(socket.into());
                 }
@@ -60,7 +60,12 @@ impl DnsSockets {
         Ok(sockets)
     }
 
-    fn complete(&mut self, config: &Config, netns: &Netns, ipv6: bool) -> Result<(), SocketError> {
+    fn open_missing(
+        &mut self,
+        config: &Config,
+        netns: &Netns,
+        ipv6: bool,
+    ) -> Result<(), SocketError> {
         let (mark, reuse_port) = (config.packet_mark, config.inpod_port_reuse);
         let is = |at: io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
         if !self.udp.iter().any(|socket| is(socket.local_addr())) {
@@ -75,7 +80,7 @@ impl DnsSockets {
                 loopback: true,
                 reuse_port,
                 transparent: Transparent::Off,
-                ..ListenSpec::of_pod(DNS_PORT, mark)
+                ..ListenSpec::for_pod(DNS_PORT, mark)
             };
             self.tcp.push(socket::listen(Some(netns), &spec)?.listener);
         }

@@ -9,7 +9,7 @@ use std::{
 use ambit_model::{HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT};
 use ambit_sys::{
     netns::Netns,
-    socket::{self, ListenSpec, Listening, SocketError, SocketKind, Transparent, Tuning},
+    socket::{self, BoundListener, ListenSpec, SocketError, SocketKind, Transparent, Tuning},
 };
 
 use super::DnsSockets;
@@ -19,7 +19,7 @@ use crate::config::Config;
 #[derive(Debug)]
 pub struct PodListeners {
     /// Listeners on 15001 and 15006, if the pod is captured.
-    pub captured: Option<Captured>,
+    pub captured: Option<CaptureListeners>,
     /// HBONE listener on port 15008.
     pub hbone: TcpListener,
     /// DNS sockets on port 15053; one worker of a pod has them.
@@ -28,7 +28,7 @@ pub struct PodListeners {
 
 /// Listeners that captured connections are redirected to.
 #[derive(Debug)]
-pub struct Captured {
+pub struct CaptureListeners {
     /// Outbound listener on port 15001.
     pub outbound: TcpListener,
     /// Plaintext inbound listener on port 15006.
@@ -49,11 +49,11 @@ impl PodListeners {
 
 /// Listeners of a pod taken over from the previous process, with their ports.
 #[derive(Debug, Default)]
-struct Inherited(Vec<(u16, TcpListener)>);
+struct InheritedListeners(Vec<(u16, TcpListener)>);
 
-impl Inherited {
-    fn sort(sockets: Vec<OwnedFd>) -> Self {
-        let listener = |socket: OwnedFd| match socket::kind_of(&socket) {
+impl InheritedListeners {
+    fn from_sockets(sockets: Vec<OwnedFd>) -> Self {
+        let listener = |socket: OwnedFd| match socket::socket_kind(&socket) {
             Ok(SocketKind::Listener(at)) => Some((at.port(), TcpListener::from(socket))),
             Ok(SocketKind::Datagram(_)) => None,
             Err(error) => {
@@ -70,7 +70,7 @@ impl Inherited {
     }
 
     /// Returns the number of listener sets that are needed to use all inherited listeners.
-    fn sets(&self) -> usize {
+    fn complete_sets(&self) -> usize {
         let of = |port| self.0.iter().filter(|(at, _)| *at == port).count();
         [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT]
             .map(of)
@@ -106,12 +106,12 @@ pub(super) fn open_captured(
         reuse_port: config.inpod_port_reuse || workers > 1,
         transparent: config.original_source,
         tuning: tuning_of(port),
-        ..ListenSpec::of_pod(port, config.packet_mark)
+        ..ListenSpec::for_pod(port, config.packet_mark)
     };
-    let mut inherited = Inherited::sort(inherited);
-    let sets = inherited.sets().max(workers.max(1));
+    let mut inherited = InheritedListeners::from_sockets(inherited);
+    let sets = inherited.complete_sets().max(workers.max(1));
     let mut open = |port| {
-        let Listening {
+        let BoundListener {
             listener,
             transparent,
         } = if let Some(listener) = inherited.take(port) {
@@ -125,7 +125,7 @@ pub(super) fn open_captured(
     let mut listeners = (0..sets)
         .map(|_| {
             Ok(PodListeners {
-                captured: Some(Captured {
+                captured: Some(CaptureListeners {
                     outbound: open(OUTBOUND_PORT)?,
                     plaintext: open(INBOUND_PLAINTEXT_PORT)?,
                 }),
@@ -155,7 +155,7 @@ pub(super) fn open_own(
         ipv6: config.ipv6_enabled,
         transparent: Transparent::Off,
         tuning: config.tuning,
-        ..ListenSpec::of_pod(HBONE_PORT, config.packet_mark)
+        ..ListenSpec::for_pod(HBONE_PORT, config.packet_mark)
     };
     let open = |_| {
         Ok(PodListeners {
@@ -168,7 +168,7 @@ pub(super) fn open_own(
 }
 
 /// Returns the inode numbers of the listeners' sockets, which are the same in every process.
-pub(super) fn inodes(listeners: &[PodListeners]) -> HashSet<u64> {
+pub(super) fn listener_inodes(listeners: &[PodListeners]) -> HashSet<u64> {
     let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
     listeners
         .iter()

@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use ambit_model::{Destination, GatewayAddress, NamespacedHostname};
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::build;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
@@ -17,20 +17,20 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds a captured pod as an endpoint of the service [`SERVICE`].
 async fn endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
-    let pod = mesh.captured(1, name, ip).await;
+    let pod = mesh.captured_pod(1, name, ip).await;
     let record = build::workload(name, &[ip]);
     mesh.publish_workload(build::endpoint_of(record, SERVICE, &[(80, 8080)]));
     pod
 }
 
-fn gone(name: &str) -> Update {
-    Update::AddressGone(format!("Kubernetes//Pod/ns/{name}").into())
+fn removal_update(name: &str) -> MeshUpdate {
+    MeshUpdate::AddressRemoved(format!("Kubernetes//Pod/ns/{name}").into())
 }
 
 #[tokio::test]
 async fn connections_to_a_deleted_pod_end_with_its_record() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
@@ -39,7 +39,7 @@ async fn connections_to_a_deleted_pod_end_with_its_record() {
     // The pod's network is deleted with it; unsent bytes of its proxy are lost.
     server.host.remove("eth0").await.unwrap();
     open.write_all(b"into the void").await.unwrap();
-    mesh.publish(gone("server"));
+    mesh.publish(removal_update("server"));
     let ended = timeout(CLOSE_TIMEOUT, rest(&mut open)).await;
     assert!(ended.expect("it hangs").is_err());
 }
@@ -48,7 +48,7 @@ async fn connections_to_a_deleted_pod_end_with_its_record() {
 async fn connection_in_setup_survives_its_endpoint() {
     let mut mesh = Mesh::new().await;
     mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
     server.echo(8080);
     let mut pooled = client.connect(VIP.parse().unwrap()).await.unwrap();
@@ -65,7 +65,7 @@ async fn connection_in_setup_survives_its_endpoint() {
     );
     let other = endpoint(&mut mesh, "other", "10.9.0.3").await;
     other.echo(8080);
-    mesh.publish(gone("server"));
+    mesh.publish(removal_update("server"));
     let opened = timeout(CLOSE_TIMEOUT, opened).await.expect("it hangs");
     assert_eq!(opened.unwrap(), "10.9.0.1");
 }
@@ -74,7 +74,7 @@ async fn connection_in_setup_survives_its_endpoint() {
 async fn refusing_endpoint_is_replaced_by_another() {
     let mut mesh = Mesh::new().await;
     mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let _stopped = endpoint(&mut mesh, "stopped", "10.9.0.2").await;
     let server = endpoint(&mut mesh, "server", "10.9.0.3").await;
     server.echo(8080);
@@ -92,7 +92,7 @@ async fn refusing_endpoint_is_replaced_by_another() {
 #[tokio::test]
 async fn connections_wait_five_seconds_for_a_waypoints_pod() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
     service.waypoint = Some(GatewayAddress {
         destination: Destination::Hostname(NamespacedHostname::new(

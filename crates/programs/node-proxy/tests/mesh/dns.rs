@@ -18,7 +18,7 @@ const POD: &str = "10.9.0.1";
 const RESOLVER: &str = "10.9.0.9";
 
 /// Encodes a query for the A records of `name`, with this id.
-fn question(id: u8, name: &str) -> Vec<u8> {
+fn encode_query(id: u8, name: &str) -> Vec<u8> {
     let mut bytes = vec![0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
         bytes.push(u8::try_from(label.len()).unwrap());
@@ -29,9 +29,12 @@ fn question(id: u8, name: &str) -> Vec<u8> {
 }
 
 /// Sends a query, and returns the last four bytes of the response: the address, if there is one.
-async fn ask(client: &UdpSocket, name: &str) -> [u8; 4] {
+async fn send_query(client: &UdpSocket, name: &str) -> [u8; 4] {
     let server: SocketAddr = (RESOLVER.parse::<Ipv4Addr>().unwrap(), 53).into();
-    client.send_to(&question(7, name), server).await.unwrap();
+    client
+        .send_to(&encode_query(7, name), server)
+        .await
+        .unwrap();
     let mut answer = [0; 512];
     let (len, from) = tokio::time::timeout(OPERATION_TIMEOUT, client.recv_from(&mut answer))
         .await
@@ -50,7 +53,7 @@ fn socket(pod: &PodHost, port: u16) -> UdpSocket {
 }
 
 /// Starts the pod's resolver, which answers every query with its sender's address.
-fn resolver(pod: &PodHost) {
+fn serve_upstream_resolver(pod: &PodHost) {
     let socket = socket(pod, 53);
     ambit_rt::spawn("resolver", async move {
         let mut buffer = [0; 512];
@@ -69,7 +72,7 @@ fn resolver(pod: &PodHost) {
     });
 }
 
-fn redirect(pod: &PodHost) {
+fn redirect_dns(pod: &PodHost) {
     let spec = RedirectionSpec {
         dns_capture: true,
         ..RedirectionSpec::default()
@@ -81,14 +84,14 @@ fn redirect(pod: &PodHost) {
 async fn mesh_names_are_answered_and_others_forwarded() {
     let mut mesh = Mesh::new().await;
     let server = mesh.pod("resolver", RESOLVER).await;
-    resolver(&server);
-    let mut client = mesh.captured(0, "client", POD).await;
+    serve_upstream_resolver(&server);
+    let mut client = mesh.captured_pod(0, "client", POD).await;
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
-    redirect(&client);
+    redirect_dns(&client);
     let open = socket(&client, 0);
-    assert_eq!(ask(&open, "web").await, [10, 1, 0, 1]);
+    assert_eq!(send_query(&open, "web").await, [10, 1, 0, 1]);
     // The server sees the pod itself as the sender.
-    assert_eq!(ask(&open, "example.com").await, [10, 9, 0, 1]);
+    assert_eq!(send_query(&open, "example.com").await, [10, 9, 0, 1]);
     let metrics = mesh.nodes[0].metrics();
     let labels = "{request_query_type=\"A\",request_protocol=\"udp\",\
                   source_canonical_service=\"client\",source_canonical_revision=\"latest\"}";
@@ -102,7 +105,7 @@ async fn mesh_names_are_answered_and_others_forwarded() {
 
     // A socket that sends a query and closes: the next one may get its port.
     let closed = socket(&client, 0);
-    assert_eq!(ask(&closed, "web").await, [10, 1, 0, 1]);
+    assert_eq!(send_query(&closed, "web").await, [10, 1, 0, 1]);
     let reused = closed.local_addr().unwrap().port();
     drop(closed);
 
@@ -110,7 +113,7 @@ async fn mesh_names_are_answered_and_others_forwarded() {
     redirection::release(client.netns()).unwrap();
     let pod = client.pod.take().unwrap();
     let ports = [reused, open.local_addr().unwrap().port()];
-    ambit_rt::spawn("drain", async move { pod.finish(None).await });
+    ambit_rt::spawn("drain", async move { pod.drain_connections(None).await });
     let listener = (Ipv4Addr::LOCALHOST, DNS_PORT).into();
     for port in ports {
         let from = SocketAddr::new(client.ip, port);
@@ -121,20 +124,23 @@ async fn mesh_names_are_answered_and_others_forwarded() {
         })
         .await;
     }
-    assert_eq!(ask(&open, "web").await, [10, 9, 0, 1]);
-    assert_eq!(ask(&socket(&client, reused), "web").await, [10, 9, 0, 1]);
+    assert_eq!(send_query(&open, "web").await, [10, 9, 0, 1]);
+    assert_eq!(
+        send_query(&socket(&client, reused), "web").await,
+        [10, 9, 0, 1]
+    );
 }
 
 #[tokio::test]
 async fn disabled_dns_capture_forwards_all_queries() {
     let mut mesh = Mesh::with_env(&[("ISTIO_META_DNS_CAPTURE", "false")]).await;
     let server = mesh.pod("resolver", RESOLVER).await;
-    resolver(&server);
-    let client = mesh.captured(0, "client", POD).await;
+    serve_upstream_resolver(&server);
+    let client = mesh.captured_pod(0, "client", POD).await;
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
-    redirect(&client);
+    redirect_dns(&client);
     let open = socket(&client, 0);
-    assert_eq!(ask(&open, "web").await, [10, 9, 0, 1]);
+    assert_eq!(send_query(&open, "web").await, [10, 9, 0, 1]);
 }
 
 #[tokio::test]
@@ -146,9 +152,9 @@ async fn pod_without_ipv6_is_served() {
     client.host.run(off).unwrap().unwrap();
     mesh.capture(0, &mut client);
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
-    redirect(&client);
+    redirect_dns(&client);
     mesh.pod("resolver", RESOLVER).await;
-    assert_eq!(ask(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
+    assert_eq!(send_query(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
 }
 
 /// Checks that a query that waits in the socket while one process ends and the next begins is answered.
@@ -169,9 +175,9 @@ async fn handed_over_sockets_keep_their_queries() {
         Pod::open(proxy, "uid".into(), name, Vec::new(), netns, inherited, 1).unwrap()
     };
     let (_old, listeners) = open(Vec::new());
-    redirect(&client);
+    redirect_dns(&client);
     let asking = socket(&client, 0);
-    let answer = ask(&asking, "web");
+    let answer = send_query(&asking, "web");
     tokio::pin!(answer);
     tokio::select! {
         biased;

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use ambit_hbone::{Settings, server, tls};
 use ambit_model::{Action, Destination, GatewayAddress, Service};
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::{Pki, build};
 use http::HeaderMap;
 use tokio::{
@@ -14,14 +14,14 @@ use tokio::{
 
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
-const WEB: &str = "web.ns.svc.cluster.local";
+const WEB_HOSTNAME: &str = "web.ns.svc.cluster.local";
 /// Address of the service, as the client's network knows it.
 const SERVICE: &str = "10.9.0.200:80";
 const REMOTE_NETWORK: &str = "far";
 
 /// Starts a gateway, which terminates the outer tunnels and forwards their bytes to the pod `behind`, which alone can
 /// decrypt them.
-fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
+fn serve_gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     let listener = pod.listen(15008);
     let netns = pod.netns().clone();
     ambit_rt::spawn("gateway", async move {
@@ -35,7 +35,10 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
                     .unwrap();
                 let (settings, never) = (Settings::default(), std::future::pending());
                 let serving = server::serve(stream, &settings, never, |incoming| {
-                    assert_eq!(incoming.target().unwrap().to_string(), format!("{WEB}:80"));
+                    assert_eq!(
+                        incoming.target().unwrap().to_string(),
+                        format!("{WEB_HOSTNAME}:80")
+                    );
                     let mut outer = incoming.accept(HeaderMap::new()).unwrap().into_io();
                     let socket =
                         ambit_sys::socket::outbound(Some(&netns), behind, &Default::default())
@@ -52,14 +55,14 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
 }
 
 /// Creates a mesh; returns it with a client and with a server in another network, behind a gateway.
-async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
+async fn set_up(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.pod("web", "10.9.0.2").await;
     let gw = mesh.pod("gw", "10.9.0.3").await;
-    gateway(pki, &gw, SocketAddr::new(server.ip, 15008));
+    serve_gateway(pki, &gw, SocketAddr::new(server.ip, 15008));
     let endpoint = |mut workload: ambit_model::Workload| {
-        let service = format!("ns/{WEB}").parse().unwrap();
+        let service = format!("ns/{WEB_HOSTNAME}").parse().unwrap();
         workload.services.insert(service, [(80, 8080)].into());
         workload
     };
@@ -95,7 +98,7 @@ async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     (mesh, client, server)
 }
 
-async fn converse(client: &PodHost) -> TcpStream {
+async fn exchange_lines(client: &PodHost) -> TcpStream {
     let mut stream = client.connect(SERVICE.parse().unwrap()).await.unwrap();
     line(&mut stream).await.unwrap();
     stream.write_all(b"hello\n").await.unwrap();
@@ -105,14 +108,14 @@ async fn converse(client: &PodHost) -> TcpStream {
 
 #[tokio::test]
 async fn other_networks_service_sees_the_clients_identity() {
-    let (mesh, client, _server) = scene(Arc::new(Pki::new())).await;
-    let _open = converse(&client).await;
+    let (mesh, client, _server) = set_up(Arc::new(Pki::new())).await;
+    let _open = exchange_lines(&client).await;
     // The server's proxy knows the caller, and does not mistake it for the gateway.
     let deny = |principal| build::policy("p", Action::Deny, build::from_principal(principal));
     let far = &mesh.nodes[1];
-    far.publish(Update::Policy(deny("cluster.local/ns/ns/sa/gw")));
-    let _open_too = converse(&client).await;
-    far.publish(Update::Policy(deny("cluster.local/ns/ns/sa/client")));
+    far.publish(MeshUpdate::Policy(deny("cluster.local/ns/ns/sa/gw")));
+    let _open_too = exchange_lines(&client).await;
+    far.publish(MeshUpdate::Policy(deny("cluster.local/ns/ns/sa/client")));
     let mut denied = client.connect(SERVICE.parse().unwrap()).await.unwrap();
     assert!(rest(&mut denied).await.unwrap_or_default().is_empty());
 }
@@ -121,8 +124,8 @@ async fn other_networks_service_sees_the_clients_identity() {
 async fn tunnel_ends_when_the_servers_certificate_is_revoked() {
     let (pki, crls) = Pki::with_crls();
     let pki = Arc::new(pki);
-    let (mesh, client, _server) = scene(pki.clone()).await;
-    let mut stream = converse(&client).await;
+    let (mesh, client, _server) = set_up(pki.clone()).await;
+    let mut stream = exchange_lines(&client).await;
     let identity = build::identity("ns", "web");
     let in_use = mesh.nodes[1].proxy.certificates.get(&identity).await;
     let directory = tempfile::tempdir().unwrap();

@@ -9,9 +9,9 @@ use crate::fixture::{Mesh, OPERATION_TIMEOUT, line, rest};
 #[tokio::test]
 async fn half_close_works_in_both_directions() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     let listener = server.listen(8080);
     for source in [&client, &outside] {
         for server_first in [true, false] {
@@ -39,17 +39,17 @@ async fn half_close_works_in_both_directions() {
 
 #[tokio::test]
 async fn bulk_data_arrives_completely_in_both_directions() {
-    const SIZE: usize = 20 << 20;
+    const BODY_BYTES: usize = 20 << 20;
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     let listener = server.listen(8080);
     let near = client
         .connect(SocketAddr::new(server.ip, 8080))
         .await
         .unwrap();
     let (far, _) = listener.accept().await.unwrap();
-    let pattern: Vec<u8> = (0..SIZE)
+    let pattern: Vec<u8> = (0..BODY_BYTES)
         .map(|i| u8::try_from(i * 31 % 251).unwrap())
         .collect();
     let exchange = |stream: tokio::net::TcpStream| {
@@ -78,8 +78,8 @@ async fn bulk_data_arrives_completely_in_both_directions() {
 #[tokio::test]
 async fn death_of_the_client_reaches_the_server() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     let listener = server.listen(8080);
     let near = client
         .connect(SocketAddr::new(server.ip, 8080))
@@ -94,8 +94,8 @@ async fn death_of_the_client_reaches_the_server() {
 #[tokio::test]
 async fn refusal_by_the_server_reaches_the_client() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     if let Ok(mut near) = client.connect(SocketAddr::new(server.ip, 1)).await {
         assert!(rest(&mut near).await.unwrap_or_default().is_empty());
     }
@@ -109,8 +109,8 @@ async fn refusal_by_the_server_reaches_the_client() {
 #[tokio::test]
 async fn draining_pod_keeps_connections_and_accepts_no_more() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();
@@ -118,7 +118,7 @@ async fn draining_pod_keeps_connections_and_accepts_no_more() {
     let pod = server.pod.clone().unwrap();
     let drain = ambit_rt::spawn("drain", {
         let pod = pod.clone();
-        async move { pod.finish(None).await }
+        async move { pod.drain_connections(None).await }
     });
     // The listeners close on their workers' threads.
     let mut refused = false;
@@ -146,8 +146,8 @@ async fn draining_pod_keeps_connections_and_accepts_no_more() {
 #[tokio::test]
 async fn open_connections_are_reset_at_the_drain_deadline() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let mut open = client
         .connect(SocketAddr::new(server.ip, 8080))
@@ -155,7 +155,7 @@ async fn open_connections_are_reset_at_the_drain_deadline() {
         .unwrap();
     line(&mut open).await.unwrap();
     let pod = server.pod.clone().unwrap();
-    let drain = pod.finish(Some(Duration::from_millis(300)));
+    let drain = pod.drain_connections(Some(Duration::from_millis(300)));
     tokio::time::timeout(OPERATION_TIMEOUT, drain)
         .await
         .expect("the drain never ends");
@@ -165,8 +165,8 @@ async fn open_connections_are_reset_at_the_drain_deadline() {
 #[tokio::test]
 async fn restarted_peer_is_dialled_again() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let mut server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let mut server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();

@@ -8,7 +8,7 @@ use ambit_model::{
     Action, Destination, EndpointWaypoint, GatewayAddress, Identity, Match, NamespacedHostname,
     Workload,
 };
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_sys::socket::{self, OutboundSpec};
 use ambit_testkit::{Pki, build, until};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
@@ -26,12 +26,12 @@ const ORIGINAL_PEER: HeaderName = HeaderName::from_static("x-ambit-original-peer
 const SERVER: &str = "10.9.0.2:8080";
 const SERVICE: &str = "10.9.0.102:80";
 
-fn of_waypoint() -> Identity {
+fn waypoint_identity() -> Identity {
     build::identity("ns", "waypoint")
 }
 
 /// Replica of the waypoint: an uncaptured pod whose tunnels the test answers.
-struct Replica {
+struct WaypointReplica {
     host: PodHost,
     pki: Arc<Pki>,
     asked: mpsc::UnboundedReceiver<ConnectRequest>,
@@ -54,7 +54,7 @@ impl ConnectRequest {
     }
 }
 
-impl Replica {
+impl WaypointReplica {
     fn serve(host: PodHost, pki: Arc<Pki>) -> Self {
         let (asked_for, asked) = mpsc::unbounded_channel();
         let (listener, its_pki) = (host.listen(15008), pki.clone());
@@ -62,7 +62,7 @@ impl Replica {
             while let Ok((stream, peer)) = listener.accept().await {
                 let (pki, asked_for) = (its_pki.clone(), asked_for.clone());
                 ambit_rt::spawn("waypoint connection", async move {
-                    let config = pki.cert(&of_waypoint()).server_config().unwrap();
+                    let config = pki.cert(&waypoint_identity()).server_config().unwrap();
                     let Ok(stream) = tls::accept(stream, config, OPERATION_TIMEOUT).await else {
                         return;
                     };
@@ -117,7 +117,7 @@ impl Replica {
 
     /// Forwards a CONNECT request to the pod, as a waypoint does.
     async fn deliver(&self, asked: ConnectRequest, to: &PodHost) {
-        let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
+        let connection = tunnel_as(&self.pki, &waypoint_identity(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();
         let (mut far, _) = connection
             .tunnel(authority, HeaderMap::new())
@@ -130,7 +130,7 @@ impl Replica {
         });
     }
 
-    fn got_no_request(&mut self) {
+    fn assert_no_request(&mut self) {
         assert!(self.asked.try_recv().is_err());
     }
 }
@@ -160,7 +160,7 @@ async fn tunnel_as(
 }
 
 /// Sends a CONNECT request for the server; returns the tunnel, or the status of the rejection.
-async fn ask(
+async fn send_connect(
     connection: &client::ClientConnection,
     headers: HeaderMap,
 ) -> Result<Tunnel, StatusCode> {
@@ -172,13 +172,13 @@ async fn ask(
     }
 }
 
-fn attached(enforce: bool) -> EndpointWaypoint {
+fn endpoint_waypoint(enforce: bool) -> EndpointWaypoint {
     EndpointWaypoint {
         waypoint: GatewayAddress {
             destination: Destination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
             hbone_mtls_port: 15008,
         },
-        identities: vec![of_waypoint()],
+        identities: vec![waypoint_identity()],
         enforce,
         refuse: false,
         for_services: true,
@@ -193,29 +193,29 @@ fn direct_record() -> Workload {
 
 fn server_record() -> Workload {
     Workload {
-        endpoint_waypoint: Some(attached(true)),
+        endpoint_waypoint: Some(endpoint_waypoint(true)),
         ..direct_record()
     }
 }
 
 /// Captured client and server on two nodes, a client outside of the mesh, and replicas of a waypoint.
-struct Scene {
+struct WaypointTestbed {
     mesh: Mesh,
     client: PodHost,
     server: PodHost,
     outside: PodHost,
-    replicas: Vec<Replica>,
+    replicas: Vec<WaypointReplica>,
 }
 
-impl Scene {
+impl WaypointTestbed {
     async fn new(replicas: &[&str]) -> Self {
         Self::with_env(replicas, &[]).await
     }
 
     async fn with_env(replicas: &[&str], env: &[(&str, &str)]) -> Self {
         let mut mesh = Mesh::with_env(env).await;
-        let client = mesh.captured(0, "client", "10.9.0.1").await;
-        let server = mesh.captured(1, "server", "10.9.0.2").await;
+        let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+        let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
         let outside = mesh.pod("outside", "10.9.0.9").await;
         server.echo(8080);
         mesh.publish_service(build::service("server", &["10.9.0.102"], &[(80, 8080)]));
@@ -234,7 +234,7 @@ impl Scene {
         for ip in replicas {
             let host = scene.waypoint_pod(ip).await;
             let pki = scene.mesh.pki.clone();
-            scene.replicas.push(Replica::serve(host, pki));
+            scene.replicas.push(WaypointReplica::serve(host, pki));
         }
         scene
     }
@@ -255,13 +255,13 @@ impl Scene {
 
     /// Makes the waypoint required at the server's node, while the client's node does not know of it yet.
     fn enforce(&self) {
-        let record = Update::Workload(Box::new(server_record()));
+        let record = MeshUpdate::Workload(Box::new(server_record()));
         self.mesh.nodes[1].publish(record);
-        self.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
+        self.mesh.nodes[0].publish(MeshUpdate::Workload(Box::new(direct_record())));
     }
 
     /// Makes the waypoint required at all nodes.
-    fn enforce_for_all(&self) {
+    fn enforce_for_all_identities(&self) {
         self.mesh.publish_workload(server_record());
     }
 
@@ -275,7 +275,7 @@ impl Scene {
 }
 
 /// Exchanges data with the echo server, which must report the waypoint as its client, until both sides close.
-async fn converse(mut stream: TcpStream, waypoint: &Replica) {
+async fn exchange_lines(mut stream: TcpStream, waypoint: &WaypointReplica) {
     assert_eq!(
         line(&mut stream).await.unwrap(),
         waypoint.host.ip.to_string()
@@ -292,9 +292,9 @@ fn to(text: &str) -> SocketAddr {
 
 #[tokio::test]
 async fn bypassing_connections_are_forwarded_with_their_peer() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     scene.enforce();
-    let Scene {
+    let WaypointTestbed {
         mesh,
         client,
         server,
@@ -307,13 +307,13 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
     let asked = waypoint.next_hairpin(server, None, outside).await;
     assert_eq!(asked.header("baggage"), None);
     waypoint.deliver(asked, server).await;
-    converse(plain, waypoint).await;
+    exchange_lines(plain, waypoint).await;
     // A node proxy whose state is a moment old.
     let tunnelled = client.connect(to(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     assert!(asked.header("baggage").unwrap().contains("client"));
     waypoint.deliver(asked, server).await;
-    converse(tunnelled, waypoint).await;
+    exchange_lines(tunnelled, waypoint).await;
     // A client with its own proxy.
     let connection = tunnel_as(
         &mesh.pki,
@@ -322,7 +322,7 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
         server,
     )
     .await;
-    let asking = ask(&connection, HeaderMap::new());
+    let asking = send_connect(&connection, HeaderMap::new());
     let delivering = async {
         let asked = waypoint
             .next_hairpin(server, Some("sidecar"), outside)
@@ -355,7 +355,7 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
 
 #[tokio::test]
 async fn peer_authentication_precedes_policies_on_deliveries() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     let mut record = server_record();
     let mut strict = build::policy(
         "istio_converted_static_strict",
@@ -364,44 +364,46 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
     );
     build::select(&mut record, &mut strict);
     let only = build::from_principal("cluster.local/ns/ns/sa/waypoint");
-    scene.mesh.publish(Update::Policy(strict));
-    scene
-        .mesh
-        .publish(Update::Policy(build::policy("only", Action::Allow, only)));
-    scene.mesh.nodes[1].publish(Update::Workload(Box::new(record)));
+    scene.mesh.publish(MeshUpdate::Policy(strict));
+    scene.mesh.publish(MeshUpdate::Policy(build::policy(
+        "only",
+        Action::Allow,
+        only,
+    )));
+    scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(record)));
     scene.failed(&scene.outside, SERVER).await;
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
     let waypoint = &mut scene.replicas[0];
-    waypoint.got_no_request();
+    waypoint.assert_no_request();
     let tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
     let (server, client) = (&scene.server, &scene.client);
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
-    converse(tunnelled, waypoint).await;
+    exchange_lines(tunnelled, waypoint).await;
     // Connections from the waypoint are authorized as the waypoint's.
     let no = build::policy(
         "only",
         Action::Deny,
         build::from_principal("cluster.local/ns/ns/sa/waypoint"),
     );
-    scene.mesh.publish(Update::Policy(no));
+    scene.mesh.publish(MeshUpdate::Policy(no));
     let from = &waypoint.host;
-    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, server).await;
-    let refused = ask(&connection, HeaderMap::new()).await;
+    let connection = tunnel_as(&waypoint.pki, &waypoint_identity(), from, server).await;
+    let refused = send_connect(&connection, HeaderMap::new()).await;
     assert_eq!(refused.unwrap_err(), StatusCode::UNAUTHORIZED);
 }
 
 #[tokio::test]
 async fn only_the_waypoint_learns_the_denying_policy() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
     let policy = build::policy("from-client", Action::Allow, of_client);
-    scene.mesh.publish(Update::Policy(policy));
+    scene.mesh.publish(MeshUpdate::Policy(policy));
     scene.enforce();
     let waypoint = &mut scene.replicas[0];
     let from = &waypoint.host;
-    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
+    let connection = tunnel_as(&waypoint.pki, &waypoint_identity(), from, &scene.server).await;
     let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
     let refused = timeout(OPERATION_TIMEOUT, refused)
         .await
@@ -413,10 +415,10 @@ async fn only_the_waypoint_learns_the_denying_policy() {
     };
     assert_eq!(policies, "ns/from-client");
     // Other callers get only a status.
-    let unattached = Update::Workload(Box::new(direct_record()));
+    let unattached = MeshUpdate::Workload(Box::new(direct_record()));
     scene.mesh.nodes[1].publish(unattached);
     let sidecar = build::identity("ns", "sidecar");
-    for me in [&of_waypoint(), &sidecar] {
+    for me in [&waypoint_identity(), &sidecar] {
         let connection = tunnel_as(&scene.mesh.pki, me, &scene.outside, &scene.server).await;
         let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
         let refused = timeout(OPERATION_TIMEOUT, refused).await.unwrap();
@@ -427,7 +429,7 @@ async fn only_the_waypoint_learns_the_denying_policy() {
 
 #[tokio::test]
 async fn policy_changes_spare_connections_via_the_waypoint() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     scene.enforce();
     let (server, client) = (&scene.server, &scene.client);
     let waypoint = &mut scene.replicas[0];
@@ -436,7 +438,7 @@ async fn policy_changes_spare_connections_via_the_waypoint() {
     waypoint.deliver(asked, server).await;
     line(&mut stream).await.unwrap();
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
-    scene.mesh.publish(Update::Policy(build::policy(
+    scene.mesh.publish(MeshUpdate::Policy(build::policy(
         "no-client",
         Action::Deny,
         of_client,
@@ -455,14 +457,14 @@ async fn policy_changes_spare_connections_via_the_waypoint() {
         everything,
     );
     build::select(&mut record, &mut odd);
-    scene.mesh.publish(Update::Policy(odd));
-    scene.mesh.nodes[1].publish(Update::Workload(Box::new(record)));
+    scene.mesh.publish(MeshUpdate::Policy(odd));
+    scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(record)));
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
 #[tokio::test]
 async fn unusable_waypoint_is_never_bypassed() {
-    let mut scene = Scene::new(&[]).await;
+    let mut scene = WaypointTestbed::new(&[]).await;
     scene.enforce();
     let pki = scene.mesh.pki.clone();
     let sidecar = tunnel_as(
@@ -475,14 +477,14 @@ async fn unusable_waypoint_is_never_bypassed() {
     let unavailable = StatusCode::SERVICE_UNAVAILABLE;
     // No pod of the waypoint exists.
     assert_eq!(
-        ask(&sidecar, HeaderMap::new()).await.unwrap_err(),
+        send_connect(&sidecar, HeaderMap::new()).await.unwrap_err(),
         unavailable
     );
     scene.failed(&scene.outside, SERVER).await;
     // No process listens.
     let host = scene.waypoint_pod("10.9.0.3").await;
     assert_eq!(
-        ask(&sidecar, HeaderMap::new()).await.unwrap_err(),
+        send_connect(&sidecar, HeaderMap::new()).await.unwrap_err(),
         unavailable
     );
     scene.failed(&scene.outside, SERVER).await;
@@ -490,23 +492,23 @@ async fn unusable_waypoint_is_never_bypassed() {
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"CONNECT\""), "{metrics}");
     // The waypoint rejects the tunnel.
-    let mut waypoint = Replica::serve(host, pki);
+    let mut waypoint = WaypointReplica::serve(host, pki);
     let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
-    let (refused, ()) = tokio::join!(ask(&sidecar, HeaderMap::new()), refusing);
+    let (refused, ()) = tokio::join!(send_connect(&sidecar, HeaderMap::new()), refusing);
     assert_eq!(refused.unwrap_err(), StatusCode::FORBIDDEN);
     // The same for clients that know of the waypoint.
-    scene.enforce_for_all();
+    scene.enforce_for_all_identities();
     for dialled in [SERVER, SERVICE] {
         let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
         tokio::join!(scene.failed(&scene.client, dialled), refusing);
     }
-    waypoint.got_no_request();
+    waypoint.assert_no_request();
 }
 
 #[tokio::test]
 async fn pod_that_calls_its_own_service_goes_through_the_waypoint() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
-    scene.enforce_for_all();
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
+    scene.enforce_for_all_identities();
     let waypoint = &mut scene.replicas[0];
     let stream = scene.server.connect(to(SERVICE)).await.unwrap();
     let asked = waypoint.next().await;
@@ -519,57 +521,63 @@ async fn pod_that_calls_its_own_service_goes_through_the_waypoint() {
         (SERVICE, None)
     );
     let near = asked.incoming.accept(HeaderMap::new()).unwrap();
-    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), &waypoint.host, &scene.server).await;
-    let mut far = ask(&connection, HeaderMap::new()).await.unwrap();
+    let connection = tunnel_as(
+        &waypoint.pki,
+        &waypoint_identity(),
+        &waypoint.host,
+        &scene.server,
+    )
+    .await;
+    let mut far = send_connect(&connection, HeaderMap::new()).await.unwrap();
     ambit_rt::spawn("waypoint tunnel", async move {
         let mut near = near;
         let _ended = relay_tunnels(&mut near, &mut far, ()).await;
     });
-    converse(stream, waypoint).await;
+    exchange_lines(stream, waypoint).await;
 }
 
 #[tokio::test]
 async fn tunnels_of_another_pods_waypoint_are_not_forwarded() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     scene.enforce();
     let pki = &scene.mesh.pki;
     let other = build::identity("ns", "other");
     let connection = tunnel_as(pki, &other, &scene.outside, &scene.server).await;
     let mut headers = HeaderMap::new();
     headers.insert(ORIGINAL_PEER, HeaderValue::from_static("none"));
-    let refused = ask(&connection, headers).await.unwrap_err();
+    let refused = send_connect(&connection, headers).await.unwrap_err();
     assert_eq!(refused, StatusCode::LOOP_DETECTED);
-    scene.replicas[0].got_no_request();
+    scene.replicas[0].assert_no_request();
 }
 
 #[tokio::test]
 async fn captured_pod_with_the_waypoints_account_passes_it() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
-    let accounted = scene.mesh.captured(0, "waypoint", "10.9.0.7").await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
+    let accounted = scene.mesh.captured_pod(0, "waypoint", "10.9.0.7").await;
     let waypoint = &mut scene.replicas[0];
     // Its node does not know of the waypoint, the server's node does.
-    scene.mesh.nodes[1].publish(Update::Workload(Box::new(server_record())));
+    scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(server_record())));
     let stream = accounted.connect(to(SERVER)).await.unwrap();
     let asked = waypoint
         .next_hairpin(&scene.server, Some("waypoint"), &accounted)
         .await;
     waypoint.deliver(asked, &scene.server).await;
-    converse(stream, waypoint).await;
+    exchange_lines(stream, waypoint).await;
     // Both nodes know of it.
     scene.mesh.publish_workload(server_record());
     let stream = accounted.connect(to(SERVER)).await.unwrap();
     let asked = waypoint.next().await;
     assert_eq!(
         (asked.identity.clone(), asked.peer.ip()),
-        (of_waypoint(), accounted.ip)
+        (waypoint_identity(), accounted.ip)
     );
     waypoint.deliver(asked, &scene.server).await;
-    converse(stream, waypoint).await;
+    exchange_lines(stream, waypoint).await;
 }
 
 #[tokio::test]
 async fn resets_pass_the_waypoint_in_both_directions() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     scene.enforce();
     let (server, client) = (&scene.server, &scene.client);
     let waypoint = &mut scene.replicas[0];
@@ -594,30 +602,35 @@ async fn resets_pass_the_waypoint_in_both_directions() {
 
 #[tokio::test]
 async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     let foreign = Workload {
         endpoint_waypoint: Some(EndpointWaypoint {
             refuse: true,
             for_services: false,
-            ..attached(true)
+            ..endpoint_waypoint(true)
         }),
         ..direct_record()
     };
     // Only the server's node knows of it.
-    scene.mesh.nodes[1].publish(Update::Workload(Box::new(foreign.clone())));
-    scene.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
+    scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(foreign.clone())));
+    scene.mesh.nodes[0].publish(MeshUpdate::Workload(Box::new(direct_record())));
     scene.failed(&scene.outside, SERVER).await;
     scene.failed(&scene.client, SERVER).await;
     let sidecar = build::identity("ns", "sidecar");
     let connection = tunnel_as(&scene.mesh.pki, &sidecar, &scene.outside, &scene.server).await;
-    let refused = ask(&connection, HeaderMap::new()).await.unwrap_err();
+    let refused = send_connect(&connection, HeaderMap::new())
+        .await
+        .unwrap_err();
     assert_eq!(refused, StatusCode::FORBIDDEN);
     let waypoint = &mut scene.replicas[0];
-    waypoint.got_no_request();
+    waypoint.assert_no_request();
     // Connections that the waypoint delivers itself are allowed.
     let from = &waypoint.host;
-    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
-    let mut io = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
+    let connection = tunnel_as(&waypoint.pki, &waypoint_identity(), from, &scene.server).await;
+    let mut io = send_connect(&connection, HeaderMap::new())
+        .await
+        .unwrap()
+        .into_io();
     io.shutdown().await.unwrap();
     let mut received = String::new();
     let reading = timeout(OPERATION_TIMEOUT, io.read_to_string(&mut received))
@@ -634,7 +647,7 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
         assert_eq!(asked.identity, build::identity("ns", "client"));
         assert_eq!(asked.authority(), SERVER);
         waypoint.deliver(asked, &scene.server).await;
-        converse(stream, waypoint).await;
+        exchange_lines(stream, waypoint).await;
     }
 }
 
@@ -642,9 +655,9 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
 
 #[tokio::test]
 async fn unusable_replica_is_replaced_by_another() {
-    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     let dead = scene.waypoint_pod("10.9.0.4").await;
-    scene.enforce_for_all();
+    scene.enforce_for_all_identities();
     for _ in 0..12 {
         let stream = scene.client.connect(to(SERVICE)).await.unwrap();
         let waypoint = &mut scene.replicas[0];
@@ -664,7 +677,7 @@ async fn unusable_replica_is_replaced_by_another() {
     }
     // A running replica that rejects.
     let pki = scene.mesh.pki.clone();
-    let mut unable = Replica::serve(dead, pki);
+    let mut unable = WaypointReplica::serve(dead, pki);
     let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = refused.clone();
     ambit_rt::spawn("unable", async move {
@@ -683,8 +696,8 @@ async fn unusable_replica_is_replaced_by_another() {
 
 #[tokio::test]
 async fn accepted_connection_is_never_sent_to_another_replica() {
-    let mut scene = Scene::new(&["10.9.0.3", "10.9.0.4"]).await;
-    scene.enforce_for_all();
+    let mut scene = WaypointTestbed::new(&["10.9.0.3", "10.9.0.4"]).await;
+    scene.enforce_for_all_identities();
     let mut stream = scene.client.connect(to(SERVICE)).await.unwrap();
     let [first, second] = &mut scene.replicas[..] else {
         panic!("two replicas");
@@ -698,20 +711,24 @@ async fn accepted_connection_is_never_sent_to_another_replica() {
     tunnel.read_exact(&mut [0; 5]).await.unwrap();
     drop(tunnel);
     assert!(rest(&mut stream).await.is_err());
-    other.got_no_request();
+    other.assert_no_request();
 }
 
 // === a waypoint that comes while connections are open ===
 
 #[tokio::test]
 async fn direct_connections_end_after_the_waypoint_grace() {
-    let mut scene = Scene::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "300ms")]).await;
+    let mut scene =
+        WaypointTestbed::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "300ms")]).await;
     let mut tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
     let mut plain = scene.outside.connect(to(SERVER)).await.unwrap();
     let waypoint = &mut scene.replicas[0];
     let pki = waypoint.pki.clone();
-    let connection = tunnel_as(&pki, &of_waypoint(), &waypoint.host, &scene.server).await;
-    let mut delivered = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
+    let connection = tunnel_as(&pki, &waypoint_identity(), &waypoint.host, &scene.server).await;
+    let mut delivered = send_connect(&connection, HeaderMap::new())
+        .await
+        .unwrap()
+        .into_io();
     for stream in [&mut tunnelled, &mut plain] {
         line(stream).await.unwrap();
     }
@@ -737,7 +754,8 @@ async fn direct_connections_end_after_the_waypoint_grace() {
 
 #[tokio::test]
 async fn direct_connections_continue_during_the_grace_period() {
-    let mut scene = Scene::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "1h")]).await;
+    let mut scene =
+        WaypointTestbed::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "1h")]).await;
     let mut stream = scene.client.connect(to(SERVER)).await.unwrap();
     line(&mut stream).await.unwrap();
     scene.enforce();
@@ -755,7 +773,7 @@ async fn direct_connections_continue_during_the_grace_period() {
     // A policy terminates it at any time.
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
     scene.enforce();
-    scene.mesh.publish(Update::Policy(build::policy(
+    scene.mesh.publish(MeshUpdate::Policy(build::policy(
         "no-client",
         Action::Deny,
         of_client,

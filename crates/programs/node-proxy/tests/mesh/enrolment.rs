@@ -4,7 +4,7 @@ use std::{net::SocketAddr, os::fd::AsFd, sync::Arc, time::Duration};
 
 use ambit_handover::Supervisor;
 use ambit_model::PodName;
-use ambit_node_proxy::pods::Enrolment;
+use ambit_node_proxy::pods::EnrolmentClient;
 use ambit_rt::Readiness;
 use ambit_sys::seqpacket::{SeqPacket, SeqPacketListener};
 use ambit_wire::zds_codec::{decode_ack, decode_hello, encode_request};
@@ -79,7 +79,7 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     let readiness = Readiness::new();
     let task = readiness.pending("workload proxy manager");
     let node = &mesh.nodes[0];
-    let enrolment = Enrolment::new(
+    let enrolment = EnrolmentClient::new(
         node.proxy.clone(),
         Arc::clone(&node.workers),
         Supervisor::none(),
@@ -148,7 +148,7 @@ async fn pod_with_an_occupied_port_is_rejected_others_served() {
     let readiness = Readiness::new();
     let task = readiness.pending("workload proxy manager");
     let node = &mesh.nodes[0];
-    let enrolment = Enrolment::new(
+    let enrolment = EnrolmentClient::new(
         node.proxy.clone(),
         Arc::clone(&node.workers),
         Supervisor::none(),
@@ -156,7 +156,7 @@ async fn pod_with_an_occupied_port_is_rejected_others_served() {
     );
     let _enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
     let taken = mesh.pod("taken", "10.9.0.1").await;
-    let good = mesh.captured(1, "good", "10.9.0.2").await;
+    let good = mesh.captured_pod(1, "good", "10.9.0.2").await;
     let other = mesh.pod("other", "10.9.0.3").await;
     good.echo(8080);
     let _port = taken.listen(15006);

@@ -13,7 +13,7 @@ use ambit_node_proxy::{
 };
 use ambit_proxy::{
     Workers,
-    state::{SharedState, StateConfig, Update},
+    state::{MeshUpdate, SharedState, StateConfig},
 };
 use ambit_rt::Env;
 use ambit_sys::{
@@ -70,13 +70,13 @@ impl Node {
         }
     }
 
-    pub(crate) fn publish(&self, update: Update) {
+    pub(crate) fn publish(&self, update: MeshUpdate) {
         self.proxy.state.apply(&mut vec![update]);
     }
 
     pub(crate) fn publish_all(&self, workloads: impl IntoIterator<Item = Workload>) {
         for workload in workloads {
-            self.publish(Update::Workload(Box::new(workload)));
+            self.publish(MeshUpdate::Workload(Box::new(workload)));
         }
     }
 
@@ -204,12 +204,11 @@ impl Mesh {
     }
 
     /// Adds a pod that this node's proxy captures, and that the mesh knows.
-    pub(crate) async fn captured(&mut self, node: usize, name: &str, ip: &str) -> PodHost {
+    pub(crate) async fn captured_pod(&mut self, node: usize, name: &str, ip: &str) -> PodHost {
         let mut pod = self.pod(name, ip).await;
-        self.publish(Update::Workload(Box::new(ambit_testkit::build::workload(
-            name,
-            &[ip],
-        ))));
+        self.publish(MeshUpdate::Workload(Box::new(
+            ambit_testkit::build::workload(name, &[ip]),
+        )));
         self.capture(node, &mut pod);
         pod
     }
@@ -238,18 +237,18 @@ impl Mesh {
     }
 
     /// Applies an update of the mesh state at all nodes.
-    pub(crate) fn publish(&self, update: Update) {
+    pub(crate) fn publish(&self, update: MeshUpdate) {
         for node in &self.nodes {
             node.publish(update.clone());
         }
     }
 
     pub(crate) fn publish_workload(&self, workload: Workload) {
-        self.publish(Update::Workload(Box::new(workload)));
+        self.publish(MeshUpdate::Workload(Box::new(workload)));
     }
 
     pub(crate) fn publish_service(&self, service: Service) {
-        self.publish(Update::Service(Box::new(service)));
+        self.publish(MeshUpdate::Service(Box::new(service)));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use ambit_node_proxy::pod::Pod;
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
@@ -11,7 +11,7 @@ use crate::fixture::{Mesh, PodHost, line, rest};
 
 /// Connects to the echo server, and returns the client's address as the server observes it; checks that data passes in
 /// both directions.
-async fn seen(client: &PodHost, to: SocketAddr) -> String {
+async fn first_flow(client: &PodHost, to: SocketAddr) -> String {
     let mut stream = client.connect(to).await.unwrap();
     let seen = line(&mut stream).await.unwrap();
     stream.write_all(b"hello").await.unwrap();
@@ -23,11 +23,11 @@ async fn seen(client: &PodHost, to: SocketAddr) -> String {
 #[tokio::test]
 async fn tunnelled_server_sees_the_clients_address() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     assert_eq!(
-        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     for (node, reporter) in [(0, "source"), (1, "destination")] {
@@ -51,11 +51,11 @@ async fn tunnelled_server_sees_the_clients_address() {
 #[tokio::test]
 async fn pods_of_one_node_use_a_tunnel() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(0, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(0, "server", "10.9.0.2").await;
     server.echo(8080);
     assert_eq!(
-        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
@@ -69,9 +69,9 @@ async fn only_known_pods_of_the_node_count_as_local() {
     };
     for (own, near) in [("node-1", true), ("", false)] {
         let mut mesh = Mesh::with_env(&[("NODE_NAME", own)]).await;
-        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
         let pod = client.pod.as_ref().unwrap();
-        let is_near = |ip: &str| pod.is_near(ip.parse().unwrap());
+        let is_near = |ip: &str| pod.is_on_this_node(ip.parse().unwrap());
         mesh.publish_workload(of_node("here", "10.9.0.2", "node-1"));
         mesh.publish_workload(of_node("there", "10.9.0.3", "node-2"));
         mesh.publish_workload(of_node("anywhere", "10.9.0.4", ""));
@@ -91,7 +91,7 @@ async fn proxys_own_pod_serves_through_a_tunnel() {
         ("INSTANCE_IP", "10.9.0.2"),
     ];
     let mut mesh = Mesh::with_env(&own).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let proxy = mesh.pod("proxy", "10.9.0.2").await;
     let metrics = SocketAddr::new(proxy.ip, 15020);
     proxy.echo(metrics.port());
@@ -99,12 +99,12 @@ async fn proxys_own_pod_serves_through_a_tunnel() {
     let (served, listeners) =
         Pod::open_own(&node.proxy, proxy.netns().clone(), node.workers.count()).unwrap();
     served.serve(&node.workers, listeners);
-    mesh.publish(Update::Workload(Box::new(build::workload(
+    mesh.publish(MeshUpdate::Workload(Box::new(build::workload(
         "proxy",
         &["10.9.0.2"],
     ))));
     // The proxy's own pod responds, under its own address.
-    assert_eq!(seen(&client, metrics).await, "10.9.0.2");
+    assert_eq!(first_flow(&client, metrics).await, "10.9.0.2");
     assert!(
         mesh.nodes[1]
             .metrics()
@@ -112,17 +112,17 @@ async fn proxys_own_pod_serves_through_a_tunnel() {
     );
     // A client without a tunnel is served as by any pod that is not captured.
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    assert_eq!(seen(&outside, metrics).await, "10.9.0.3");
+    assert_eq!(first_flow(&outside, metrics).await, "10.9.0.3");
 }
 
 #[tokio::test]
 async fn tunnels_carry_ipv6() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "fd09::1").await;
-    let server = mesh.captured(1, "server", "fd09::2").await;
+    let client = mesh.captured_pod(0, "client", "fd09::1").await;
+    let server = mesh.captured_pod(1, "server", "fd09::2").await;
     server.echo(8080);
     assert_eq!(
-        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
         "fd09::1"
     );
     assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
@@ -132,10 +132,10 @@ async fn tunnels_carry_ipv6() {
 async fn outside_client_reaches_a_captured_pod_in_plaintext() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("outside", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     assert_eq!(
-        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     let metrics = mesh.nodes[1].metrics();
@@ -149,14 +149,14 @@ async fn outside_client_reaches_a_captured_pod_in_plaintext() {
 #[tokio::test]
 async fn captured_pod_reaches_an_outside_server_in_plaintext() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let unknown = mesh.pod("unknown", "10.9.0.2").await;
     let known = mesh.pod("known", "10.9.0.3").await;
     mesh.publish_workload(build::plain_workload("known", &["10.9.0.3"]));
     for server in [&unknown, &known] {
         server.echo(80);
         assert_eq!(
-            seen(&client, SocketAddr::new(server.ip, 80)).await,
+            first_flow(&client, SocketAddr::new(server.ip, 80)).await,
             "10.9.0.1"
         );
     }
@@ -166,12 +166,12 @@ async fn captured_pod_reaches_an_outside_server_in_plaintext() {
 #[tokio::test]
 async fn connections_reach_healthy_endpoints_on_their_target_ports() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let name = "ns/echo.ns.svc.cluster.local";
     mesh.publish_service(build::service("echo", &["/10.96.0.9"], &[(80, 0)]));
     let mut servers = Vec::new();
     for (server, ip, port) in [("a", "10.9.0.11", 8001), ("b", "10.9.0.12", 8002)] {
-        let pod = mesh.captured(1, server, ip).await;
+        let pod = mesh.captured_pod(1, server, ip).await;
         let workload = build::endpoint_of(build::workload(server, &[ip]), name, &[(80, port)]);
         mesh.publish_workload(workload);
         pod.echo(port);
@@ -188,7 +188,7 @@ async fn connections_reach_healthy_endpoints_on_their_target_ports() {
         .unwrap();
     for _ in 0..30 {
         assert_eq!(
-            seen(&client, "10.96.0.9:80".parse().unwrap()).await,
+            first_flow(&client, "10.96.0.9:80".parse().unwrap()).await,
             "10.9.0.1"
         );
     }
@@ -209,7 +209,7 @@ async fn connections_reach_healthy_endpoints_on_their_target_ports() {
 #[tokio::test]
 async fn service_without_endpoints_fails_at_once() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     mesh.publish_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
     // A reset may be so fast that connecting itself reports it.
     if let Ok(mut stream) = client.connect("10.9.0.99:80".parse().unwrap()).await {
@@ -220,8 +220,8 @@ async fn service_without_endpoints_fails_at_once() {
 #[tokio::test]
 async fn connections_share_a_tunnel_connection() {
     let mut mesh = Mesh::with_env(&[("POOL_MAX_STREAMS_PER_CONNECTION", "100")]).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let mut open = Vec::new();
     for _ in 0..40 {
@@ -259,11 +259,11 @@ async fn first_connection_does_not_wait_for_the_control_plane() {
     let mut mesh = Mesh::new().await;
     let mut client = mesh.pod("client", "10.9.0.1").await;
     mesh.capture(0, &mut client);
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let began = std::time::Instant::now();
     assert_eq!(
-        seen(&client, SocketAddr::new(server.ip, 8080)).await,
+        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     assert!(began.elapsed() < std::time::Duration::from_secs(4));
@@ -272,10 +272,10 @@ async fn first_connection_does_not_wait_for_the_control_plane() {
 #[tokio::test]
 async fn connection_to_a_pod_waits_for_its_policies() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let mut server = mesh.pod("server", "10.9.0.2").await;
     mesh.capture(1, &mut server);
-    let known = Update::Workload(Box::new(build::workload("server", &["10.9.0.2"])));
+    let known = MeshUpdate::Workload(Box::new(build::workload("server", &["10.9.0.2"])));
     mesh.nodes[0].publish(known.clone());
     server.echo(8080);
     let mut stream = client

@@ -15,7 +15,7 @@ use tokio::{
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 /// Opens a TCP connection from a namespace to the server's HBONE port, with the packet mark of a node proxy.
-async fn to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
+async fn connect_to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
     let to = SocketAddr::new(server.ip, 15008);
     let spec = OutboundSpec {
         mark: Some(0x539),
@@ -36,7 +36,7 @@ async fn tunnel_as(
 ) -> Result<client::ClientConnection, String> {
     let expected = [build::identity("ns", &server.name)];
     let config = pki.cert(me).client_config(&expected).unwrap();
-    let stream = to_hbone(from, server).await;
+    let stream = connect_to_hbone(from, server).await;
     let stream = tls::connect(stream, config, OPERATION_TIMEOUT)
         .await
         .map_err(|error| error.to_string())?;
@@ -48,11 +48,11 @@ async fn tunnel_as(
     Ok(connection)
 }
 
-async fn status(connection: &client::ClientConnection, authority: &str) -> StatusCode {
+async fn connect_status(connection: &client::ClientConnection, authority: &str) -> StatusCode {
     let authority = Uri::try_from(authority).unwrap();
     match connection.tunnel(authority, HeaderMap::new()).await {
         Ok(_) => StatusCode::OK,
-        Err(TunnelError::Status(status)) => status,
+        Err(TunnelError::Status(connect_status)) => connect_status,
         Err(error) => panic!("no answer: {error}"),
     }
 }
@@ -61,7 +61,7 @@ async fn status(connection: &client::ClientConnection, authority: &str) -> Statu
 async fn each_invalid_target_has_its_status() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
@@ -76,7 +76,7 @@ async fn each_invalid_target_has_its_status() {
         ("10.9.0.2:0", 400),
     ] {
         assert_eq!(
-            status(&connection, authority).await,
+            connect_status(&connection, authority).await,
             expected,
             "{authority}"
         );
@@ -87,21 +87,21 @@ async fn each_invalid_target_has_its_status() {
 async fn denied_tunnel_gets_401() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let only = build::from_principal("cluster.local/ns/ns/sa/somebody");
     let policy = build::policy("p", ambit_model::Action::Allow, only);
-    mesh.publish(ambit_proxy::state::Update::Policy(policy));
+    mesh.publish(ambit_proxy::state::MeshUpdate::Policy(policy));
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
-    assert_eq!(status(&connection, "10.9.0.2:8080").await, 401);
+    assert_eq!(connect_status(&connection, "10.9.0.2:8080").await, 401);
 }
 
 #[tokio::test]
 async fn peer_of_another_trust_domain_or_root_fails_the_handshake() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let foreign = Identity::new("other.domain", "ns", "client");
     let stranger = Arc::new(Pki::new());
@@ -126,7 +126,7 @@ async fn peer_of_another_trust_domain_or_root_fails_the_handshake() {
 async fn oversized_headers_end_the_stream_or_connection() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
@@ -158,20 +158,23 @@ async fn oversized_headers_end_the_stream_or_connection() {
     let _end_or_reset = tokio::time::timeout(OPERATION_TIMEOUT, io.read_to_end(&mut echo))
         .await
         .unwrap();
-    assert_eq!(status(&other, "10.9.0.2:8080").await, StatusCode::OK);
+    assert_eq!(
+        connect_status(&other, "10.9.0.2:8080").await,
+        StatusCode::OK
+    );
 }
 
 #[tokio::test]
 async fn bytes_other_than_tls_end_the_connection() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     for garbage in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         &[0xff; 4096],
         &[0x16, 3, 1, 0xff, 0xff],
     ] {
-        let mut stream = to_hbone(&client, &server).await;
+        let mut stream = connect_to_hbone(&client, &server).await;
         stream.write_all(garbage).await.unwrap();
         stream.shutdown().await.unwrap();
         // The response is at most an alert.
@@ -182,9 +185,9 @@ async fn bytes_other_than_tls_end_the_connection() {
 #[tokio::test]
 async fn connections_to_the_proxys_own_ports_never_loop() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     let mut calls = Vec::new();
     for port in [15001, 15006, 15008] {
         for ip in ["127.0.0.1", "10.9.0.1", "10.9.0.2"] {
@@ -218,8 +221,8 @@ async fn connections_to_the_proxys_own_ports_never_loop() {
 async fn stalled_handshakes_time_out() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
-    let mut stream = to_hbone(&client, &server).await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
+    let mut stream = connect_to_hbone(&client, &server).await;
     stream.write_all(&[0x16, 3, 1]).await.unwrap();
     let began = std::time::Instant::now();
     assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
@@ -227,11 +230,11 @@ async fn stalled_handshakes_time_out() {
 }
 
 /// Starts an application that accepts no connections: the accept queue of its listener is full.
-async fn full_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>) {
+async fn fill_accept_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>) {
     let spec = ListenSpec {
         backlog: 1,
         transparent: Transparent::Off,
-        ..ListenSpec::of_pod(port, None)
+        ..ListenSpec::for_pod(port, None)
     };
     let listener = socket::listen(Some(server.netns()), &spec)
         .unwrap()
@@ -248,9 +251,9 @@ async fn full_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>
 async fn cancelled_request_is_not_executed() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8081);
-    let (listener, waiting) = full_queue(&server, 8080).await;
+    let (listener, waiting) = fill_accept_queue(&server, 8080).await;
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let connections = &server.pod.as_ref().unwrap().connections();
@@ -277,7 +280,10 @@ async fn cancelled_request_is_not_executed() {
     for _ in &waiting {
         listener.accept().await.unwrap();
     }
-    assert_eq!(status(&connection, "10.9.0.2:8081").await, StatusCode::OK);
+    assert_eq!(
+        connect_status(&connection, "10.9.0.2:8081").await,
+        StatusCode::OK
+    );
     drop(waiting);
     let more = futures_util::FutureExt::now_or_never(listener.accept());
     assert!(more.is_none(), "the application was called: {more:?}");
@@ -288,10 +294,10 @@ async fn setups_of_one_source_are_limited_and_others_served() {
     let limits = [("AMBIT_MAX_SETUPS_PER_SOURCE", "8")];
     let mut mesh = Mesh::with_env(&limits).await;
     let client = mesh.pod("client", "10.9.0.1").await;
-    let other = mesh.captured(0, "other", "10.9.0.3").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let other = mesh.captured_pod(0, "other", "10.9.0.3").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8081);
-    let (_listener, _waiting) = full_queue(&server, 8080).await;
+    let (_listener, _waiting) = fill_accept_queue(&server, 8080).await;
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let authority = Uri::from_static("10.9.0.2:8080");
@@ -320,5 +326,8 @@ async fn setups_of_one_source_are_limited_and_others_served() {
     drop(left);
     let connections = &server.pod.as_ref().unwrap().connections();
     ambit_testkit::until("only the other is left", || connections.len() == 1).await;
-    assert_eq!(status(&connection, "10.9.0.2:8081").await, StatusCode::OK);
+    assert_eq!(
+        connect_status(&connection, "10.9.0.2:8081").await,
+        StatusCode::OK
+    );
 }

@@ -19,8 +19,8 @@ impl Pair {
     /// Creates a pair whose pods are both captured, on two nodes of one mesh.
     pub(crate) async fn captured(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
         let mut mesh = Mesh::with_nodes(pki, nodes).await;
-        let client = mesh.captured(0, "client", "10.9.0.1").await;
-        let server = mesh.captured(1, "server", "10.9.0.2").await;
+        let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+        let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
         Self::new(mesh, client, server)
     }
 

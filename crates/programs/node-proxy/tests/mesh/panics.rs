@@ -32,9 +32,9 @@ async fn panic_for_one_pod_does_not_affect_others() {
     let ca = FaultyCa(ca, build::identity("ns", "victim"));
     let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
     mesh.nodes[0] = Node::with_certificates(certificates, &[]);
-    let victim = mesh.captured(0, "victim", "10.9.0.1").await;
-    let client = mesh.captured(0, "client", "10.9.0.2").await;
-    let server = mesh.captured(1, "server", "10.9.0.3").await;
+    let victim = mesh.captured_pod(0, "victim", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.2").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.3").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();

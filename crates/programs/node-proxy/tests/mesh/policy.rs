@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_model::{Action, Match};
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
@@ -27,14 +27,14 @@ async fn is_served(client: &PodHost, to: SocketAddr) -> bool {
 #[tokio::test]
 async fn tunnel_has_an_identity_and_plaintext_none() {
     let mut mesh = Mesh::new().await;
-    let friend = mesh.captured(0, "friend", "10.9.0.1").await;
-    let stranger = mesh.captured(0, "stranger", "10.9.0.2").await;
+    let friend = mesh.captured_pod(0, "friend", "10.9.0.1").await;
+    let stranger = mesh.captured_pod(0, "stranger", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let only = build::from_principal("cluster.local/ns/ns/sa/friend");
-    mesh.publish(Update::Policy(build::policy(
+    mesh.publish(MeshUpdate::Policy(build::policy(
         "only-friend",
         Action::Allow,
         only,
@@ -49,12 +49,12 @@ async fn tunnel_has_an_identity_and_plaintext_none() {
 #[tokio::test]
 async fn requiring_any_identity_blocks_only_plaintext() {
     let mut mesh = Mesh::new().await;
-    let friend = mesh.captured(0, "friend", "10.9.0.1").await;
+    let friend = mesh.captured_pod(0, "friend", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
-    mesh.publish(Update::Policy(build::policy(
+    mesh.publish(MeshUpdate::Policy(build::policy(
         "strict",
         Action::Deny,
         build::from_nobody(),
@@ -66,9 +66,9 @@ async fn requiring_any_identity_blocks_only_plaintext() {
 #[tokio::test]
 async fn policy_change_closes_only_denied_connections() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     for port in [8080, 8081] {
         server.echo(port);
     }
@@ -91,7 +91,7 @@ async fn policy_change_closes_only_denied_connections() {
         destination_ports: vec![8080],
         ..Match::default()
     };
-    mesh.publish(Update::Policy(build::policy(
+    mesh.publish(MeshUpdate::Policy(build::policy(
         "no-8080",
         Action::Deny,
         forbidden,
@@ -106,8 +106,8 @@ async fn policy_change_closes_only_denied_connections() {
 #[tokio::test]
 async fn connections_are_rechecked_when_a_policy_is_referenced() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let mut stream = client
         .connect(SocketAddr::new(server.ip, 8080))
@@ -121,7 +121,7 @@ async fn connections_are_rechecked_when_a_policy_is_referenced() {
     };
     let mut policy = build::policy("selected", Action::Deny, everything);
     build::select(&mut workload, &mut policy);
-    mesh.publish(Update::Policy(policy));
+    mesh.publish(MeshUpdate::Policy(policy));
     stream.write_all(b"nothing selects it yet\n").await.unwrap();
     line(&mut stream).await.unwrap();
     mesh.publish_workload(workload);
@@ -132,8 +132,8 @@ async fn connections_are_rechecked_when_a_policy_is_referenced() {
 #[tokio::test]
 async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "1h")]).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut stream = client.connect(to).await.unwrap();
@@ -147,9 +147,9 @@ async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     stream.write_all(b"spared\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "spared");
 
-    mesh.publish(Update::Policy(policy));
+    mesh.publish(MeshUpdate::Policy(policy));
     assert!(is_served(&client, to).await);
-    mesh.publish(Update::PolicyGone("ns/selected".into()));
+    mesh.publish(MeshUpdate::PolicyRemoved("ns/selected".into()));
     assert!(!is_served(&client, to).await);
     stream.write_all(b"spared again\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "spared again");
@@ -163,15 +163,15 @@ async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
             ..Match::default()
         },
     );
-    mesh.publish(Update::Policy(nobody));
+    mesh.publish(MeshUpdate::Policy(nobody));
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
 #[tokio::test]
 async fn policy_that_stays_unknown_closes_open_connections() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "10ms")]).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut stream = client.connect(to).await.unwrap();
@@ -187,20 +187,20 @@ async fn policy_that_stays_unknown_closes_open_connections() {
 #[tokio::test]
 async fn unreadable_policy_denies_its_scope_until_replaced() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.4").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.4").await;
     server.echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let admitted = build::from_principal("cluster.local/ns/ns/sa/client");
     let good = build::policy("p", Action::Allow, admitted);
-    mesh.publish(Update::Policy(good.clone()));
+    mesh.publish(MeshUpdate::Policy(good.clone()));
     let mut stream = client.connect(to).await.unwrap();
     line(&mut stream).await.unwrap();
     let (key, scope) = (good.key(), good.scope);
     let odd = ambit_model::Authorization::substitute(key, scope, false, "odd".into());
-    mesh.publish(Update::Policy(odd));
+    mesh.publish(MeshUpdate::Policy(odd));
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
     assert!(!is_served(&client, to).await);
-    mesh.publish(Update::Policy(good));
+    mesh.publish(MeshUpdate::Policy(good));
     assert!(is_served(&client, to).await);
 }

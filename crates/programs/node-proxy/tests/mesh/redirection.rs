@@ -8,18 +8,18 @@ use tokio::io::AsyncWriteExt;
 use crate::fixture::{Mesh, PodHost, line, rest};
 
 /// Port that the client's application serves on loopback for itself.
-const ADMIN: u16 = 9999;
+const ADMIN_PORT: u16 = 9999;
 const LINK_LOCAL: &str = "169.254.9.9";
 
-/// Creates a client with an application on [`ADMIN`] and on a link-local address, and Services of another tenant with
+/// Creates a client with an application on [`ADMIN_PORT`] and on a link-local address, and Services of another tenant with
 /// these as endpoints; returns the Services' addresses.
-async fn scene(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
+async fn set_up(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut mesh = Mesh::with_env(env).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let address = format!("{LINK_LOCAL}/16").parse().unwrap();
     client.host.address("eth0", address).await.unwrap();
     client.host.up("lo").await.unwrap();
-    client.echo(ADMIN);
+    client.echo(ADMIN_PORT);
     let endpoints = [
         build::plain_workload("loopback", &["127.0.0.1"]),
         build::plain_workload("other-loopback", &["127.9.9.9"]),
@@ -32,10 +32,10 @@ async fn scene(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut vips = Vec::new();
     for (number, endpoint) in endpoints.into_iter().enumerate() {
         let (vip, name) = (format!("10.9.0.{}", 200 + number), endpoint.name.clone());
-        let service = build::service(&name, &[&format!("/{vip}")], &[(80, ADMIN)]);
+        let service = build::service(&name, &[&format!("/{vip}")], &[(80, ADMIN_PORT)]);
         let hostname = format!("ns/{}", service.hostname);
         mesh.publish_service(service);
-        mesh.publish_workload(build::endpoint_of(endpoint, &hostname, &[(80, ADMIN)]));
+        mesh.publish_workload(build::endpoint_of(endpoint, &hostname, &[(80, ADMIN_PORT)]));
         vips.push(format!("{vip}:80").parse().unwrap());
     }
     (mesh, client, vips)
@@ -55,14 +55,14 @@ async fn is_reached(client: &PodHost, to: SocketAddr) -> bool {
 
 #[tokio::test]
 async fn connections_are_not_redirected_to_the_pod_itself() {
-    let (mesh, client, vips) = scene(&[]).await;
+    let (mesh, client, vips) = set_up(&[]).await;
     for vip in vips {
         assert!(!is_reached(&client, vip).await, "{vip}");
     }
     // Addresses that the pod dials itself are not restricted.
     for own in [
-        format!("127.0.0.1:{ADMIN}"),
-        format!("{LINK_LOCAL}:{ADMIN}"),
+        format!("127.0.0.1:{ADMIN_PORT}"),
+        format!("{LINK_LOCAL}:{ADMIN_PORT}"),
     ] {
         assert!(is_reached(&client, own.parse().unwrap()).await, "{own}");
     }
@@ -75,7 +75,7 @@ async fn administrator_may_allow_redirection_to_the_pod() {
         "AMBIT_EGRESS_ALLOWED_ADDRESSES",
         "127.0.0.0/16, 169.254.9.9",
     )];
-    let (mesh, client, vips) = scene(&allowed).await;
+    let (mesh, client, vips) = set_up(&allowed).await;
     let mut reached = Vec::new();
     for vip in vips {
         reached.push(is_reached(&client, vip).await);

@@ -4,7 +4,7 @@
 use std::{io, net::SocketAddr, time::Duration};
 
 use ambit_model::Action;
-use ambit_proxy::state::Update;
+use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::build;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -13,10 +13,10 @@ use tokio::{
 
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line};
 
-const PORT: u16 = 8080;
+const SERVER_PORT: u16 = 8080;
 
 /// Closes a connection like a crashing program with unread bytes, which resets it.
-fn crash(stream: TcpStream) {
+fn reset_stream(stream: TcpStream) {
     stream.set_zero_linger().unwrap();
     drop(stream);
 }
@@ -34,14 +34,14 @@ pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
 }
 
 /// Path of connections through the mesh, such as tunnelled or plaintext.
-struct Path<'a> {
+struct ResetPath<'a> {
     name: &'static str,
     client: &'a PodHost,
     to: SocketAddr,
     listener: &'a TcpListener,
 }
 
-impl Path<'_> {
+impl ResetPath<'_> {
     async fn open(&self) -> (TcpStream, TcpStream) {
         let mut near = self.client.connect(self.to).await.unwrap();
         let (mut far, _) = tokio::time::timeout(OPERATION_TIMEOUT, self.listener.accept())
@@ -56,7 +56,7 @@ impl Path<'_> {
 }
 
 /// Checks on one path that resets of the client and of the server arrive, with and without data before them.
-async fn each_reset_arrives(path: &Path<'_>) {
+async fn assert_resets_arrive(path: &ResetPath<'_>) {
     let name = path.name;
     for from_server in [true, false] {
         // No data was sent before.
@@ -66,7 +66,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         } else {
             (near, far)
         };
-        crash(first);
+        reset_stream(first);
         let got = until_reset(&mut second, name).await;
         assert!(got.is_empty(), "{name}");
 
@@ -78,7 +78,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
             (near, far)
         };
         first.write_all(&[7; 1000]).await.unwrap();
-        crash(first);
+        reset_stream(first);
         assert_eq!(until_reset(&mut second, name).await, [7; 1000], "{name}");
 
         // The other side has closed its direction already, and waits for the rest.
@@ -91,7 +91,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         second.shutdown().await.unwrap();
         assert_eq!(first.read(&mut [0; 1]).await.unwrap(), 0, "{name}");
         first.write_all(&[8; 1000]).await.unwrap();
-        crash(first);
+        reset_stream(first);
         assert_eq!(until_reset(&mut second, name).await, [8; 1000], "{name}");
 
         // The resetting side has closed its direction, and receives data.
@@ -106,7 +106,7 @@ async fn each_reset_arrives(path: &Path<'_>) {
         let mut got = [0; 9];
         second.read_exact(&mut got[..8]).await.unwrap();
         assert_eq!(second.read(&mut got).await.unwrap(), 0, "{name}");
-        crash(first);
+        reset_stream(first);
         let sending = async {
             while second.write_all(&[9; 4096]).await.is_ok() {
                 tokio::task::yield_now().await;
@@ -121,11 +121,11 @@ async fn each_reset_arrives(path: &Path<'_>) {
 #[tokio::test]
 async fn reset_arrives_as_a_reset_on_every_path() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    let neighbour = mesh.captured(0, "neighbour", "10.9.0.4").await;
-    let listeners = [&server, &outside, &neighbour].map(|pod| pod.listen(PORT));
+    let neighbour = mesh.captured_pod(0, "neighbour", "10.9.0.4").await;
+    let listeners = [&server, &outside, &neighbour].map(|pod| pod.listen(SERVER_PORT));
     let ways = [
         ("through two proxies", &client, &server, 0),
         ("in plaintext to a captured pod", &outside, &server, 0),
@@ -133,10 +133,10 @@ async fn reset_arrives_as_a_reset_on_every_path() {
         ("on one node", &client, &neighbour, 2),
     ];
     for (name, client, server, listener) in ways {
-        each_reset_arrives(&Path {
+        assert_resets_arrive(&ResetPath {
             name,
             client,
-            to: SocketAddr::new(server.ip, PORT),
+            to: SocketAddr::new(server.ip, SERVER_PORT),
             listener: &listeners[listener],
         })
         .await;
@@ -145,15 +145,15 @@ async fn reset_arrives_as_a_reset_on_every_path() {
 
 #[tokio::test]
 async fn data_sent_before_a_reset_arrives() {
-    const SIZE: usize = 300_000;
+    const BODY_BYTES: usize = 300_000;
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
-    let listener = server.listen(PORT);
-    let path = Path {
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
+    let listener = server.listen(SERVER_PORT);
+    let path = ResetPath {
         name: "much",
         client: &client,
-        to: SocketAddr::new(server.ip, PORT),
+        to: SocketAddr::new(server.ip, SERVER_PORT),
         listener: &listener,
     };
     for from_server in [true, false] {
@@ -164,17 +164,17 @@ async fn data_sent_before_a_reset_arrives() {
             (near, far)
         };
         let reading = async {
-            let mut got = vec![0; SIZE];
+            let mut got = vec![0; BODY_BYTES];
             second.read_exact(&mut got).await.unwrap();
             // The other side sees it only now: before, the kernel would drop unsent data.
             second.write_all(b"x").await.unwrap();
             until_reset(&mut second, path.name).await
         };
         let sending = async {
-            first.write_all(&vec![5; SIZE]).await.unwrap();
+            first.write_all(&vec![5; BODY_BYTES]).await.unwrap();
             first.read_u8().await.unwrap();
             first.write_all(b"tail").await.unwrap();
-            crash(first);
+            reset_stream(first);
         };
         let (rest, ()) = tokio::join!(reading, sending);
         assert_eq!(rest, b"tail");
@@ -185,16 +185,16 @@ async fn data_sent_before_a_reset_arrives() {
 async fn policy_and_drain_reset_both_ends() {
     for drained in [false, true] {
         let mut mesh = Mesh::new().await;
-        let client = mesh.captured(0, "client", "10.9.0.1").await;
+        let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
         let outside = mesh.pod("outside", "10.9.0.3").await;
-        let server = mesh.captured(1, "server", "10.9.0.2").await;
-        let listener = server.listen(PORT);
+        let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
+        let listener = server.listen(SERVER_PORT);
         let mut open = Vec::new();
         for client in [&client, &outside] {
-            let path = Path {
+            let path = ResetPath {
                 name: "cut",
                 client,
-                to: SocketAddr::new(server.ip, PORT),
+                to: SocketAddr::new(server.ip, SERVER_PORT),
                 listener: &listener,
             };
             let (mut near, mut far) = path.open().await;
@@ -205,15 +205,15 @@ async fn policy_and_drain_reset_both_ends() {
         }
         let pod = server.pod.clone().unwrap();
         if drained {
-            let drain = pod.finish(Some(Duration::from_millis(100)));
+            let drain = pod.drain_connections(Some(Duration::from_millis(100)));
             tokio::time::timeout(OPERATION_TIMEOUT, drain)
                 .await
                 .expect("it never ends");
         } else {
             let nobody = build::from_principal("*");
-            mesh.publish(Update::Policy(build::policy("p", Action::Deny, nobody)));
+            mesh.publish(MeshUpdate::Policy(build::policy("p", Action::Deny, nobody)));
             let anonymous = build::policy("q", Action::Allow, build::from_principal("*"));
-            mesh.publish(Update::Policy(anonymous));
+            mesh.publish(MeshUpdate::Policy(anonymous));
         }
         for (mut near, mut far) in open {
             assert!(until_reset(&mut near, "the client").await.is_empty());
@@ -225,20 +225,20 @@ async fn policy_and_drain_reset_both_ends() {
 #[tokio::test]
 async fn stopped_proxy_resets_both_ends() {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
-    server.echo(PORT);
-    let listener = server.listen(PORT + 1);
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
+    server.echo(SERVER_PORT);
+    let listener = server.listen(SERVER_PORT + 1);
     for stopped in [1, 0] {
         let mut near = client
-            .connect(SocketAddr::new(server.ip, PORT))
+            .connect(SocketAddr::new(server.ip, SERVER_PORT))
             .await
             .unwrap();
         assert_eq!(line(&mut near).await.unwrap(), "10.9.0.1");
-        let path = Path {
+        let path = ResetPath {
             name: "stopped",
             client: &client,
-            to: SocketAddr::new(server.ip, PORT + 1),
+            to: SocketAddr::new(server.ip, SERVER_PORT + 1),
             listener: &listener,
         };
         let (mut other, mut far) = path.open().await;

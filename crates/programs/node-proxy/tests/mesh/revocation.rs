@@ -13,8 +13,8 @@ async fn check_revocation_of(name: &str) {
     let (pki, crls) = Pki::with_crls();
     let pki = Arc::new(pki);
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let address = SocketAddr::new(server.ip, 8080);
     let mut stream = client.connect(address).await.unwrap();

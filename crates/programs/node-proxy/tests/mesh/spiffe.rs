@@ -15,17 +15,17 @@ use crate::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn id(account: &str) -> Identity {
+fn identity_of(account: &str) -> Identity {
     build::identity("ns", account)
 }
 
 /// Client and server on two nodes, each node with its own SPIFFE agent.
-struct Agents {
+struct SpiffeTestbed {
     pair: Pair,
     agents: [SpiffeAgent; 2],
 }
 
-impl Agents {
+impl SpiffeTestbed {
     async fn new() -> Self {
         let pki = Arc::new(Pki::new());
         let agents = [SpiffeAgent::start(), SpiffeAgent::start()];
@@ -48,15 +48,23 @@ impl Agents {
     }
 
     fn register(&self, node: usize, account: &str) {
-        let svid = self.pair.mesh.pki.svid(&id(account), HOUR);
-        self.agents[node].change(|entries| entries.delegate(&id(account), svid, &[]));
+        let svid = self.pair.mesh.pki.svid(&identity_of(account), HOUR);
+        self.agents[node].change(|entries| entries.delegate(&identity_of(account), svid, &[]));
     }
 
     /// Waits until the node has a certificate of this service account for which `is_it` holds, and returns it.
     async fn has(&self, node: usize, account: &str, is_it: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         let certificates = &self.pair.mesh.nodes[node].proxy.certificates;
-        certificates.prefetch(&id(account));
-        let leaf = || Some(certificates.peek(&id(account))?.chain().first()?.to_vec());
+        certificates.prefetch(&identity_of(account));
+        let leaf = || {
+            Some(
+                certificates
+                    .peek(&identity_of(account))?
+                    .chain()
+                    .first()?
+                    .to_vec(),
+            )
+        };
         until("the certificate", || {
             leaf().is_some_and(|leaf| is_it(&leaf))
         })
@@ -67,7 +75,7 @@ impl Agents {
 
 #[tokio::test]
 async fn connections_continue_while_svids_are_rotated() {
-    let agents = Agents::new().await;
+    let agents = SpiffeTestbed::new().await;
     let pair = &agents.pair;
     agents.register(0, "client");
     agents.register(1, "server");
@@ -84,7 +92,7 @@ async fn connections_continue_while_svids_are_rotated() {
 
 #[tokio::test]
 async fn pods_without_registration_entry_get_no_plaintext() {
-    let agents = Agents::new().await;
+    let agents = SpiffeTestbed::new().await;
     let pair = &agents.pair;
     agents.register(0, "client");
     assert!(pair.open().await.is_err());

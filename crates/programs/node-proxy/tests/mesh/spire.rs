@@ -19,14 +19,14 @@ use crate::{
 /// Certificate lifetime: long enough for a test, and short enough for a renewal within it.
 const CERTIFICATE_TTL: Duration = Duration::from_secs(20);
 
-fn id(account: &str) -> Identity {
+fn identity_of(account: &str) -> Identity {
     build::identity("ns", account)
 }
 
 fn register(spire: &Spire, account: &str, options: &[&str]) {
     let selectors = ["k8s:ns:ns".to_owned(), format!("k8s:sa:{account}")];
     let selectors = selectors.each_ref().map(String::as_str);
-    spire.register(&id(account).to_string(), &selectors, options);
+    spire.register(&identity_of(account).to_string(), &selectors, options);
 }
 
 fn certificates(spire: &Spire) -> Certificates {
@@ -65,12 +65,12 @@ async fn pods_connect_with_identities_of_real_spire() {
     assert!(pair.open().await.is_err(), "the server has no entry");
     register(&spire, "server", &[]);
     let [client, server] = [0, 1].map(|node| &pair.mesh.nodes[node].proxy.certificates);
-    let first = next(client, &id("client"), None).await;
-    next(server, &id("server"), None).await;
+    let first = next(client, &identity_of("client"), None).await;
+    next(server, &identity_of("server"), None).await;
     let mut stream = pair.open().await.unwrap();
 
     // SPIRE replaces certificates at half of their lifetime.
-    let second = next(client, &id("client"), Some(&first)).await;
+    let second = next(client, &identity_of("client"), Some(&first)).await;
     assert!(second.not_after() > first.not_after());
     stream.write_all(b"on the old one\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "on the old one");
@@ -80,8 +80,8 @@ async fn pods_connect_with_identities_of_real_spire() {
     spire.stop_agent();
     pair.open().await.unwrap();
     spire.start_agent();
-    let third = next(client, &id("client"), Some(&second)).await;
-    next(server, &id("server"), None).await;
+    let third = next(client, &identity_of("client"), Some(&second)).await;
+    next(server, &identity_of("server"), None).await;
     // Certificates have whole seconds, so that the second one may have the same age.
     assert!(third.not_after() >= second.not_after());
     pair.open().await.unwrap();
@@ -102,10 +102,10 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
     let of_waypoint = Certificates::start(Arc::new(api), CertificatesOptions::default());
     let waypoint = next(&of_waypoint, &own, None).await;
     let of_node = certificates(&spire);
-    let client = next(&of_node, &id("client"), None).await;
+    let client = next(&of_node, &identity_of("client"), None).await;
     assert!(is_accepted(&client, &waypoint).await);
     assert!(is_accepted(&waypoint, &client).await);
-    let unknown = of_node.get(&id("unknown")).await.unwrap_err();
+    let unknown = of_node.get(&identity_of("unknown")).await.unwrap_err();
     let text = ambit_rt::ErrorChain(&unknown).to_string();
     assert!(text.contains("create a registration entry"), "{text}");
 
@@ -114,7 +114,7 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
     let peer = {
         let der = client.roots().iter();
         let pem = der
-            .map(|root| ambit_tls::pem::text("CERTIFICATE", root))
+            .map(|root| ambit_tls::pem::encode_pem("CERTIFICATE", root))
             .collect();
         let contents = ambit_mesh_json::TrustDomains {
             roots: [("cluster.local".to_owned(), pem)].into(),
@@ -130,7 +130,7 @@ async fn waypoints_and_pods_of_real_spire_accept_each_other() {
         )
     };
     assert!(is_accepted(&peer, &client).await);
-    let other = next(&of_node, &id("other"), None).await;
+    let other = next(&of_node, &identity_of("other"), None).await;
     assert!(!is_accepted(&peer, &other).await);
     spire.withdraw_bundle("spiffe://west");
     let refused = async {

@@ -11,10 +11,10 @@ use crate::{
     pair::Pair,
 };
 
-const OWN: &str = "cluster.local";
+const OWN_TRUST_DOMAIN: &str = "cluster.local";
 
 /// Creates a CA, and the set of trust domains that its certificates are verified with.
-fn authority() -> (Arc<Pki>, TrustDomains) {
+fn new_authority() -> (Arc<Pki>, TrustDomains) {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     (Arc::new(Pki::with_settings(settings)), domains)
@@ -29,7 +29,7 @@ async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
         Node::new(&other, &[("TRUST_DOMAIN", domain)]),
     ];
     let mut mesh = Mesh::with_nodes(own, nodes).await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let mut server = mesh.pod("server", "10.9.0.2").await;
     for (node, trust_domain) in [named, domain].into_iter().enumerate() {
         let mut record = build::workload("server", &["10.9.0.2"]);
@@ -43,7 +43,7 @@ async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
 impl Pair {
     /// Opens a connection; it must end, and later ones must fail, when `change` removes a trust domain. One of the
     /// nodes `judges`, which lose the trust domain, must report the reason.
-    async fn loses(&self, judges: &[usize], change: impl Fn()) {
+    async fn assert_connection_closes(&self, judges: &[usize], change: impl Fn()) {
         let mut stream = self.open().await.unwrap();
         stream.write_all(b"hello\n").await.unwrap();
         assert_eq!(line(&mut stream).await.unwrap(), "hello");
@@ -61,36 +61,43 @@ impl Pair {
 
 #[tokio::test]
 async fn federated_meshes_accept_each_other_by_their_roots() {
-    let ((own, domains), (west, of_west)) = (authority(), authority());
+    let ((own, domains), (west, of_west)) = (new_authority(), new_authority());
     let pair = pair([own.clone(), west.clone()], "west", "west").await;
     assert!(pair.open().await.is_err(), "neither accepts the other");
     accept(&domains, &[], &[("west", &west)]);
     assert!(pair.open().await.is_err(), "the server's side does not");
-    accept(&of_west, &[], &[(OWN, &own)]);
-    pair.loses(&[1], || accept(&of_west, &[], &[(OWN, &west)]))
+    accept(&of_west, &[], &[(OWN_TRUST_DOMAIN, &own)]);
+    pair.assert_connection_closes(&[1], || accept(&of_west, &[], &[(OWN_TRUST_DOMAIN, &west)]))
         .await;
-    accept(&of_west, &[], &[(OWN, &own)]);
-    pair.loses(&[0], || accept(&domains, &[], &[])).await;
+    accept(&of_west, &[], &[(OWN_TRUST_DOMAIN, &own)]);
+    pair.assert_connection_closes(&[0], || accept(&domains, &[], &[]))
+        .await;
 }
 
 #[tokio::test]
 async fn authority_cannot_sign_for_another_trust_domain() {
-    let ((own, domains), (west, of_west)) = (authority(), authority());
+    let ((own, domains), (west, of_west)) = (new_authority(), new_authority());
     accept(&domains, &[], &[("west", &west)]);
-    accept(&of_west, &[], &[(OWN, &own)]);
+    accept(&of_west, &[], &[(OWN_TRUST_DOMAIN, &own)]);
     // The server claims an identity of the client's mesh.
-    let pair = pair([own.clone(), west.clone()], OWN, OWN).await;
+    let pair = pair(
+        [own.clone(), west.clone()],
+        OWN_TRUST_DOMAIN,
+        OWN_TRUST_DOMAIN,
+    )
+    .await;
     assert!(pair.open().await.is_err());
-    accept(&domains, &[], &[(OWN, &west)]);
+    accept(&domains, &[], &[(OWN_TRUST_DOMAIN, &west)]);
     pair.open().await.unwrap();
 }
 
 #[tokio::test]
 async fn workloads_of_an_alias_belong_to_the_mesh() {
-    let (own, domains) = authority();
-    let pair = pair([own.clone(), own.clone()], "old", OWN).await;
+    let (own, domains) = new_authority();
+    let pair = pair([own.clone(), own.clone()], "old", OWN_TRUST_DOMAIN).await;
     assert!(pair.open().await.is_err(), "no alias yet");
-    accept(&domains, &["old", OWN], &[]);
+    accept(&domains, &["old", OWN_TRUST_DOMAIN], &[]);
     // Both nodes have the same trust domains.
-    pair.loses(&[0, 1], || accept(&domains, &[], &[])).await;
+    pair.assert_connection_closes(&[0, 1], || accept(&domains, &[], &[]))
+        .await;
 }

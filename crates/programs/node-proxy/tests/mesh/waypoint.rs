@@ -19,32 +19,35 @@ const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
 /// Port on which the waypoint's own process listens, behind its node proxy.
 const PROCESS_PORT: u16 = 15088;
 
-fn by_hostname() -> GatewayAddress {
+fn address_by_hostname() -> GatewayAddress {
     GatewayAddress {
         destination: Destination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
         hbone_mtls_port: 15008,
     }
 }
 
-fn by_address() -> GatewayAddress {
+fn address_by_ip() -> GatewayAddress {
     GatewayAddress {
         destination: Destination::Address(build::network_address("10.9.0.103")),
-        ..by_hostname()
+        ..address_by_hostname()
     }
 }
 
 /// Client, server, and a waypoint behind its own node proxy, on two nodes.
-struct Scene {
+struct WaypointTestbed {
     mesh: Mesh,
     client: PodHost,
     waypoint: PodHost,
     server: TcpListener,
 }
 
-async fn scene() -> Scene {
+async fn set_up() -> WaypointTestbed {
     let mut mesh = Mesh::new().await;
-    let client = mesh.captured(0, "client", "10.9.0.1").await;
-    let server = mesh.captured(1, "server", "10.9.0.2").await.listen(8080);
+    let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
+    let server = mesh
+        .captured_pod(1, "server", "10.9.0.2")
+        .await
+        .listen(8080);
     let mut waypoint = mesh.pod("waypoint", "10.9.0.3").await;
     let record = build::workload("waypoint", &["10.9.0.3"]);
     let mut record = build::endpoint_of(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
@@ -59,7 +62,7 @@ async fn scene() -> Scene {
         &[(15008, 15008)],
     ));
     mesh.capture(1, &mut waypoint);
-    Scene {
+    WaypointTestbed {
         mesh,
         client,
         waypoint,
@@ -88,7 +91,7 @@ async fn header(stream: &mut TcpStream) -> ProxyHeader {
     }
 }
 
-async fn goes_to_the_waypoint(scene: &Scene, dialled: &str) {
+async fn assert_reaches_waypoint(scene: &WaypointTestbed, dialled: &str) {
     let listener = scene.waypoint.listen(PROCESS_PORT);
     let dialled: SocketAddr = dialled.parse().unwrap();
     let mut client = scene.client.connect(dialled).await.unwrap();
@@ -107,30 +110,30 @@ async fn goes_to_the_waypoint(scene: &Scene, dialled: &str) {
 
 #[tokio::test]
 async fn services_waypoint_gets_caller_and_destination() {
-    let scene = scene().await;
-    for waypoint in [by_hostname(), by_address()] {
+    let scene = set_up().await;
+    for waypoint in [address_by_hostname(), address_by_ip()] {
         let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
         service.waypoint = Some(waypoint);
         scene.mesh.publish_service(service);
         scene.mesh.publish_workload(server_record());
-        goes_to_the_waypoint(&scene, "10.9.0.102:80").await;
+        assert_reaches_waypoint(&scene, "10.9.0.102:80").await;
     }
 }
 
 #[tokio::test]
 async fn pods_waypoint_gets_connections_to_the_pod() {
-    let scene = scene().await;
+    let scene = set_up().await;
     scene.mesh.publish_workload(Workload {
-        waypoint: Some(by_address()),
+        waypoint: Some(address_by_ip()),
         ..server_record()
     });
-    goes_to_the_waypoint(&scene, "10.9.0.2:8080").await;
+    assert_reaches_waypoint(&scene, "10.9.0.2:8080").await;
 }
 
 #[tokio::test]
 async fn unresolved_waypoint_is_never_bypassed() {
-    let scene = scene().await;
-    let mut missing = by_hostname();
+    let scene = set_up().await;
+    let mut missing = address_by_hostname();
     missing.destination = Destination::Hostname(NamespacedHostname::new("ns", "nowhere"));
     let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
     service.waypoint = Some(missing.clone());

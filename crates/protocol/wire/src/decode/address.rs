@@ -3,7 +3,7 @@
 use ambit_model as model;
 use prost::Message;
 
-use super::error::{DecodeError, Refusal};
+use super::error::{DecodeError, DecodeErrorReason};
 use crate::{unknown::ISTIO_WORKLOAD_ADDRESS, workload as wire};
 
 /// WDS record of a workload or a service.
@@ -19,7 +19,7 @@ impl AddressRecord {
     /// Decodes an `istio.workload.Address`.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         wire::Address::decode(bytes)
-            .map_err(|source| DecodeError::new("address", Refusal::Malformed(source)))?
+            .map_err(|source| DecodeError::new("address", DecodeErrorReason::Malformed(source)))?
             .try_into()
     }
 

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-use super::error::{DecodeError, Refusal};
+use super::error::{DecodeError, DecodeErrorReason};
 use crate::discovery::DeltaDiscoveryRequest;
 
 /// Path of the gRPC method of delta xDS.
@@ -59,7 +59,7 @@ impl LeanResource {
     /// Decodes the envelope of one resource, without its value.
     pub fn read(bytes: Bytes) -> Result<Self, DecodeError> {
         Self::decode(bytes)
-            .map_err(|source| DecodeError::new("resource", Refusal::Malformed(source)))
+            .map_err(|source| DecodeError::new("resource", DecodeErrorReason::Malformed(source)))
     }
 
     /// Returns the encoded record in the resource.

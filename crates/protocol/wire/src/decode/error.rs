@@ -7,12 +7,12 @@ use ambit_model as model;
 #[error("{field}: {reason}")]
 pub struct DecodeError {
     field: &'static str,
-    reason: Refusal,
+    reason: DecodeErrorReason,
 }
 
 /// Reason why a field cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum DecodeErrorReason {
     #[error("not the protobuf message it should be: {0}")]
     Malformed(#[source] prost::DecodeError),
     #[error("is missing")]
@@ -22,19 +22,19 @@ pub(crate) enum Refusal {
     #[error("a prefix of {0} bits is too long for the address")]
     PrefixLength(u32),
     #[error("{0:?} is no prefix of addresses")]
-    Prefix(String),
+    InvalidPrefix(String),
     #[error("unknown value {0}")]
     UnknownValue(i32),
     #[error("{0} is not a port")]
-    Port(u32),
+    InvalidPort(u32),
     #[error("{0}")]
-    Name(#[source] model::ParseNameError),
+    InvalidName(#[source] model::ParseNameError),
     #[error("{0}")]
-    Identity(#[source] model::ParseIdentityError),
+    InvalidIdentity(#[source] model::ParseIdentityError),
     #[error("{0} is not a status of an error, 400 to 599")]
-    Status(u32),
+    NotErrorStatus(u32),
     #[error("{0} is no status that a request could be answered with")]
-    FaultStatus(u32),
+    InvalidFaultStatus(u32),
     #[error("legacy Istio mTLS is not supported")]
     LegacyTunnel,
     #[error("a match without a value")]
@@ -44,18 +44,18 @@ pub(crate) enum Refusal {
     #[error("field {0} is unknown")]
     UnknownField(u32),
     #[error("the extension {0:?} is unknown")]
-    Extension(String),
+    UnknownExtension(String),
     #[error("names {0}, not the policy that it was sent as")]
-    OtherPolicy(model::PolicyKey),
+    PolicyNameMismatch(model::PolicyKey),
 }
 
 impl DecodeError {
-    pub(crate) fn new(field: &'static str, reason: Refusal) -> Self {
+    pub(crate) fn new(field: &'static str, reason: DecodeErrorReason) -> Self {
         Self { field, reason }
     }
 
     pub(crate) fn missing(field: &'static str) -> Self {
-        Self::new(field, Refusal::Missing)
+        Self::new(field, DecodeErrorReason::Missing)
     }
 
     /// Returns the path of the field that cannot be decoded.

@@ -6,7 +6,7 @@ use ambit_model as model;
 use ipnet::IpNet;
 use prost::Message;
 
-use super::error::{DecodeError, Refusal};
+use super::error::{DecodeError, DecodeErrorReason};
 use crate::workload as wire;
 
 /// Converts an IP address of 4 or 16 bytes; an IPv4-mapped one becomes IPv4.
@@ -14,14 +14,19 @@ pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeErro
     let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
         (Ok(four), _) => IpAddr::from(four),
         (_, Ok(sixteen)) => IpAddr::from(sixteen),
-        _ => return Err(DecodeError::new(field, Refusal::AddressLength(bytes.len()))),
+        _ => {
+            return Err(DecodeError::new(
+                field,
+                DecodeErrorReason::AddressLength(bytes.len()),
+            ));
+        }
     };
     Ok(ip.to_canonical())
 }
 
 /// Converts an IP prefix; one of IPv4-mapped addresses becomes the IPv4 prefix.
 pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
-    let too_long = || DecodeError::new(field, Refusal::PrefixLength(length));
+    let too_long = || DecodeError::new(field, DecodeErrorReason::PrefixLength(length));
     let address = ip(field, bytes)?;
     let mapped = address.is_ipv4() && bytes.len() == 16;
     let (address, length) = match (mapped, length.checked_sub(96)) {
@@ -40,12 +45,15 @@ pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<I
 
 /// Converts a port number; 0 to 65535 are valid.
 pub(crate) fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
-    u16::try_from(port).map_err(|_| DecodeError::new(field, Refusal::Port(port)))
+    u16::try_from(port).map_err(|_| DecodeError::new(field, DecodeErrorReason::InvalidPort(port)))
 }
 
 /// Converts the number of an enum's value; unknown numbers are errors.
-pub(crate) fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeError> {
-    T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
+pub(crate) fn decode_enum<T: TryFrom<i32>>(
+    field: &'static str,
+    value: i32,
+) -> Result<T, DecodeError> {
+    T::try_from(value).map_err(|_| DecodeError::new(field, DecodeErrorReason::UnknownValue(value)))
 }
 
 /// Decodes the extension with this name; `None` if there is none.
@@ -63,7 +71,7 @@ pub(super) fn extension<M: Message + Default>(
         .ok_or_else(|| DecodeError::missing(field))?;
     M::decode(config.value.as_slice())
         .map(Some)
-        .map_err(|source| DecodeError::new(field, Refusal::Malformed(source)))
+        .map_err(|source| DecodeError::new(field, DecodeErrorReason::Malformed(source)))
 }
 
 /// Converts the ports of a service to a map from service port to target port.

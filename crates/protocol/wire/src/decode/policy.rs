@@ -8,15 +8,16 @@ use ipnet::IpNet;
 use prost::Message;
 
 use super::{
-    error::{DecodeError, Refusal},
-    fields::{known, port, prefix},
-    strict::{NotUnderstood, Substitute, under_own_name, whole},
+    error::{DecodeError, DecodeErrorReason},
+    fields::{decode_enum, port, prefix},
+    strict::{RecordDecodeError, Substitute, check_resource_name, decode_strictly},
 };
 use crate::{security as wire, unknown::ISTIO_SECURITY_AUTHORIZATION};
 
 /// Decodes an `istio.security.Authorization` in full: fields that this build does not know are errors.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
-    let policy: wire::Authorization = whole("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
+    let policy: wire::Authorization =
+        decode_strictly("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
     policy.try_into()
 }
 
@@ -29,9 +30,9 @@ pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> 
 pub fn policy(
     name: &str,
     bytes: &[u8],
-) -> Result<model::Authorization, NotUnderstood<model::Authorization>> {
+) -> Result<model::Authorization, RecordDecodeError<model::Authorization>> {
     let (read, key) = (authorization(bytes), model::Authorization::key);
-    under_own_name(name, "authorization.name", read, key, |key, why| {
+    check_resource_name(name, "authorization.name", read, key, |key, why| {
         let record = Box::new(substitute(key, bytes, why));
         Substitute {
             effect: match record.dry_run {
@@ -80,14 +81,14 @@ impl TryFrom<wire::Authorization> for model::Authorization {
         if from.name.is_empty() {
             return Err(DecodeError::missing("authorization.name"));
         }
-        no_extensions("authorization.extensions", &from.extensions)?;
+        reject_extensions("authorization.extensions", &from.extensions)?;
         let rules = from
             .rules
             .into_iter()
             .map(|rule| {
                 let clause = |clause: wire::Clause| {
                     if clause.matches.is_empty() {
-                        return Err(DecodeError::new("clause.matches", Refusal::Empty));
+                        return Err(DecodeError::new("clause.matches", DecodeErrorReason::Empty));
                     }
                     clause.matches.into_iter().map(TryInto::try_into).collect()
                 };
@@ -98,7 +99,7 @@ impl TryFrom<wire::Authorization> for model::Authorization {
             name: from.name.into(),
             namespace: from.namespace.into(),
             scope: scope(from.scope)?,
-            action: match known("authorization.action", from.action)? {
+            action: match decode_enum("authorization.action", from.action)? {
                 wire::Action::Allow => model::Action::Allow,
                 wire::Action::Deny => model::Action::Deny,
             },
@@ -110,7 +111,7 @@ impl TryFrom<wire::Authorization> for model::Authorization {
 }
 
 fn scope(value: i32) -> Result<model::Scope, DecodeError> {
-    Ok(match known("authorization.scope", value)? {
+    Ok(match decode_enum("authorization.scope", value)? {
         wire::Scope::Global => model::Scope::Global,
         wire::Scope::Namespace => model::Scope::Namespace,
         wire::Scope::WorkloadSelector => model::Scope::WorkloadSelector,
@@ -118,11 +119,14 @@ fn scope(value: i32) -> Result<model::Scope, DecodeError> {
 }
 
 /// Rejects extensions: in a policy, one may be a condition.
-fn no_extensions(field: &'static str, extensions: &[wire::Extension]) -> Result<(), DecodeError> {
+fn reject_extensions(
+    field: &'static str,
+    extensions: &[wire::Extension],
+) -> Result<(), DecodeError> {
     match extensions.first() {
         Some(extension) => Err(DecodeError::new(
             field,
-            Refusal::Extension(extension.name.clone()),
+            DecodeErrorReason::UnknownExtension(extension.name.clone()),
         )),
         None => Ok(()),
     }
@@ -132,23 +136,29 @@ impl TryFrom<wire::Match> for model::Match {
     type Error = DecodeError;
 
     fn try_from(from: wire::Match) -> Result<Self, DecodeError> {
-        no_extensions("match.extensions", &from.extensions)?;
+        reject_extensions("match.extensions", &from.extensions)?;
         Ok(Self {
-            namespaces: texts("match.namespaces", from.namespaces)?,
-            not_namespaces: texts("match.not_namespaces", from.not_namespaces)?,
-            principals: texts("match.principals", from.principals)?,
-            not_principals: texts("match.not_principals", from.not_principals)?,
-            service_accounts: accounts("match.service_accounts", from.service_accounts)?,
-            not_service_accounts: accounts(
+            namespaces: decode_string_matches("match.namespaces", from.namespaces)?,
+            not_namespaces: decode_string_matches("match.not_namespaces", from.not_namespaces)?,
+            principals: decode_string_matches("match.principals", from.principals)?,
+            not_principals: decode_string_matches("match.not_principals", from.not_principals)?,
+            service_accounts: decode_service_account_matches(
+                "match.service_accounts",
+                from.service_accounts,
+            )?,
+            not_service_accounts: decode_service_account_matches(
                 "match.not_service_accounts",
                 from.not_service_accounts,
             )?,
-            source_ips: nets("match.source_ips", &from.source_ips)?,
-            not_source_ips: nets("match.not_source_ips", &from.not_source_ips)?,
-            destination_ips: nets("match.destination_ips", &from.destination_ips)?,
-            not_destination_ips: nets("match.not_destination_ips", &from.not_destination_ips)?,
-            destination_ports: ports("match.destination_ports", from.destination_ports)?,
-            not_destination_ports: ports(
+            source_ips: decode_ip_nets("match.source_ips", &from.source_ips)?,
+            not_source_ips: decode_ip_nets("match.not_source_ips", &from.not_source_ips)?,
+            destination_ips: decode_ip_nets("match.destination_ips", &from.destination_ips)?,
+            not_destination_ips: decode_ip_nets(
+                "match.not_destination_ips",
+                &from.not_destination_ips,
+            )?,
+            destination_ports: decode_ports("match.destination_ports", from.destination_ports)?,
+            not_destination_ports: decode_ports(
                 "match.not_destination_ports",
                 from.not_destination_ports,
             )?,
@@ -156,7 +166,7 @@ impl TryFrom<wire::Match> for model::Match {
     }
 }
 
-pub(crate) fn texts(
+pub(crate) fn decode_string_matches(
     field: &'static str,
     from: Vec<wire::StringMatch>,
 ) -> Result<Vec<model::StringMatch>, DecodeError> {
@@ -166,34 +176,37 @@ pub(crate) fn texts(
             Some(MatchType::Exact(text)) => Ok(model::StringMatch::Exact(text.into())),
             // Would match every text, which the contract expresses by `presence`.
             Some(MatchType::Prefix(text) | MatchType::Suffix(text)) if text.is_empty() => {
-                Err(DecodeError::new(field, Refusal::EmptyMatch))
+                Err(DecodeError::new(field, DecodeErrorReason::EmptyMatch))
             }
             Some(MatchType::Prefix(text)) => Ok(model::StringMatch::Prefix(text.into())),
             Some(MatchType::Suffix(text)) => Ok(model::StringMatch::Suffix(text.into())),
             Some(MatchType::Presence(())) => Ok(model::StringMatch::Presence),
-            None => Err(DecodeError::new(field, Refusal::EmptyMatch)),
+            None => Err(DecodeError::new(field, DecodeErrorReason::EmptyMatch)),
         })
         .collect()
 }
 
-pub(crate) fn nets(field: &'static str, from: &[wire::Address]) -> Result<Vec<IpNet>, DecodeError> {
+pub(crate) fn decode_ip_nets(
+    field: &'static str,
+    from: &[wire::Address],
+) -> Result<Vec<IpNet>, DecodeError> {
     from.iter()
         .map(|net| prefix(field, &net.address, net.length))
         .collect()
 }
 
-pub(crate) fn ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
+pub(crate) fn decode_ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
     from.into_iter().map(|number| port(field, number)).collect()
 }
 
-pub(crate) fn accounts(
+pub(crate) fn decode_service_account_matches(
     field: &'static str,
     from: Vec<wire::ServiceAccountMatch>,
 ) -> Result<Vec<model::ServiceAccountMatch>, DecodeError> {
     from.into_iter()
         .map(|account| {
             if account.namespace.is_empty() || account.service_account.is_empty() {
-                return Err(DecodeError::new(field, Refusal::EmptyMatch));
+                return Err(DecodeError::new(field, DecodeErrorReason::EmptyMatch));
             }
             Ok(model::ServiceAccountMatch {
                 namespace: account.namespace.into(),

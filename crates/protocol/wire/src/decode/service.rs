@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use ambit_model as model;
 
 use super::{
-    error::{DecodeError, Refusal},
-    fields::{extension, gateway, ip, known, port, port_map, prefix},
+    error::{DecodeError, DecodeErrorReason},
+    fields::{decode_enum, extension, gateway, ip, port, port_map, prefix},
 };
 use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
@@ -21,7 +21,10 @@ impl TryFrom<wire::Service> for model::Service {
             // Its name (`namespace/hostname`) could be another service's.
             let name = format!("{}/{}", from.namespace, from.hostname);
             if let Err(source) = name.parse::<model::NamespacedHostname>() {
-                return Err(DecodeError::new("service.hostname", Refusal::Name(source)));
+                return Err(DecodeError::new(
+                    "service.hostname",
+                    DecodeErrorReason::InvalidName(source),
+                ));
             }
         }
         let mut vips = Vec::new();
@@ -129,9 +132,12 @@ fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, Dec
     use wire::load_balancing::{HealthPolicy, Mode, Scope};
     const SCOPE: &str = "service.load_balancing.routing_preference";
     let scope = |value: i32| {
-        Ok(match known(SCOPE, value)? {
+        Ok(match decode_enum(SCOPE, value)? {
             Scope::UnspecifiedScope => {
-                return Err(DecodeError::new(SCOPE, Refusal::UnknownValue(value)));
+                return Err(DecodeError::new(
+                    SCOPE,
+                    DecodeErrorReason::UnknownValue(value),
+                ));
             }
             Scope::Region => model::LbScope::Region,
             Scope::Zone => model::LbScope::Zone,
@@ -147,13 +153,16 @@ fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, Dec
             .into_iter()
             .map(scope)
             .collect::<Result<_, _>>()?,
-        mode: match known("service.load_balancing.mode", from.mode)? {
+        mode: match decode_enum("service.load_balancing.mode", from.mode)? {
             Mode::UnspecifiedMode => model::LbMode::Standard,
             Mode::Strict => model::LbMode::Strict,
             Mode::Failover => model::LbMode::Failover,
             Mode::Passthrough => model::LbMode::Passthrough,
         },
-        health_policy: match known("service.load_balancing.health_policy", from.health_policy)? {
+        health_policy: match decode_enum(
+            "service.load_balancing.health_policy",
+            from.health_policy,
+        )? {
             HealthPolicy::OnlyHealthy => model::HealthPolicy::OnlyHealthy,
             HealthPolicy::AllowAll => model::HealthPolicy::AllowAll,
         },
@@ -161,7 +170,7 @@ fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, Dec
 }
 
 fn ip_families(value: i32) -> Result<Option<model::IpFamilies>, DecodeError> {
-    Ok(match known("service.ip_families", value)? {
+    Ok(match decode_enum("service.ip_families", value)? {
         wire::IpFamilies::Automatic => None,
         wire::IpFamilies::Ipv4Only => Some(model::IpFamilies::Ipv4),
         wire::IpFamilies::Ipv6Only => Some(model::IpFamilies::Ipv6),

@@ -3,13 +3,13 @@
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
-use super::error::{DecodeError, Refusal};
+use super::error::{DecodeError, DecodeErrorReason};
 use crate::unknown;
 
 /// Error of a record that is not understood in full, with its substitute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
-pub struct NotUnderstood<T> {
+pub struct RecordDecodeError<T> {
     /// Error that names the field which is not understood.
     pub error: DecodeError,
     /// Record that replaces the rejected one; `None` if its last good version remains in force.
@@ -28,7 +28,7 @@ pub struct Substitute<T> {
     pub is_policy: bool,
 }
 
-impl<T> NotUnderstood<T> {
+impl<T> RecordDecodeError<T> {
     /// Creates the error of a record whose last good version remains in force.
     pub(crate) fn without_substitute(error: DecodeError) -> Self {
         Self {
@@ -39,19 +39,19 @@ impl<T> NotUnderstood<T> {
 }
 
 #[cfg(test)]
-impl<T> NotUnderstood<T> {
+impl<T> RecordDecodeError<T> {
     pub(crate) fn substitute_record(self) -> T {
         *self.substitute.unwrap().record
     }
 }
 
 /// Decodes a message in full: fields that this build does not know are errors.
-pub(crate) fn whole<M: Message + Default>(
+pub(crate) fn decode_strictly<M: Message + Default>(
     field: &'static str,
     schema: &'static unknown::Message,
     bytes: &[u8],
 ) -> Result<M, DecodeError> {
-    let malformed = |source| DecodeError::new(field, Refusal::Malformed(source));
+    let malformed = |source| DecodeError::new(field, DecodeErrorReason::Malformed(source));
     let message = M::decode(bytes).map_err(malformed)?;
     let mut unknown = None;
     schema
@@ -62,7 +62,7 @@ pub(crate) fn whole<M: Message + Default>(
     match unknown {
         Some(field) => Err(DecodeError::new(
             field.message,
-            Refusal::UnknownField(field.number),
+            DecodeErrorReason::UnknownField(field.number),
         )),
         None => Ok(message),
     }
@@ -70,19 +70,22 @@ pub(crate) fn whole<M: Message + Default>(
 
 /// Returns the record if its contents have the name (`namespace/name`) under which it was sent, otherwise the
 /// substitute for that name.
-pub(crate) fn under_own_name<T>(
+pub(crate) fn check_resource_name<T>(
     name: &str,
     field: &'static str,
     read: Result<T, DecodeError>,
     key: impl FnOnce(&T) -> PolicyKey,
     substitute: impl FnOnce(PolicyKey, model::ArcStr) -> Substitute<T>,
-) -> Result<T, NotUnderstood<T>> {
-    let named = PolicyKey::of_record(name);
+) -> Result<T, RecordDecodeError<T>> {
+    let named = PolicyKey::from_resource_name(name);
     let read = read.and_then(|read| match key(&read) {
         own if own == named => Ok(read),
-        own => Err(DecodeError::new(field, Refusal::OtherPolicy(own))),
+        own => Err(DecodeError::new(
+            field,
+            DecodeErrorReason::PolicyNameMismatch(own),
+        )),
     });
-    read.map_err(|error| NotUnderstood {
+    read.map_err(|error| RecordDecodeError {
         substitute: Some(substitute(named, error.to_string().into())),
         error,
     })

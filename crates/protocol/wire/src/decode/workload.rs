@@ -3,9 +3,9 @@
 use ambit_model as model;
 
 use super::{
-    error::{DecodeError, Refusal},
-    fields::{extension, gateway, ip, known, or_default, port, port_map},
-    policy::texts,
+    error::{DecodeError, DecodeErrorReason},
+    fields::{decode_enum, extension, gateway, ip, or_default, port, port_map},
+    policy::decode_string_matches,
 };
 use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
 
@@ -21,7 +21,7 @@ impl TryFrom<wire::Workload> for model::Workload {
             .into_iter()
             .map(|(name, ports)| {
                 let name = name.parse().map_err(|source| {
-                    DecodeError::new("workload.services", Refusal::Name(source))
+                    DecodeError::new("workload.services", DecodeErrorReason::InvalidName(source))
                 })?;
                 Ok((name, port_map("workload.services.ports", &ports.ports)?))
             })
@@ -76,24 +76,24 @@ impl TryFrom<wire::Workload> for model::Workload {
 
 fn protocol(value: i32) -> Result<model::Protocol, DecodeError> {
     const FIELD: &str = "workload.tunnel_protocol";
-    match known(FIELD, value)? {
+    match decode_enum(FIELD, value)? {
         wire::TunnelProtocol::None => Ok(model::Protocol::Tcp),
         wire::TunnelProtocol::Hbone => Ok(model::Protocol::Hbone),
         wire::TunnelProtocol::LegacyIstioMtls => {
-            Err(DecodeError::new(FIELD, Refusal::LegacyTunnel))
+            Err(DecodeError::new(FIELD, DecodeErrorReason::LegacyTunnel))
         }
     }
 }
 
 fn network_mode(value: i32) -> Result<model::NetworkMode, DecodeError> {
-    Ok(match known("workload.network_mode", value)? {
+    Ok(match decode_enum("workload.network_mode", value)? {
         wire::NetworkMode::Standard => model::NetworkMode::Standard,
         wire::NetworkMode::HostNetwork => model::NetworkMode::HostNetwork,
     })
 }
 
 fn workload_type(value: i32) -> Result<model::WorkloadKind, DecodeError> {
-    Ok(match known("workload.workload_type", value)? {
+    Ok(match decode_enum("workload.workload_type", value)? {
         wire::WorkloadType::Deployment => model::WorkloadKind::Deployment,
         wire::WorkloadType::Cronjob => model::WorkloadKind::Cronjob,
         wire::WorkloadType::Pod => model::WorkloadKind::Pod,
@@ -102,7 +102,7 @@ fn workload_type(value: i32) -> Result<model::WorkloadKind, DecodeError> {
 }
 
 fn status(value: i32) -> Result<model::WorkloadStatus, DecodeError> {
-    Ok(match known("workload.status", value)? {
+    Ok(match decode_enum("workload.status", value)? {
         wire::WorkloadStatus::Healthy => model::WorkloadStatus::Healthy,
         wire::WorkloadStatus::Unhealthy => model::WorkloadStatus::Unhealthy,
     })
@@ -118,7 +118,7 @@ fn locality(from: wire::Locality) -> model::Locality {
 
 fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel, DecodeError> {
     use wire::application_tunnel::Protocol;
-    let protocol = match known("workload.application_tunnel.protocol", from.protocol)? {
+    let protocol = match decode_enum("workload.application_tunnel.protocol", from.protocol)? {
         Protocol::None => model::AppTunnelProtocol::None,
         Protocol::Proxy => model::AppTunnelProtocol::Proxy,
     };
@@ -147,7 +147,7 @@ fn endpoint_waypoint(
         .iter()
         .map(|text| text.parse())
         .collect::<Result<_, _>>()
-        .map_err(|source| DecodeError::new(FIELD, Refusal::Identity(source)))?;
+        .map_err(|source| DecodeError::new(FIELD, DecodeErrorReason::InvalidIdentity(source)))?;
     Ok(Some(model::EndpointWaypoint {
         waypoint: gateway(FIELD, at)?,
         identities,
@@ -164,8 +164,8 @@ fn rules(from: ambit::WaypointRules) -> Result<Vec<model::WaypointRule>, DecodeE
         let ports = from.ports.into_iter().map(|number| port(FIELD, number));
         Ok(model::WaypointRule {
             ports: ports.collect::<Result<_, _>>()?,
-            principals: texts(FIELD, from.principals)?,
-            namespaces: texts(FIELD, from.namespaces)?,
+            principals: decode_string_matches(FIELD, from.principals)?,
+            namespaces: decode_string_matches(FIELD, from.namespaces)?,
         })
     };
     from.rules.into_iter().map(rule).collect()

@@ -6,7 +6,7 @@ const DENIAL: &[u8] =
 
 #[test]
 fn a_denial_is_read() {
-    let Answer::Denied(denied) = Answer::decode(DENIAL).unwrap() else {
+    let CheckResponse::Denied(denied) = CheckResponse::decode(DENIAL).unwrap() else {
         panic!("not denied");
     };
     assert_eq!(denied.status, Some(401));
@@ -16,33 +16,33 @@ fn a_denial_is_read() {
 
 #[test]
 fn ambiguous_check_response_counts_as_none() {
-    assert_eq!(Answer::decode(b""), Err(AnswerError::Empty));
+    assert_eq!(CheckResponse::decode(b""), Err(CheckResponseError::Empty));
     // A status of OK, and a denial.
     assert_eq!(
-        Answer::decode(b"\x0a\x00\x12\x00"),
-        Err(AnswerError::Contradiction)
+        CheckResponse::decode(b"\x0a\x00\x12\x00"),
+        Err(CheckResponseError::Contradiction)
     );
     // A status of OK, and an error.
     assert_eq!(
-        Answer::decode(b"\x0a\x00\x2a\x00"),
-        Err(AnswerError::Contradiction)
+        CheckResponse::decode(b"\x0a\x00\x2a\x00"),
+        Err(CheckResponseError::Contradiction)
     );
     assert!(matches!(
-        Answer::decode(b"\x0a\x02\x08\x0d\x2a\x00"),
-        Ok(Answer::Denied(_))
+        CheckResponse::decode(b"\x0a\x02\x08\x0d\x2a\x00"),
+        Ok(CheckResponse::Denied(_))
     ));
     // A status of PERMISSION_DENIED, and an admission.
     assert_eq!(
-        Answer::decode(b"\x0a\x02\x08\x07\x1a\x00"),
-        Err(AnswerError::Contradiction)
+        CheckResponse::decode(b"\x0a\x02\x08\x07\x1a\x00"),
+        Err(CheckResponseError::Contradiction)
     );
     assert!(matches!(
-        Answer::decode(b"\xff\xff"),
-        Err(AnswerError::Malformed(_))
+        CheckResponse::decode(b"\xff\xff"),
+        Err(CheckResponseError::Malformed(_))
     ));
     assert_eq!(
-        Answer::decode(b"\x0a\x00"),
-        Ok(Answer::Allowed(Allowed::default()))
+        CheckResponse::decode(b"\x0a\x00"),
+        Ok(CheckResponse::Allowed(AllowedResponse::default()))
     );
 }
 
@@ -54,9 +54,9 @@ fn headers_are_set_by_the_check_response() {
             append,
             append_action,
         };
-        header(option, unsaid).unwrap().how
+        header(option, unsaid).unwrap().action
     };
-    use HeaderChange as C;
+    use HeaderAction as C;
     assert_eq!(of(None, 0, C::Set), C::Set);
     assert_eq!(of(None, 0, C::Append), C::Append);
     assert_eq!(of(Some(true), 2, C::Set), C::Append);

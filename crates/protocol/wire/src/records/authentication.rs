@@ -5,12 +5,12 @@ use prost::Message;
 
 use super::{
     RecordCodec,
-    read::{all, hostname, object_part, optional, targets},
+    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, Substitute, under_own_name, whole},
+    decode::{DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_strictly},
     unknown::AMBIT_V1_WAYPOINTAUTHENTICATION,
     workload,
 };
@@ -23,15 +23,15 @@ impl RecordCodec for model::Authentication {
         wire::WaypointAuthentication::from(self).encode_to_vec()
     }
 
-    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read = whole(
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read = decode_strictly(
             "waypoint_authentication",
             &AMBIT_V1_WAYPOINTAUTHENTICATION,
             bytes,
         )
         .and_then(authentication);
-        under_own_name(
-            object_part(name),
+        check_resource_name(
+            object_name(name),
             "waypoint_authentication.name",
             read,
             |read| read.key.clone(),
@@ -74,11 +74,11 @@ fn authentication(
             name: from.name.into(),
         },
         for_gateway: from.for_gateway,
-        services: all(from.services, |name| {
-            hostname("waypoint_authentication.services", Some(name))
+        services: decode_all(from.services, |name| {
+            decode_hostname("waypoint_authentication.services", Some(name))
         })?,
-        rules: all(from.rules, rule)?,
-        not_understood: optional(from.not_understood),
+        rules: decode_all(from.rules, rule)?,
+        not_understood: none_if_empty(from.not_understood),
     })
 }
 
@@ -105,7 +105,7 @@ fn rule(from: wire::JwtRule) -> Result<model::JwtRule, DecodeError> {
         headers: pairs(from.headers),
         params: texts(from.params),
         cookies: texts(from.cookies),
-        payload_header: optional(from.payload_header),
+        payload_header: none_if_empty(from.payload_header),
         claim_headers: pairs(from.claim_headers),
         forward_token: from.forward_token,
         words: texts(from.space_delimited_claims),
@@ -118,9 +118,9 @@ impl From<&model::Authentication> for wire::WaypointAuthentication {
             namespace: from.key.namespace.to_string(),
             name: from.key.name.to_string(),
             for_gateway: from.for_gateway,
-            services: write::all::<_, workload::NamespacedHostname>(&from.services),
-            rules: write::all(&from.rules),
-            not_understood: write::optional(from.not_understood.as_ref()),
+            services: write::encode_all::<_, workload::NamespacedHostname>(&from.services),
+            rules: write::encode_all(&from.rules),
+            not_understood: write::encode_optional(from.not_understood.as_ref()),
         }
     }
 }
@@ -137,7 +137,7 @@ impl From<&model::JwtRule> for wire::JwtRule {
         };
         Self {
             issuer: from.issuer.to_string(),
-            audiences: write::texts(&from.audiences),
+            audiences: write::encode_texts(&from.audiences),
             keys: Some(match &from.keys {
                 model::JwtKeys::Known(keys) => Keys::KeySet(keys.to_string()),
                 model::JwtKeys::Pending => Keys::Pending(true),
@@ -145,12 +145,12 @@ impl From<&model::JwtRule> for wire::JwtRule {
             }),
             key_source: from.key_source.to_string(),
             headers: pairs(&from.headers),
-            params: write::texts(&from.params),
-            cookies: write::texts(&from.cookies),
-            payload_header: write::optional(from.payload_header.as_ref()),
+            params: write::encode_texts(&from.params),
+            cookies: write::encode_texts(&from.cookies),
+            payload_header: write::encode_optional(from.payload_header.as_ref()),
             claim_headers: pairs(&from.claim_headers),
             forward_token: from.forward_token,
-            space_delimited_claims: write::texts(&from.words),
+            space_delimited_claims: write::encode_texts(&from.words),
         }
     }
 }
@@ -175,7 +175,7 @@ mod tests {
             words: vec!["w".into()],
         };
         model::Authentication {
-            key: PolicyKey::of_record("ns/ra"),
+            key: PolicyKey::from_resource_name("ns/ra"),
             for_gateway: false,
             services: vec![model::NamespacedHostname::new("ns", "a")],
             rules: vec![

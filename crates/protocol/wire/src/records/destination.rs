@@ -12,11 +12,11 @@ use prost::Message as _;
 
 use super::{
     RecordCodec,
-    read::{all, hostname, optional},
+    read::{decode_all, decode_hostname, none_if_empty},
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, known, port, whole},
+    decode::{DecodeError, RecordDecodeError, decode_enum, decode_strictly, port},
     unknown::AMBIT_V1_WAYPOINTDESTINATION,
 };
 
@@ -28,17 +28,17 @@ impl RecordCodec for model::WaypointDestination {
         wire::WaypointDestination::from(self).encode_to_vec()
     }
 
-    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read = whole("waypoint_destination", &AMBIT_V1_WAYPOINTDESTINATION, bytes)
+    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read = decode_strictly("waypoint_destination", &AMBIT_V1_WAYPOINTDESTINATION, bytes)
             .and_then(destination);
-        read.map_err(NotUnderstood::without_substitute)
+        read.map_err(RecordDecodeError::without_substitute)
     }
 }
 
 fn destination(from: wire::WaypointDestination) -> Result<model::WaypointDestination, DecodeError> {
     let mut subsets = BTreeMap::new();
     for of in from.subsets {
-        let name = optional(of.name);
+        let name = none_if_empty(of.name);
         let name = name.ok_or_else(|| DecodeError::missing("destination_subset.name"))?;
         let workloads = of.workloads.into_iter();
         let subset = model::DestinationSubset {
@@ -49,7 +49,7 @@ fn destination(from: wire::WaypointDestination) -> Result<model::WaypointDestina
         subsets.insert(name, subset);
     }
     Ok(model::WaypointDestination {
-        service: hostname("waypoint_destination.service", from.service)?,
+        service: decode_hostname("waypoint_destination.service", from.service)?,
         policy: policy(from.policy)?,
         ports: ports(from.ports)?,
         subsets,
@@ -73,7 +73,7 @@ fn time(of: u64) -> Option<Duration> {
 
 fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPolicy, DecodeError> {
     let from = from.ok_or_else(|| DecodeError::missing("waypoint_destination.policy"))?;
-    let balancing = match known("destination_policy.balancing", from.balancing)? {
+    let balancing = match decode_enum("destination_policy.balancing", from.balancing)? {
         wire::DestinationBalancing::LeastRequest => model::Balancing::LeastRequest,
         wire::DestinationBalancing::RoundRobin => model::Balancing::RoundRobin,
         wire::DestinationBalancing::Random => model::Balancing::Random,
@@ -84,7 +84,7 @@ fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPol
         }
     };
     Ok(model::DestinationPolicy {
-        unsupported: optional(from.unsupported),
+        unsupported: none_if_empty(from.unsupported),
         balancing,
         warmup: from.warmup.map(|warmup| model::Warmup {
             duration: Duration::from_millis(warmup.duration),
@@ -102,13 +102,14 @@ fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPol
             max_ejection_percent: of.max_ejection_percent,
             min_health_percent: of.min_health_percent,
         }),
-        http_version: match known("destination_policy.http_version", from.http_version)? {
+        http_version: match decode_enum("destination_policy.http_version", from.http_version)? {
             wire::DestinationHttpVersion::AsDeclared => model::DestinationHttpVersion::AsDeclared,
             wire::DestinationHttpVersion::AsClient => model::DestinationHttpVersion::AsClient,
             wire::DestinationHttpVersion::AlwaysHttp2 => model::DestinationHttpVersion::AlwaysHttp2,
         },
         tls: from.tls.map(tls).transpose()?.map(Arc::new),
-        proxy_protocol: match known("destination_policy.proxy_protocol", from.proxy_protocol)? {
+        proxy_protocol: match decode_enum("destination_policy.proxy_protocol", from.proxy_protocol)?
+        {
             wire::DestinationProxyProtocol::NoHeader => None,
             wire::DestinationProxyProtocol::Text => Some(model::ProxyProtocol::V1),
             wire::DestinationProxyProtocol::Binary => Some(model::ProxyProtocol::V2),
@@ -119,7 +120,7 @@ fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPol
 fn tls(from: wire::DestinationTls) -> Result<model::DestinationTls, DecodeError> {
     use wire::destination_tls::Roots;
     Ok(model::DestinationTls {
-        server_name: optional(from.server_name),
+        server_name: none_if_empty(from.server_name),
         names: from.names.into_iter().map(Into::into).collect(),
         roots: match from.roots {
             None => model::TlsRoots::System,
@@ -128,7 +129,10 @@ fn tls(from: wire::DestinationTls) -> Result<model::DestinationTls, DecodeError>
             Some(Roots::Unverified(true)) => model::TlsRoots::Unverified,
             Some(Roots::Unverified(false)) => model::TlsRoots::System,
         },
-        client: match (optional(from.certificate_file), optional(from.key_file)) {
+        client: match (
+            none_if_empty(from.certificate_file),
+            none_if_empty(from.key_file),
+        ) {
             (None, None) => None,
             (Some(certificate), Some(key)) => Some(model::TlsClientFiles { certificate, key }),
             (None, Some(_)) => {
@@ -145,7 +149,7 @@ fn hash_policy(from: wire::DestinationHash) -> Result<model::HashPolicy, DecodeE
         Some(Source::Header(name)) => model::HashSource::Header(name.into()),
         Some(Source::Cookie(cookie)) => model::HashSource::Cookie(model::HashCookie {
             name: cookie.name.into(),
-            path: optional(cookie.path),
+            path: none_if_empty(cookie.path),
             ttl: cookie.ttl.map(Duration::from_millis),
             attributes: cookie
                 .attributes
@@ -171,8 +175,8 @@ fn hash_policy(from: wire::DestinationHash) -> Result<model::HashPolicy, DecodeE
 
 fn locality(from: wire::DestinationLocality) -> Result<model::LocalityPolicy, DecodeError> {
     use wire::DestinationLocalityMode as Mode;
-    Ok(match known("destination_locality.mode", from.mode)? {
-        Mode::OfService => model::LocalityPolicy::OfService,
+    Ok(match decode_enum("destination_locality.mode", from.mode)? {
+        Mode::OfService => model::LocalityPolicy::ServicePreference,
         Mode::Anywhere => model::LocalityPolicy::Anywhere,
         Mode::Distribute => {
             model::LocalityPolicy::Distribute(from.distribute.into_iter().map(shares).collect())
@@ -183,14 +187,14 @@ fn locality(from: wire::DestinationLocality) -> Result<model::LocalityPolicy, De
                 .map(|pair| (pair.from.into(), pair.to.into()))
                 .collect(),
         ),
-        Mode::Priority => model::LocalityPolicy::Priority(all(from.priority, label)?),
+        Mode::Priority => model::LocalityPolicy::Priority(decode_all(from.priority, label)?),
     })
 }
 
-fn shares(from: wire::DestinationShares) -> model::LocalityShares {
+fn shares(from: wire::DestinationShares) -> model::LocalityDistribution {
     let share =
         |to: wire::DestinationShare| (locality_pattern(to.locality.unwrap_or_default()), to.share);
-    model::LocalityShares {
+    model::LocalityDistribution {
         from: locality_pattern(from.from.unwrap_or_default()),
         to: from.to.into_iter().map(share).collect(),
     }
@@ -198,14 +202,14 @@ fn shares(from: wire::DestinationShares) -> model::LocalityShares {
 
 fn locality_pattern(from: wire::LocalityPattern) -> model::LocalityPattern {
     model::LocalityPattern {
-        region: optional(from.region),
-        zone: optional(from.zone),
-        subzone: optional(from.subzone),
+        region: none_if_empty(from.region),
+        zone: none_if_empty(from.zone),
+        subzone: none_if_empty(from.subzone),
     }
 }
 
 fn label(from: wire::DestinationLabel) -> Result<model::LocalityLabel, DecodeError> {
-    let key = match known("destination_label.key", from.key)? {
+    let key = match decode_enum("destination_label.key", from.key)? {
         wire::DestinationLabelKey::Region => model::LocalityKey::Region,
         wire::DestinationLabelKey::Zone => model::LocalityKey::Zone,
         wire::DestinationLabelKey::Subzone => model::LocalityKey::Subzone,
@@ -215,7 +219,7 @@ fn label(from: wire::DestinationLabel) -> Result<model::LocalityLabel, DecodeErr
     };
     Ok(model::LocalityLabel {
         key,
-        value: optional(from.value),
+        value: none_if_empty(from.value),
     })
 }
 

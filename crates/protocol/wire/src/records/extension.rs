@@ -6,12 +6,15 @@ use prost::Message;
 
 use super::{
     RecordCodec,
-    read::{all, hostname, object_part, optional, targets},
+    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, Substitute, known, port, under_own_name, whole},
+    decode::{
+        DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_enum,
+        decode_strictly, port,
+    },
     unknown::AMBIT_V1_WAYPOINTEXTENSION,
     workload,
 };
@@ -24,14 +27,14 @@ impl RecordCodec for model::WaypointExtension {
         wire::WaypointExtension::from(self).encode_to_vec()
     }
 
-    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read =
-            whole("waypoint_extension", &AMBIT_V1_WAYPOINTEXTENSION, bytes).and_then(extension);
-        under_own_name(
-            object_part(name),
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read = decode_strictly("waypoint_extension", &AMBIT_V1_WAYPOINTEXTENSION, bytes)
+            .and_then(extension);
+        check_resource_name(
+            object_name(name),
             "waypoint_extension.name",
             read,
-            |read| PolicyKey::of_record(&read.key()),
+            |read| PolicyKey::from_resource_name(&read.key()),
             |key, why| Substitute {
                 record: Box::new(substitute(key, bytes, why)),
                 effect: "requests are decided as if it had failed",
@@ -42,7 +45,7 @@ impl RecordCodec for model::WaypointExtension {
 }
 
 fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, DecodeError> {
-    let phase = match known("waypoint_extension.phase", from.phase)? {
+    let phase = match decode_enum("waypoint_extension.phase", from.phase)? {
         wire::ExtensionPhase::Authn => model::ExtensionPhase::Authn,
         wire::ExtensionPhase::Authz => model::ExtensionPhase::Authz,
         wire::ExtensionPhase::Stats => model::ExtensionPhase::Stats,
@@ -53,8 +56,8 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
         namespace: from.namespace.into(),
         name: from.name.into(),
         for_gateway: from.for_gateway,
-        services: all(from.services, |name| {
-            hostname("waypoint_extension.services", Some(name))
+        services: decode_all(from.services, |name| {
+            decode_hostname("waypoint_extension.services", Some(name))
         })?,
         phase,
         priority: from.priority,
@@ -69,11 +72,11 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
         environment: environment
             .map(|one| (one.name.into(), one.value.into()))
             .collect(),
-        ports: all(from.ports, |of| port("waypoint_extension.ports", of))?,
-        callees: all(from.callees, |name| {
-            hostname("waypoint_extension.callees", Some(name))
+        ports: decode_all(from.ports, |of| port("waypoint_extension.ports", of))?,
+        callees: decode_all(from.callees, |name| {
+            decode_hostname("waypoint_extension.callees", Some(name))
         })?,
-        unsupported: optional(from.unsupported),
+        unsupported: none_if_empty(from.unsupported),
     })
 }
 
@@ -136,7 +139,7 @@ impl From<&model::WaypointExtension> for wire::WaypointExtension {
                 .collect(),
             ports: from.ports.iter().map(|port| (*port).into()).collect(),
             callees: from.callees.iter().map(Into::into).collect(),
-            unsupported: write::optional(from.unsupported.as_ref()),
+            unsupported: write::encode_optional(from.unsupported.as_ref()),
         }
     }
 }

@@ -3,10 +3,10 @@
 use ambit_model::{self as model, GatewayName};
 use prost::Message as _;
 
-use super::{RecordCodec, read::all};
+use super::{RecordCodec, read::decode_all};
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, Refusal, ip, known, whole},
+    decode::{DecodeError, DecodeErrorReason, RecordDecodeError, decode_enum, decode_strictly, ip},
     encode::ip_bytes,
     unknown::AMBIT_V1_WAYPOINTGATEWAY,
 };
@@ -19,9 +19,10 @@ impl RecordCodec for model::WaypointGateway {
         wire::WaypointGateway::from(self).encode_to_vec()
     }
 
-    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read = whole("waypoint_gateway", &AMBIT_V1_WAYPOINTGATEWAY, bytes).and_then(gateway);
-        read.map_err(NotUnderstood::without_substitute)
+    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read =
+            decode_strictly("waypoint_gateway", &AMBIT_V1_WAYPOINTGATEWAY, bytes).and_then(gateway);
+        read.map_err(RecordDecodeError::without_substitute)
     }
 }
 
@@ -29,7 +30,7 @@ fn gateway(from: wire::WaypointGateway) -> Result<model::WaypointGateway, Decode
     let name = from
         .gateway
         .ok_or_else(|| DecodeError::missing("waypoint_gateway.gateway"))?;
-    let mode = known(
+    let mode = decode_enum(
         "waypoint_gateway.path_normalization",
         from.path_normalization,
     )?;
@@ -50,16 +51,16 @@ fn gateway(from: wire::WaypointGateway) -> Result<model::WaypointGateway, Decode
             .iter()
             .map(|bytes| ip("waypoint_gateway.cluster_addresses", bytes))
             .collect::<Result<_, _>>()?,
-        allowed_addresses: all(from.allowed_addresses, |text| {
+        allowed_addresses: decode_all(from.allowed_addresses, |text| {
             let refused = |_| {
                 DecodeError::new(
                     "waypoint_gateway.allowed_addresses",
-                    Refusal::Prefix(text.clone()),
+                    DecodeErrorReason::InvalidPrefix(text.clone()),
                 )
             };
             text.parse().map_err(refused)
         })?,
-        services_alone: from.services_only,
+        policies_only_for_services: from.services_only,
     })
 }
 
@@ -91,7 +92,7 @@ impl From<&model::WaypointGateway> for wire::WaypointGateway {
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
-            services_only: from.services_alone,
+            services_only: from.policies_only_for_services,
         }
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use ambit_model as model;
 
 use super::{
-    read::{hostname, optional},
+    read::{decode_hostname, none_if_empty},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, Refusal, port},
+    decode::{DecodeError, DecodeErrorReason, port},
 };
 
 pub(super) fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, DecodeError> {
@@ -23,8 +23,8 @@ pub(super) fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, Decode
             model::HttpFilter::ResponseHeaders(header_changes(changes))
         }
         Some(Kind::Redirect(redirect)) => model::HttpFilter::Redirect(model::HttpRedirect {
-            scheme: optional(redirect.scheme),
-            hostname: optional(redirect.hostname),
+            scheme: none_if_empty(redirect.scheme),
+            hostname: none_if_empty(redirect.hostname),
             port: match redirect.port {
                 0 => None,
                 number => Some(port("http_redirect.port", number)?),
@@ -34,7 +34,7 @@ pub(super) fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, Decode
                 .map_err(|_| DecodeError::missing("http_redirect.status"))?,
         }),
         Some(Kind::Rewrite(rewrite)) => model::HttpFilter::Rewrite(model::HttpRewrite {
-            hostname: optional(rewrite.hostname),
+            hostname: none_if_empty(rewrite.hostname),
             path: rewrite.path.map(path_change).transpose()?,
         }),
         Some(Kind::Mirror(from)) => model::HttpFilter::Mirror(mirror(from)?),
@@ -49,7 +49,7 @@ fn mirror(from: wire::HttpMirror) -> Result<model::HttpMirror, DecodeError> {
         return Err(DecodeError::missing("http_mirror.denominator"));
     }
     Ok(model::HttpMirror {
-        service: hostname("http_mirror.service", from.service)?,
+        service: decode_hostname("http_mirror.service", from.service)?,
         port: port("http_mirror.port", from.port)?,
         numerator: from.numerator,
         denominator: from.denominator,
@@ -71,7 +71,8 @@ fn fault(from: wire::HttpFault) -> Result<model::HttpFault, DecodeError> {
     };
     let abort = |of: wire::HttpFaultAbort| {
         const FIELD: &str = "http_fault_abort.status";
-        let unknown = |status| DecodeError::new(FIELD, Refusal::FaultStatus(status));
+        let unknown =
+            |status| DecodeError::new(FIELD, DecodeErrorReason::InvalidFaultStatus(status));
         let status = match of.status {
             Some(Status::Http(status)) => match u16::try_from(status) {
                 Ok(status @ 200..=599) => model::FaultStatus::Http(status),
@@ -132,14 +133,14 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
             model::HttpFilter::RequestHeaders(changes) => Kind::RequestHeaders(changes.into()),
             model::HttpFilter::ResponseHeaders(changes) => Kind::ResponseHeaders(changes.into()),
             model::HttpFilter::Redirect(redirect) => Kind::Redirect(wire::HttpRedirect {
-                scheme: write::optional(redirect.scheme.as_ref()),
-                hostname: write::optional(redirect.hostname.as_ref()),
+                scheme: write::encode_optional(redirect.scheme.as_ref()),
+                hostname: write::encode_optional(redirect.hostname.as_ref()),
                 port: redirect.port.map(u32::from).unwrap_or_default(),
                 path: redirect.path.as_ref().map(Into::into),
                 status: redirect.status.into(),
             }),
             model::HttpFilter::Rewrite(rewrite) => Kind::Rewrite(wire::HttpRewrite {
-                hostname: write::optional(rewrite.hostname.as_ref()),
+                hostname: write::encode_optional(rewrite.hostname.as_ref()),
                 path: rewrite.path.as_ref().map(Into::into),
             }),
             model::HttpFilter::Mirror(mirror) => Kind::Mirror(wire::HttpMirror {
@@ -149,11 +150,11 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
                 denominator: mirror.denominator,
             }),
             model::HttpFilter::Cors(cors) => Kind::Cors(wire::HttpCors {
-                allow_origins: write::texts(&cors.allow_origins),
+                allow_origins: write::encode_texts(&cors.allow_origins),
                 allow_credentials: cors.allow_credentials,
-                allow_methods: write::texts(&cors.allow_methods),
-                allow_headers: write::texts(&cors.allow_headers),
-                expose_headers: write::texts(&cors.expose_headers),
+                allow_methods: write::encode_texts(&cors.allow_methods),
+                allow_headers: write::encode_texts(&cors.allow_headers),
+                expose_headers: write::encode_texts(&cors.expose_headers),
                 max_age: cors.max_age,
             }),
             model::HttpFilter::Fault(fault) => Kind::Fault(fault.into()),
@@ -175,7 +176,7 @@ impl From<&model::HttpFault> for wire::HttpFault {
         };
         Self {
             delay: from.delay.map(|(duration, share)| wire::HttpFaultDelay {
-                duration: write::milliseconds(Some(duration)),
+                duration: write::encode_milliseconds(Some(duration)),
                 numerator: share.numerator,
                 denominator: share.denominator,
             }),

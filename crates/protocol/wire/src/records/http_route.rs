@@ -6,20 +6,20 @@ use ambit_model as model;
 
 use super::{
     http_filter::filter,
-    read::{all, hostname, optional},
+    read::{decode_all, decode_hostname, none_if_empty},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, Refusal, port, ports},
+    decode::{DecodeError, DecodeErrorReason, decode_ports, port},
 };
 
 pub(super) fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeError> {
     Ok(model::HttpRoute {
         name: route_name("http_route.name", from.name)?,
-        ports: ports("http_route.ports", from.ports)?,
-        rules: all(from.rules, route_rule)?,
-        clients: optional(from.clients),
+        ports: decode_ports("http_route.ports", from.ports)?,
+        rules: decode_all(from.rules, route_rule)?,
+        clients: none_if_empty(from.clients),
         first_match: from.first_match,
         of_service: from.of_service,
     })
@@ -41,24 +41,24 @@ fn route_rule(from: wire::HttpRouteRule) -> Result<model::HttpRouteRule, DecodeE
     let timeouts = from.timeouts.unwrap_or_default();
     let timeout = |of: u64| (of > 0).then(|| Duration::from_millis(of));
     Ok(model::HttpRouteRule {
-        filters: all(from.filters, filter)?,
+        filters: decode_all(from.filters, filter)?,
         timeouts: model::HttpTimeouts {
             request: timeout(timeouts.request),
             backend_request: timeout(timeouts.backend_request),
         },
-        name: optional(from.name),
+        name: none_if_empty(from.name),
         retry: from.retry.map(retry).transpose()?,
         session: from.session.map(session).transpose()?,
-        matches: all(from.matches, route_match)?,
-        backends: all(from.backends, backend)?,
-        unsupported: optional(from.unsupported),
+        matches: decode_all(from.matches, route_match)?,
+        backends: decode_all(from.backends, backend)?,
+        unsupported: none_if_empty(from.unsupported),
     })
 }
 
 fn session(from: wire::HttpSession) -> Result<model::HttpSession, DecodeError> {
     let timeout = |of: u64| (of > 0).then(|| Duration::from_millis(of));
     Ok(model::HttpSession {
-        name: optional(from.name).ok_or_else(|| DecodeError::missing("http_session.name"))?,
+        name: none_if_empty(from.name).ok_or_else(|| DecodeError::missing("http_session.name"))?,
         is_header: from.header,
         is_permanent: from.permanent,
         absolute_timeout: timeout(from.absolute_timeout),
@@ -69,10 +69,13 @@ fn session(from: wire::HttpSession) -> Result<model::HttpSession, DecodeError> {
 fn retry(from: wire::HttpRetry) -> Result<model::HttpRetry, DecodeError> {
     let code = |code: u32| match u16::try_from(code) {
         Ok(code @ 400..=599) => Ok(code),
-        _ => Err(DecodeError::new("http_retry.codes", Refusal::Status(code))),
+        _ => Err(DecodeError::new(
+            "http_retry.codes",
+            DecodeErrorReason::NotErrorStatus(code),
+        )),
     };
     Ok(model::HttpRetry {
-        codes: all(from.codes, code)?,
+        codes: decode_all(from.codes, code)?,
         attempts: from.attempts,
         backoff: (from.backoff > 0).then(|| Duration::from_millis(from.backoff)),
     })
@@ -91,14 +94,14 @@ pub(super) fn route_match(
     };
     Ok(model::HttpRouteMatch {
         path: from.path.map(path).transpose()?,
-        method: optional(from.method),
-        headers: all(from.headers, named)?,
-        query_params: all(from.query_params, named)?,
-        without_headers: all(from.without_headers, named)?,
+        method: none_if_empty(from.method),
+        headers: decode_all(from.headers, decode_named_match)?,
+        query_params: decode_all(from.query_params, decode_named_match)?,
+        without_headers: decode_all(from.without_headers, decode_named_match)?,
     })
 }
 
-fn named(
+fn decode_named_match(
     from: wire::HttpNamedMatch,
 ) -> Result<(model::ArcStr, model::HttpValueMatch), DecodeError> {
     use wire::http_named_match::Kind;
@@ -117,7 +120,7 @@ fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
     use wire::http_backend::Destination;
     const FIELD: &str = "http_backend.destination";
     let service = match from.destination {
-        Some(Destination::Service(name)) => Ok(hostname(FIELD, Some(name))?),
+        Some(Destination::Service(name)) => Ok(decode_hostname(FIELD, Some(name))?),
         Some(Destination::Error(error)) => Err(error.into()),
         None => return Err(DecodeError::missing(FIELD)),
     };
@@ -125,8 +128,8 @@ fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
         service,
         port: port("http_backend.port", from.port)?,
         weight: from.weight,
-        filters: all(from.filters, filter)?,
-        subset: optional(from.subset),
+        filters: decode_all(from.filters, filter)?,
+        subset: none_if_empty(from.subset),
     })
 }
 
@@ -135,8 +138,8 @@ impl From<&model::HttpRoute> for wire::HttpRoute {
         Self {
             name: Some((&from.name).into()),
             ports: from.ports.iter().copied().map(u32::from).collect(),
-            rules: write::all(&from.rules),
-            clients: write::optional(from.clients.as_ref()),
+            rules: write::encode_all(&from.rules),
+            clients: write::encode_optional(from.clients.as_ref()),
             first_match: from.first_match,
             of_service: from.of_service,
         }
@@ -156,26 +159,26 @@ impl From<&model::RouteName> for wire::RouteName {
 impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
     fn from(from: &model::HttpRouteRule) -> Self {
         Self {
-            matches: write::all(&from.matches),
-            backends: write::all(&from.backends),
-            unsupported: write::optional(from.unsupported.as_ref()),
-            filters: write::all(&from.filters),
+            matches: write::encode_all(&from.matches),
+            backends: write::encode_all(&from.backends),
+            unsupported: write::encode_optional(from.unsupported.as_ref()),
+            filters: write::encode_all(&from.filters),
             timeouts: Some(wire::HttpTimeouts {
-                request: write::milliseconds(from.timeouts.request),
-                backend_request: write::milliseconds(from.timeouts.backend_request),
+                request: write::encode_milliseconds(from.timeouts.request),
+                backend_request: write::encode_milliseconds(from.timeouts.backend_request),
             }),
             retry: from.retry.as_ref().map(|retry| wire::HttpRetry {
                 codes: retry.codes.iter().copied().map(u32::from).collect(),
                 attempts: retry.attempts,
-                backoff: write::milliseconds(retry.backoff),
+                backoff: write::encode_milliseconds(retry.backoff),
             }),
-            name: write::optional(from.name.as_ref()),
+            name: write::encode_optional(from.name.as_ref()),
             session: from.session.as_ref().map(|session| wire::HttpSession {
                 name: session.name.to_string(),
                 header: session.is_header,
                 permanent: session.is_permanent,
-                absolute_timeout: write::milliseconds(session.absolute_timeout),
-                idle_timeout: write::milliseconds(session.idle_timeout),
+                absolute_timeout: write::encode_milliseconds(session.absolute_timeout),
+                idle_timeout: write::encode_milliseconds(session.idle_timeout),
             }),
         }
     }
@@ -194,7 +197,7 @@ impl From<&model::HttpRouteMatch> for wire::HttpRouteMatch {
             path: from.path.as_ref().map(|one| wire::HttpPathMatch {
                 kind: Some(path(one)),
             }),
-            method: write::optional(from.method.as_ref()),
+            method: write::encode_optional(from.method.as_ref()),
             headers: from.headers.iter().map(named_match).collect(),
             query_params: from.query_params.iter().map(named_match).collect(),
             without_headers: from.without_headers.iter().map(named_match).collect(),
@@ -225,8 +228,8 @@ impl From<&model::HttpBackend> for wire::HttpBackend {
             destination: Some(destination),
             port: from.port.into(),
             weight: from.weight,
-            filters: write::all(&from.filters),
-            subset: write::optional(from.subset.as_ref()),
+            filters: write::encode_all(&from.filters),
+            subset: write::encode_optional(from.subset.as_ref()),
         }
     }
 }

@@ -10,14 +10,15 @@ use prost::Message;
 use super::{
     RecordCodec,
     provider::provider,
-    read::{all, hostname, object_part, optional, targets},
+    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
     write,
 };
 use crate::{
     ambit as wire,
     decode::{
-        DecodeError, NotUnderstood, Refusal, Substitute, accounts, known, nets, port, ports,
-        prefix, texts, under_own_name, whole,
+        DecodeError, DecodeErrorReason, RecordDecodeError, Substitute, check_resource_name,
+        decode_enum, decode_ip_nets, decode_ports, decode_service_account_matches, decode_strictly,
+        decode_string_matches, port, prefix,
     },
     security,
     unknown::AMBIT_V1_WAYPOINTPOLICY,
@@ -32,10 +33,11 @@ impl RecordCodec for model::HttpPolicy {
         wire::WaypointPolicy::from(self).encode_to_vec()
     }
 
-    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read = whole("waypoint_policy", &AMBIT_V1_WAYPOINTPOLICY, bytes).and_then(policy);
-        under_own_name(
-            object_part(name),
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read =
+            decode_strictly("waypoint_policy", &AMBIT_V1_WAYPOINTPOLICY, bytes).and_then(policy);
+        check_resource_name(
+            object_name(name),
             "waypoint_policy.name",
             read,
             |read| read.key.clone(),
@@ -75,15 +77,15 @@ fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPo
 }
 
 fn policy(from: wire::WaypointPolicy) -> Result<model::HttpPolicy, DecodeError> {
-    let action = known("waypoint_policy.action", from.action)?;
+    let action = decode_enum("waypoint_policy.action", from.action)?;
     Ok(model::HttpPolicy {
         key: PolicyKey {
             namespace: from.namespace.into(),
             name: from.name.into(),
         },
         for_gateway: from.for_gateway,
-        services: all(from.services, |name| {
-            hostname("waypoint_policy.services", Some(name))
+        services: decode_all(from.services, |name| {
+            decode_hostname("waypoint_policy.services", Some(name))
         })?,
         action: match action {
             wire::HttpAction::Allow => model::HttpAction::Allow,
@@ -95,42 +97,51 @@ fn policy(from: wire::WaypointPolicy) -> Result<model::HttpPolicy, DecodeError> 
             wire::HttpAction::Custom => model::HttpAction::Custom,
         },
         dry_run: from.dry_run,
-        rules: all(from.rules, rule)?,
-        not_understood: optional(from.not_understood),
+        rules: decode_all(from.rules, rule)?,
+        not_understood: none_if_empty(from.not_understood),
         provider: from.provider.map(provider).transpose()?.map(Arc::new),
     })
 }
 
 fn rule(from: wire::HttpRule) -> Result<model::HttpRule, DecodeError> {
     Ok(model::HttpRule {
-        sources: all(from.sources, source)?,
-        operations: all(from.operations, operation)?,
-        conditions: all(from.conditions, condition)?,
+        sources: decode_all(from.sources, source)?,
+        operations: decode_all(from.operations, operation)?,
+        conditions: decode_all(from.conditions, condition)?,
     })
 }
 
 fn source(from: wire::HttpSource) -> Result<model::HttpSource, DecodeError> {
     Ok(model::HttpSource {
-        principals: texts("http_source.principals", from.principals)?,
-        not_principals: texts("http_source.not_principals", from.not_principals)?,
-        namespaces: texts("http_source.namespaces", from.namespaces)?,
-        not_namespaces: texts("http_source.not_namespaces", from.not_namespaces)?,
-        service_accounts: accounts("http_source.service_accounts", from.service_accounts)?,
-        not_service_accounts: accounts(
+        principals: decode_string_matches("http_source.principals", from.principals)?,
+        not_principals: decode_string_matches("http_source.not_principals", from.not_principals)?,
+        namespaces: decode_string_matches("http_source.namespaces", from.namespaces)?,
+        not_namespaces: decode_string_matches("http_source.not_namespaces", from.not_namespaces)?,
+        service_accounts: decode_service_account_matches(
+            "http_source.service_accounts",
+            from.service_accounts,
+        )?,
+        not_service_accounts: decode_service_account_matches(
             "http_source.not_service_accounts",
             from.not_service_accounts,
         )?,
-        trust_domains: texts("http_source.trust_domains", from.trust_domains)?,
-        not_trust_domains: texts("http_source.not_trust_domains", from.not_trust_domains)?,
-        ip_blocks: nets("http_source.ip_blocks", &from.ip_blocks)?,
-        not_ip_blocks: nets("http_source.not_ip_blocks", &from.not_ip_blocks)?,
-        remote_ip_blocks: nets("http_source.remote_ip_blocks", &from.remote_ip_blocks)?,
-        not_remote_ip_blocks: nets(
+        trust_domains: decode_string_matches("http_source.trust_domains", from.trust_domains)?,
+        not_trust_domains: decode_string_matches(
+            "http_source.not_trust_domains",
+            from.not_trust_domains,
+        )?,
+        ip_blocks: decode_ip_nets("http_source.ip_blocks", &from.ip_blocks)?,
+        not_ip_blocks: decode_ip_nets("http_source.not_ip_blocks", &from.not_ip_blocks)?,
+        remote_ip_blocks: decode_ip_nets("http_source.remote_ip_blocks", &from.remote_ip_blocks)?,
+        not_remote_ip_blocks: decode_ip_nets(
             "http_source.not_remote_ip_blocks",
             &from.not_remote_ip_blocks,
         )?,
-        request_principals: texts("http_source.request_principals", from.request_principals)?,
-        not_request_principals: texts(
+        request_principals: decode_string_matches(
+            "http_source.request_principals",
+            from.request_principals,
+        )?,
+        not_request_principals: decode_string_matches(
             "http_source.not_request_principals",
             from.not_request_principals,
         )?,
@@ -139,14 +150,14 @@ fn source(from: wire::HttpSource) -> Result<model::HttpSource, DecodeError> {
 
 fn operation(from: wire::HttpOperation) -> Result<model::HttpOperation, DecodeError> {
     Ok(model::HttpOperation {
-        hosts: texts("http_operation.hosts", from.hosts)?,
-        not_hosts: texts("http_operation.not_hosts", from.not_hosts)?,
-        ports: ports("http_operation.ports", from.ports)?,
-        not_ports: ports("http_operation.not_ports", from.not_ports)?,
-        methods: texts("http_operation.methods", from.methods)?,
-        not_methods: texts("http_operation.not_methods", from.not_methods)?,
-        paths: all(from.paths, pattern)?,
-        not_paths: all(from.not_paths, pattern)?,
+        hosts: decode_string_matches("http_operation.hosts", from.hosts)?,
+        not_hosts: decode_string_matches("http_operation.not_hosts", from.not_hosts)?,
+        ports: decode_ports("http_operation.ports", from.ports)?,
+        not_ports: decode_ports("http_operation.not_ports", from.not_ports)?,
+        methods: decode_string_matches("http_operation.methods", from.methods)?,
+        not_methods: decode_string_matches("http_operation.not_methods", from.not_methods)?,
+        paths: decode_all(from.paths, pattern)?,
+        not_paths: decode_all(from.not_paths, pattern)?,
     })
 }
 
@@ -164,7 +175,7 @@ fn text(
     field: &'static str,
     from: security::StringMatch,
 ) -> Result<model::StringMatch, DecodeError> {
-    let mut read = texts(field, vec![from])?;
+    let mut read = decode_string_matches(field, vec![from])?;
     read.pop().ok_or_else(|| DecodeError::missing(field))
 }
 
@@ -173,19 +184,22 @@ fn condition(from: wire::HttpCondition) -> Result<model::HttpCondition, DecodeEr
         .attribute
         .ok_or_else(|| DecodeError::missing("http_condition.attribute"))?;
     if from.values.is_empty() && from.not_values.is_empty() {
-        return Err(DecodeError::new("http_condition.values", Refusal::Empty));
+        return Err(DecodeError::new(
+            "http_condition.values",
+            DecodeErrorReason::Empty,
+        ));
     }
     Ok(model::HttpCondition {
         attribute: self::attribute(attribute)?,
-        values: all(from.values, value)?,
-        not_values: all(from.not_values, value)?,
+        values: decode_all(from.values, value)?,
+        not_values: decode_all(from.not_values, value)?,
     })
 }
 
 fn attribute(from: wire::HttpAttribute) -> Result<model::HttpAttribute, DecodeError> {
     use wire::HttpAttributeKind as Kind;
     const FIELD: &str = "http_attribute.kind";
-    Ok(match known(FIELD, from.kind)? {
+    Ok(match decode_enum(FIELD, from.kind)? {
         Kind::Unspecified => return Err(DecodeError::missing(FIELD)),
         Kind::Header if from.header.is_empty() => {
             return Err(DecodeError::missing("http_attribute.header"));
@@ -236,11 +250,11 @@ impl From<&model::HttpPolicy> for wire::WaypointPolicy {
             namespace: from.key.namespace.to_string(),
             name: from.key.name.to_string(),
             for_gateway: from.for_gateway,
-            services: write::all::<_, workload::NamespacedHostname>(&from.services),
+            services: write::encode_all::<_, workload::NamespacedHostname>(&from.services),
             action: action.into(),
             dry_run: from.dry_run,
-            rules: write::all(&from.rules),
-            not_understood: write::optional(from.not_understood.as_ref()),
+            rules: write::encode_all(&from.rules),
+            not_understood: write::encode_optional(from.not_understood.as_ref()),
             provider: from.provider.as_deref().map(Into::into),
         }
     }
@@ -249,9 +263,9 @@ impl From<&model::HttpPolicy> for wire::WaypointPolicy {
 impl From<&model::HttpRule> for wire::HttpRule {
     fn from(from: &model::HttpRule) -> Self {
         Self {
-            sources: write::all(&from.sources),
-            operations: write::all(&from.operations),
-            conditions: write::all(&from.conditions),
+            sources: write::encode_all(&from.sources),
+            operations: write::encode_all(&from.operations),
+            conditions: write::encode_all(&from.conditions),
         }
     }
 }
@@ -259,20 +273,20 @@ impl From<&model::HttpRule> for wire::HttpRule {
 impl From<&model::HttpSource> for wire::HttpSource {
     fn from(from: &model::HttpSource) -> Self {
         Self {
-            principals: write::all(&from.principals),
-            not_principals: write::all(&from.not_principals),
-            namespaces: write::all(&from.namespaces),
-            not_namespaces: write::all(&from.not_namespaces),
-            service_accounts: write::all(&from.service_accounts),
-            not_service_accounts: write::all(&from.not_service_accounts),
-            trust_domains: write::all(&from.trust_domains),
-            not_trust_domains: write::all(&from.not_trust_domains),
-            ip_blocks: write::all::<IpNet, security::Address>(&from.ip_blocks),
-            not_ip_blocks: write::all(&from.not_ip_blocks),
-            remote_ip_blocks: write::all(&from.remote_ip_blocks),
-            not_remote_ip_blocks: write::all(&from.not_remote_ip_blocks),
-            request_principals: write::all(&from.request_principals),
-            not_request_principals: write::all(&from.not_request_principals),
+            principals: write::encode_all(&from.principals),
+            not_principals: write::encode_all(&from.not_principals),
+            namespaces: write::encode_all(&from.namespaces),
+            not_namespaces: write::encode_all(&from.not_namespaces),
+            service_accounts: write::encode_all(&from.service_accounts),
+            not_service_accounts: write::encode_all(&from.not_service_accounts),
+            trust_domains: write::encode_all(&from.trust_domains),
+            not_trust_domains: write::encode_all(&from.not_trust_domains),
+            ip_blocks: write::encode_all::<IpNet, security::Address>(&from.ip_blocks),
+            not_ip_blocks: write::encode_all(&from.not_ip_blocks),
+            remote_ip_blocks: write::encode_all(&from.remote_ip_blocks),
+            not_remote_ip_blocks: write::encode_all(&from.not_remote_ip_blocks),
+            request_principals: write::encode_all(&from.request_principals),
+            not_request_principals: write::encode_all(&from.not_request_principals),
         }
     }
 }
@@ -281,14 +295,14 @@ impl From<&model::HttpOperation> for wire::HttpOperation {
     fn from(from: &model::HttpOperation) -> Self {
         let ports = |ports: &[u16]| ports.iter().copied().map(u32::from).collect();
         Self {
-            hosts: write::all(&from.hosts),
-            not_hosts: write::all(&from.not_hosts),
+            hosts: write::encode_all(&from.hosts),
+            not_hosts: write::encode_all(&from.not_hosts),
             ports: ports(&from.ports),
             not_ports: ports(&from.not_ports),
-            methods: write::all(&from.methods),
-            not_methods: write::all(&from.not_methods),
-            paths: write::all(&from.paths),
-            not_paths: write::all(&from.not_paths),
+            methods: write::encode_all(&from.methods),
+            not_methods: write::encode_all(&from.not_methods),
+            paths: write::encode_all(&from.paths),
+            not_paths: write::encode_all(&from.not_paths),
         }
     }
 }
@@ -308,8 +322,8 @@ impl From<&model::HttpCondition> for wire::HttpCondition {
     fn from(from: &model::HttpCondition) -> Self {
         Self {
             attribute: Some((&from.attribute).into()),
-            values: write::all(&from.values),
-            not_values: write::all(&from.not_values),
+            values: write::encode_all(&from.values),
+            not_values: write::encode_all(&from.not_values),
         }
     }
 }
@@ -341,7 +355,7 @@ impl From<&model::HttpAttribute> for wire::HttpAttribute {
                 _ => String::new(),
             },
             claim: match from {
-                From::RequestClaim(names) => write::texts(names),
+                From::RequestClaim(names) => write::encode_texts(names),
                 _ => Vec::new(),
             },
         }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use ambit_model as model;
 
-use super::{read::hostname, write};
+use super::{read::decode_hostname, write};
 use crate::{
     ambit as wire,
-    decode::{DecodeError, Refusal, port, texts},
+    decode::{DecodeError, DecodeErrorReason, decode_string_matches, port},
 };
 
 pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, DecodeError> {
@@ -15,17 +15,20 @@ pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, 
     let status_on_error = u16::try_from(status).ok();
     let status_on_error = status_on_error.filter(|status| (400..600).contains(status));
     let destination = if from.unavailable.is_empty() {
-        let service = hostname("waypoint_provider.service", from.service)?;
+        let service = decode_hostname("waypoint_provider.service", from.service)?;
         Ok((service, port("waypoint_provider.port", from.port)?))
     } else {
         Err(from.unavailable.into())
     };
     Ok(model::Provider {
         name: from.name.into(),
-        place: destination,
+        target: destination,
         timeout: Duration::from_millis(from.timeout),
         status_on_error: status_on_error.ok_or_else(|| {
-            DecodeError::new("waypoint_provider.status_on_error", Refusal::Status(status))
+            DecodeError::new(
+                "waypoint_provider.status_on_error",
+                DecodeErrorReason::NotErrorStatus(status),
+            )
         })?,
         fail_open: from.fail_open,
         body: from.body.map(|body| model::ProviderBody {
@@ -44,19 +47,25 @@ fn of_http(from: wire::HttpProvider) -> Result<model::HttpProvider, DecodeError>
     let added = from.added.into_iter();
     Ok(model::HttpProvider {
         path_prefix: from.path_prefix.into(),
-        headers: texts("http_provider.headers", from.headers)?,
+        headers: decode_string_matches("http_provider.headers", from.headers)?,
         added: added
             .map(|header| (header.name.into(), header.value.into()))
             .collect(),
-        to_application: texts("http_provider.to_application", from.to_application)?,
-        to_client_allowed: texts("http_provider.to_client_allowed", from.to_client_allowed)?,
-        to_client_denied: texts("http_provider.to_client_denied", from.to_client_denied)?,
+        to_application: decode_string_matches("http_provider.to_application", from.to_application)?,
+        to_client_allowed: decode_string_matches(
+            "http_provider.to_client_allowed",
+            from.to_client_allowed,
+        )?,
+        to_client_denied: decode_string_matches(
+            "http_provider.to_client_denied",
+            from.to_client_denied,
+        )?,
     })
 }
 
 impl From<&model::Provider> for wire::WaypointProvider {
     fn from(from: &model::Provider) -> Self {
-        let (destination, unavailable) = match &from.place {
+        let (destination, unavailable) = match &from.target {
             Ok(destination) => (Some(destination), String::new()),
             Err(why) => (None, why.to_string()),
         };
@@ -65,7 +74,7 @@ impl From<&model::Provider> for wire::WaypointProvider {
             unavailable,
             service: destination.map(|(service, _)| service.into()),
             port: destination.map_or(0, |(_, port)| (*port).into()),
-            timeout: write::milliseconds(Some(from.timeout)),
+            timeout: write::encode_milliseconds(Some(from.timeout)),
             status_on_error: from.status_on_error.into(),
             fail_open: from.fail_open,
             body: from.body.map(|body| wire::ProviderBody {
@@ -89,11 +98,11 @@ impl From<&model::HttpProvider> for wire::HttpProvider {
         };
         Self {
             path_prefix: from.path_prefix.to_string(),
-            headers: write::all(&from.headers),
+            headers: write::encode_all(&from.headers),
             added: from.added.iter().map(header).collect(),
-            to_application: write::all(&from.to_application),
-            to_client_allowed: write::all(&from.to_client_allowed),
-            to_client_denied: write::all(&from.to_client_denied),
+            to_application: write::encode_all(&from.to_application),
+            to_client_allowed: write::encode_all(&from.to_client_allowed),
+            to_client_denied: write::encode_all(&from.to_client_denied),
         }
     }
 }

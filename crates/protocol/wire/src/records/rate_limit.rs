@@ -9,12 +9,14 @@ use prost::Message;
 use super::{
     RecordCodec,
     http_route::route_match,
-    read::{all, hostname, object_part, optional, targets},
+    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, Substitute, port, under_own_name, whole},
+    decode::{
+        DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_strictly, port,
+    },
     unknown::AMBIT_V1_WAYPOINTRATELIMIT,
     workload,
 };
@@ -27,11 +29,11 @@ impl RecordCodec for model::RateLimit {
         wire::WaypointRateLimit::from(self).encode_to_vec()
     }
 
-    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read =
-            whole("waypoint_rate_limit", &AMBIT_V1_WAYPOINTRATELIMIT, bytes).and_then(rate_limit);
-        under_own_name(
-            object_part(name),
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read = decode_strictly("waypoint_rate_limit", &AMBIT_V1_WAYPOINTRATELIMIT, bytes)
+            .and_then(rate_limit);
+        check_resource_name(
+            object_name(name),
             "waypoint_rate_limit.name",
             read,
             |read| read.key.clone(),
@@ -51,15 +53,15 @@ fn rate_limit(from: wire::WaypointRateLimit) -> Result<model::RateLimit, DecodeE
             name: from.name.into(),
         },
         for_gateway: from.for_gateway,
-        services: all(from.services, |name| {
-            hostname("waypoint_rate_limit.services", Some(name))
+        services: decode_all(from.services, |name| {
+            decode_hostname("waypoint_rate_limit.services", Some(name))
         })?,
-        local: all(from.local, local)?,
+        local: decode_all(from.local, local)?,
         global: from.global.map(global).transpose()?,
         dry_run: from.dry_run,
         fail_open: from.fail_open,
-        tells: from.rate_limit_headers,
-        not_understood: optional(from.not_understood),
+        sends_headers: from.rate_limit_headers,
+        not_understood: none_if_empty(from.not_understood),
     })
 }
 
@@ -71,8 +73,8 @@ fn local(from: wire::LocalLimit) -> Result<model::LocalLimit, DecodeError> {
         return Err(DecodeError::missing("local_limit.per"));
     }
     Ok(model::LocalLimit {
-        matches: all(from.matches, route_match)?,
-        by: all(from.by, key)?,
+        matches: decode_all(from.matches, route_match)?,
+        bucket_keys: decode_all(from.by, key)?,
         requests: from.requests,
         per: Duration::from_millis(from.per),
         burst: from.burst,
@@ -98,7 +100,7 @@ fn global(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
     const TARGET: &str = "global_limit.target";
     let target = match from.target {
         Some(Target::Service(name)) => Ok((
-            hostname(TARGET, Some(name))?,
+            decode_hostname(TARGET, Some(name))?,
             port("global_limit.port", from.port)?,
         )),
         Some(Target::Error(error)) => Err(error.into()),
@@ -108,11 +110,11 @@ fn global(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
         return Err(DecodeError::missing("global_limit.timeout"));
     }
     Ok(model::GlobalLimit {
-        place: target,
+        target: target,
         domain: from.domain.into(),
         timeout: Duration::from_millis(from.timeout),
         hits: from.hits,
-        descriptors: all(from.descriptors, descriptor)?,
+        descriptors: decode_all(from.descriptors, descriptor)?,
     })
 }
 
@@ -121,8 +123,8 @@ fn descriptor(from: wire::LimitDescriptor) -> Result<model::LimitDescriptor, Dec
         return Err(DecodeError::missing("limit_descriptor.entries"));
     }
     Ok(model::LimitDescriptor {
-        matches: all(from.matches, route_match)?,
-        entries: all(from.entries, entry)?,
+        matches: decode_all(from.matches, route_match)?,
+        entries: decode_all(from.entries, entry)?,
     })
 }
 
@@ -130,7 +132,7 @@ fn entry(from: wire::LimitEntry) -> Result<(model::ArcStr, model::LimitValue), D
     use wire::limit_entry::Value;
     let value = match from.value {
         Some(Value::Text(text)) => model::LimitValue::Text(text.into()),
-        Some(Value::Attribute(of)) => model::LimitValue::Of(key(of)?),
+        Some(Value::Attribute(of)) => model::LimitValue::Attribute(key(of)?),
         None => return Err(DecodeError::missing("limit_entry.value")),
     };
     Ok((from.key.into(), value))
@@ -170,12 +172,12 @@ impl From<&model::RateLimit> for wire::WaypointRateLimit {
             name: from.key.name.to_string(),
             for_gateway: from.for_gateway,
             services: from.services.iter().map(Into::into).collect(),
-            local: write::all(&from.local),
+            local: write::encode_all(&from.local),
             global: from.global.as_ref().map(Into::into),
             dry_run: from.dry_run,
             fail_open: from.fail_open,
-            rate_limit_headers: from.tells,
-            not_understood: write::optional(from.not_understood.as_ref()),
+            rate_limit_headers: from.sends_headers,
+            not_understood: write::encode_optional(from.not_understood.as_ref()),
         }
     }
 }
@@ -183,10 +185,10 @@ impl From<&model::RateLimit> for wire::WaypointRateLimit {
 impl From<&model::LocalLimit> for wire::LocalLimit {
     fn from(from: &model::LocalLimit) -> Self {
         Self {
-            matches: write::all(&from.matches),
-            by: write::all(&from.by),
+            matches: write::encode_all(&from.matches),
+            by: write::encode_all(&from.bucket_keys),
             requests: from.requests,
-            per: write::milliseconds(Some(from.per)),
+            per: write::encode_milliseconds(Some(from.per)),
             burst: from.burst,
             buckets: from.buckets,
         }
@@ -212,7 +214,7 @@ impl From<&model::LimitKey> for wire::LimitKey {
 impl From<&model::GlobalLimit> for wire::GlobalLimit {
     fn from(from: &model::GlobalLimit) -> Self {
         use wire::global_limit::Target;
-        let (target, port) = match &from.place {
+        let (target, port) = match &from.target {
             Ok((service, port)) => (Target::Service(service.into()), *port),
             Err(error) => (Target::Error(error.to_string()), 0),
         };
@@ -220,9 +222,9 @@ impl From<&model::GlobalLimit> for wire::GlobalLimit {
             target: Some(target),
             port: port.into(),
             domain: from.domain.to_string(),
-            timeout: write::milliseconds(Some(from.timeout)),
+            timeout: write::encode_milliseconds(Some(from.timeout)),
             hits: from.hits,
-            descriptors: write::all(&from.descriptors),
+            descriptors: write::encode_all(&from.descriptors),
         }
     }
 }
@@ -234,11 +236,11 @@ impl From<&model::LimitDescriptor> for wire::LimitDescriptor {
             key: key.to_string(),
             value: Some(match value {
                 model::LimitValue::Text(text) => Value::Text(text.to_string()),
-                model::LimitValue::Of(key) => Value::Attribute(key.into()),
+                model::LimitValue::Attribute(key) => Value::Attribute(key.into()),
             }),
         };
         Self {
-            matches: write::all(&from.matches),
+            matches: write::encode_all(&from.matches),
             entries: from.entries.iter().map(entry).collect(),
         }
     }
@@ -260,12 +262,12 @@ mod tests {
             ..HttpRouteMatch::default()
         }];
         RateLimit {
-            key: PolicyKey::of_record("shop/l"),
+            key: PolicyKey::from_resource_name("shop/l"),
             for_gateway: true,
             services: vec![NamespacedHostname::new("shop", "cart.example")],
             local: vec![LocalLimit {
                 matches: matches.clone(),
-                by: vec![
+                bucket_keys: vec![
                     LimitKey::Principal,
                     LimitKey::Namespace,
                     LimitKey::Address,
@@ -279,7 +281,7 @@ mod tests {
                 buckets: 30,
             }],
             global: Some(GlobalLimit {
-                place: Ok((NamespacedHostname::new("infra", "limits.example"), 8081)),
+                target: Ok((NamespacedHostname::new("infra", "limits.example"), 8081)),
                 domain: "shop".into(),
                 timeout: Duration::from_millis(20),
                 hits: 2,
@@ -287,18 +289,21 @@ mod tests {
                     matches,
                     entries: vec![
                         ("generic_key".into(), LimitValue::Text("all".into())),
-                        ("user".into(), LimitValue::Of(LimitKey::Header("u".into()))),
+                        (
+                            "user".into(),
+                            LimitValue::Attribute(LimitKey::Header("u".into())),
+                        ),
                     ],
                 }],
             }),
             dry_run: true,
             fail_open: true,
-            tells: true,
+            sends_headers: true,
             not_understood: Some("why".into()),
         }
     }
 
-    fn read(sent: &wire::WaypointRateLimit) -> Result<RateLimit, NotUnderstood<RateLimit>> {
+    fn read(sent: &wire::WaypointRateLimit) -> Result<RateLimit, RecordDecodeError<RateLimit>> {
         model::RateLimit::decode("ns/gw/shop/l", &sent.encode_to_vec())
     }
 
@@ -307,7 +312,7 @@ mod tests {
         let mut sent = limit();
         assert_eq!(read(&(&sent).into()), Ok(sent.clone()));
         if let Some(global) = &mut sent.global {
-            global.place = Err("there is no service".into());
+            global.target = Err("there is no service".into());
         }
         assert_eq!(read(&(&sent).into()), Ok(sent));
     }

@@ -4,14 +4,14 @@ use ambit_model as model;
 
 use crate::{decode::DecodeError, workload};
 
-pub(super) fn all<W, M>(
+pub(super) fn decode_all<W, M>(
     from: Vec<W>,
     one: impl Fn(W) -> Result<M, DecodeError>,
 ) -> Result<Vec<M>, DecodeError> {
     from.into_iter().map(one).collect()
 }
 
-pub(super) fn hostname(
+pub(super) fn decode_hostname(
     field: &'static str,
     name: Option<workload::NamespacedHostname>,
 ) -> Result<model::NamespacedHostname, DecodeError> {
@@ -23,12 +23,12 @@ pub(super) fn hostname(
     ))
 }
 
-pub(super) fn optional(text: String) -> Option<model::ArcStr> {
+pub(super) fn none_if_empty(text: String) -> Option<model::ArcStr> {
     (!text.is_empty()).then(|| text.into())
 }
 
 /// Returns the part of a resource name that follows the Gateway's name.
-pub(super) fn object_part(name: &str) -> &str {
+pub(super) fn object_name(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 

@@ -6,13 +6,13 @@ use prost::Message as _;
 use super::{
     RecordCodec,
     http_route::route,
-    read::{all, hostname},
+    read::{decode_all, decode_hostname},
     stream_route::stream_route,
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, whole},
+    decode::{DecodeError, RecordDecodeError, decode_strictly},
     unknown::AMBIT_V1_WAYPOINTSERVICE,
 };
 
@@ -24,18 +24,19 @@ impl RecordCodec for model::WaypointService {
         wire::WaypointService::from(self).encode_to_vec()
     }
 
-    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read = whole("waypoint_service", &AMBIT_V1_WAYPOINTSERVICE, bytes).and_then(service);
-        read.map_err(NotUnderstood::without_substitute)
+    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read =
+            decode_strictly("waypoint_service", &AMBIT_V1_WAYPOINTSERVICE, bytes).and_then(service);
+        read.map_err(RecordDecodeError::without_substitute)
     }
 }
 
 fn service(from: wire::WaypointService) -> Result<model::WaypointService, DecodeError> {
     Ok(model::WaypointService {
-        service: hostname("waypoint_service.service", from.service)?,
-        routes: all(from.routes, route)?,
-        tcp_routes: all(from.tcp_routes, stream_route)?,
-        tls_routes: all(from.tls_routes, stream_route)?,
+        service: decode_hostname("waypoint_service.service", from.service)?,
+        routes: decode_all(from.routes, route)?,
+        tcp_routes: decode_all(from.tcp_routes, stream_route)?,
+        tls_routes: decode_all(from.tls_routes, stream_route)?,
         resolves_hosts: from.resolves_hosts,
         grantors: from.grantors.into_iter().map(pod_grant).collect(),
     })
@@ -52,11 +53,11 @@ impl From<&model::WaypointService> for wire::WaypointService {
     fn from(from: &model::WaypointService) -> Self {
         Self {
             service: Some((&from.service).into()),
-            routes: write::all(&from.routes),
-            tcp_routes: write::all(&from.tcp_routes),
-            tls_routes: write::all(&from.tls_routes),
+            routes: write::encode_all(&from.routes),
+            tcp_routes: write::encode_all(&from.tcp_routes),
+            tls_routes: write::encode_all(&from.tls_routes),
             resolves_hosts: from.resolves_hosts,
-            grantors: write::all(&from.grantors),
+            grantors: write::encode_all(&from.grantors),
         }
     }
 }

@@ -4,22 +4,22 @@ use ambit_model as model;
 
 use super::{
     http_route::route_name,
-    read::{all, hostname, optional},
+    read::{decode_all, decode_hostname, none_if_empty},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, port, ports},
+    decode::{DecodeError, decode_ports, port},
 };
 
 pub(super) fn stream_route(from: wire::StreamRoute) -> Result<model::StreamRoute, DecodeError> {
     Ok(model::StreamRoute {
         name: route_name("stream_route.name", from.name)?,
-        ports: ports("stream_route.ports", from.ports)?,
-        clients: optional(from.clients),
+        ports: decode_ports("stream_route.ports", from.ports)?,
+        clients: none_if_empty(from.clients),
         hostnames: from.hostnames.into_iter().map(Into::into).collect(),
-        backends: all(from.backends, stream_backend)?,
-        unsupported: optional(from.unsupported),
+        backends: decode_all(from.backends, stream_backend)?,
+        unsupported: none_if_empty(from.unsupported),
     })
 }
 
@@ -27,7 +27,7 @@ fn stream_backend(from: wire::StreamBackend) -> Result<model::StreamBackend, Dec
     use wire::stream_backend::Destination;
     const FIELD: &str = "stream_backend.destination";
     let service = match from.destination {
-        Some(Destination::Service(name)) => Ok(hostname(FIELD, Some(name))?),
+        Some(Destination::Service(name)) => Ok(decode_hostname(FIELD, Some(name))?),
         Some(Destination::Error(error)) => Err(error.into()),
         None => return Err(DecodeError::missing(FIELD)),
     };
@@ -43,10 +43,10 @@ impl From<&model::StreamRoute> for wire::StreamRoute {
         Self {
             name: Some((&from.name).into()),
             ports: from.ports.iter().copied().map(u32::from).collect(),
-            clients: write::optional(from.clients.as_ref()),
+            clients: write::encode_optional(from.clients.as_ref()),
             hostnames: from.hostnames.iter().map(ToString::to_string).collect(),
-            backends: write::all(&from.backends),
-            unsupported: write::optional(from.unsupported.as_ref()),
+            backends: write::encode_all(&from.backends),
+            unsupported: write::encode_optional(from.unsupported.as_ref()),
         }
     }
 }

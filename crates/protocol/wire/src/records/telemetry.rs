@@ -10,12 +10,12 @@ use prost::Message as _;
 
 use super::{
     RecordCodec,
-    read::{hostname, optional},
+    read::{decode_hostname, none_if_empty},
     write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, NotUnderstood, known, port, whole},
+    decode::{DecodeError, RecordDecodeError, decode_enum, decode_strictly, port},
     unknown::AMBIT_V1_WAYPOINTTELEMETRY,
 };
 
@@ -27,10 +27,10 @@ impl RecordCodec for model::WaypointTelemetry {
         wire::WaypointTelemetry::from(self).encode_to_vec()
     }
 
-    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
-        let read =
-            whole("waypoint_telemetry", &AMBIT_V1_WAYPOINTTELEMETRY, bytes).and_then(telemetry);
-        read.map_err(NotUnderstood::without_substitute)
+    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>> {
+        let read = decode_strictly("waypoint_telemetry", &AMBIT_V1_WAYPOINTTELEMETRY, bytes)
+            .and_then(telemetry);
+        read.map_err(RecordDecodeError::without_substitute)
     }
 }
 
@@ -45,7 +45,7 @@ fn telemetry(from: wire::WaypointTelemetry) -> Result<model::WaypointTelemetry, 
             None => model::TelemetryScope::Waypoint,
             Some(Scope::Namespace(name)) => model::TelemetryScope::Namespace(name.into()),
             Some(Scope::Service(name)) => {
-                let name = hostname("waypoint_telemetry.service", Some(name))?;
+                let name = decode_hostname("waypoint_telemetry.service", Some(name))?;
                 model::TelemetryScope::Service(name)
             }
         },
@@ -58,9 +58,9 @@ fn telemetry(from: wire::WaypointTelemetry) -> Result<model::WaypointTelemetry, 
 fn collector(from: wire::OtlpCollector) -> Result<model::OtlpCollector, DecodeError> {
     let header = |header: wire::HttpHeader| (header.name.into(), header.value.into());
     Ok(model::OtlpCollector {
-        service: hostname("otlp_collector.service", from.service)?,
+        service: decode_hostname("otlp_collector.service", from.service)?,
         port: port("otlp_collector.port", from.port)?,
-        http_path: optional(from.http_path),
+        http_path: none_if_empty(from.http_path),
         timeout: (from.timeout > 0).then(|| Duration::from_millis(from.timeout)),
         headers: from.headers.into_iter().map(header).collect(),
     })
@@ -107,16 +107,16 @@ fn log(from: wire::TelemetryLog) -> Result<model::TelemetryLog, DecodeError> {
             Some(Format::Text(text)) => model::TelemetryFormat::Text(text.into()),
             Some(Format::Json(text)) => model::TelemetryFormat::Json(text.into()),
         },
-        filter: optional(from.filter),
+        filter: none_if_empty(from.filter),
     })
 }
 
 fn metric(from: wire::TelemetryMetric) -> Result<model::TelemetryMetric, DecodeError> {
     use model::TelemetryFamily as Family;
     use wire::TelemetryFamily as Sent;
-    let label = |label: wire::TelemetryLabel| (label.name.into(), optional(label.value));
+    let label = |label: wire::TelemetryLabel| (label.name.into(), none_if_empty(label.value));
     Ok(model::TelemetryMetric {
-        family: match known("telemetry_metric.family", from.family)? {
+        family: match decode_enum("telemetry_metric.family", from.family)? {
             Sent::RequestCount => Family::RequestCount,
             Sent::RequestDuration => Family::RequestDuration,
             Sent::RequestSize => Family::RequestSize,
@@ -160,8 +160,8 @@ impl From<&model::OtlpCollector> for wire::OtlpCollector {
         Self {
             service: Some((&from.service).into()),
             port: from.port.into(),
-            http_path: write::optional(from.http_path.as_ref()),
-            timeout: write::milliseconds(from.timeout),
+            http_path: write::encode_optional(from.http_path.as_ref()),
+            timeout: write::encode_milliseconds(from.timeout),
             headers: from.headers.iter().map(header).collect(),
         }
     }
@@ -196,7 +196,7 @@ impl From<&model::TelemetryTag> for wire::TelemetryTag {
         Self {
             name: from.name.to_string(),
             kind: Some(kind),
-            default: write::optional(default),
+            default: write::encode_optional(default),
         }
     }
 }
@@ -212,7 +212,7 @@ impl From<&model::TelemetryLog> for wire::TelemetryLog {
                 model::TelemetryFormat::Text(text) => Some(Format::Text(text.to_string())),
                 model::TelemetryFormat::Json(text) => Some(Format::Json(text.to_string())),
             },
-            filter: write::optional(from.filter.as_ref()),
+            filter: write::encode_optional(from.filter.as_ref()),
         }
     }
 }
@@ -235,7 +235,7 @@ impl From<&model::TelemetryMetric> for wire::TelemetryMetric {
         };
         let label = |(name, value): &(model::ArcStr, Option<model::ArcStr>)| wire::TelemetryLabel {
             name: name.to_string(),
-            value: write::optional(value.as_ref()),
+            value: write::encode_optional(value.as_ref()),
         };
         Self {
             family: family.into(),

@@ -21,7 +21,7 @@ fn full_policy() -> HttpPolicy {
     let text = |text: &str| StringMatch::from_pattern(text);
     let net = |net: &str| net.parse().unwrap();
     HttpPolicy {
-        key: PolicyKey::of_record("shop/p"),
+        key: PolicyKey::from_resource_name("shop/p"),
         for_gateway: true,
         services: vec![NamespacedHostname::new(
             "shop",
@@ -75,7 +75,7 @@ fn full_policy() -> HttpPolicy {
         not_understood: None,
         provider: Some(Arc::new(Provider {
             name: "a".into(),
-            place: Ok((
+            target: Ok((
                 NamespacedHostname::new("auth", "authz.auth.svc.cluster.local"),
                 9000,
             )),
@@ -284,7 +284,7 @@ fn settings_read_back_what_was_written() {
             .map(|ip| ip.parse().unwrap())
             .into(),
         allowed_addresses: vec!["127.0.0.2/32".parse().unwrap()],
-        services_alone: true,
+        policies_only_for_services: true,
     };
     let encoded = wire::WaypointGateway::from(&settings).encode_to_vec();
     assert_eq!(
@@ -315,7 +315,7 @@ fn bytes_that_are_no_policy_deny_everything() {
     let refused = model::HttpPolicy::decode("gw/w/shop/p", &[0xff, 0xff]).unwrap_err();
     let substitute = refused.substitute_record();
     assert!(substitute.for_gateway);
-    assert_eq!(substitute.key, PolicyKey::of_record("shop/p"));
+    assert_eq!(substitute.key, PolicyKey::from_resource_name("shop/p"));
 }
 
 #[test]

@@ -97,7 +97,10 @@ impl Pair {
     }
 
     fn up(&self) -> Vec<&str> {
-        self.proxy.up().map(|(uid, ..)| uid.as_str()).collect()
+        self.proxy
+            .running_pods()
+            .map(|(uid, ..)| uid.as_str())
+            .collect()
     }
 
     fn pending(&self) -> Vec<&str> {
@@ -157,7 +160,7 @@ fn pods_from_before_the_process_are_served_and_the_snapshot_decides() {
     for (netns, uid) in (1..).zip(["a", "b", "c"]) {
         pair.proxy.restore(uid.into(), info(uid), netns);
     }
-    assert_eq!(pair.proxy.up().count(), 3);
+    assert_eq!(pair.proxy.running_pods().count(), 3);
     assert!(!pair.proxy.is_ready(), "the agent has not spoken yet");
     pair.event(ProxyEvent::Connected);
     assert_eq!(pair.add("a", 1), [ack()], "stands already");
@@ -205,7 +208,7 @@ fn adding_twice_makes_one_proxy() {
 #[test]
 fn a_new_namespace_replaces_the_old_proxy() {
     let mut pair = Pair::with(&["a"]);
-    let old = pair.proxy.up().next().unwrap().2;
+    let old = pair.proxy.running_pods().next().unwrap().2;
     let effects = pair.add("a", 9);
     let reason = StopReason::Replaced;
     assert_eq!(
@@ -246,7 +249,10 @@ fn a_failed_start_is_rejected_and_retried() {
         ))]
     );
     assert_eq!((pair.pending(), pair.proxy.is_ready()), (vec!["a"], false));
-    assert_eq!(pair.proxy.deadline(), Some(pair.now + RETRY_PENDING));
+    assert_eq!(
+        pair.proxy.deadline(),
+        Some(pair.now + PENDING_RETRY_INTERVAL)
+    );
     assert_eq!(pair.event(ProxyEvent::Tick), [], "not before its time");
     let second = started_by(&pair.tick(), 1);
     assert_eq!(pair.pending(), ["a"], "until it stands");
@@ -314,7 +320,7 @@ fn a_deleted_pod_is_stopped_and_an_unknown_one_is_no_error() {
     assert_eq!(effects[1..], [ack()]);
     assert_eq!(pair.del("a"), [ack()]);
     let generation = pair.add_started("a", 1);
-    assert_eq!(pair.proxy.up().next().unwrap().2, generation);
+    assert_eq!(pair.proxy.running_pods().next().unwrap().2, generation);
 }
 
 #[test]
@@ -464,7 +470,9 @@ fn a_long_error_fits_into_a_record() {
         generation,
         error,
     });
-    assert!(matches!(&effects[..], [ProxyEffect::Reply(Err(text))] if text.len() <= MAX_ACK_TEXT));
+    assert!(
+        matches!(&effects[..], [ProxyEffect::Reply(Err(text))] if text.len() <= MAX_ACK_TEXT_BYTES)
+    );
 }
 
 #[derive(Clone, Debug)]
@@ -537,7 +545,7 @@ proptest! {
                     pair.event(ProxyEvent::Connected)
                 }
                 Move::Tick => {
-                    pair.now += RETRY_PENDING;
+                    pair.now += PENDING_RETRY_INTERVAL;
                     pair.event(ProxyEvent::Tick)
                 }
                 Move::Finish(ok) => {

@@ -74,7 +74,7 @@ impl Node {
                         .unwrap()
                         .on_event(ProxyEvent::Disconnected, now);
                 }
-                RegistryEffect::Delivered(Ticket(ticket), outcome) => {
+                RegistryEffect::OrderCompleted(OrderId(ticket), outcome) => {
                     let twice = self.delivered.insert(ticket, outcome);
                     assert_eq!(twice, None, "ticket {ticket} ended twice");
                 }
@@ -158,7 +158,7 @@ impl Node {
 
     fn add(&mut self, uid: &str, netns: u32) -> u64 {
         self.next_ticket += 1;
-        let ticket = Ticket(self.next_ticket);
+        let ticket = OrderId(self.next_ticket);
         self.event(RegistryEvent::Add {
             ticket,
             uid: uid.into(),
@@ -171,7 +171,7 @@ impl Node {
     fn del(&mut self, uid: &str) -> u64 {
         self.next_ticket += 1;
         self.event(RegistryEvent::Del {
-            ticket: Ticket(self.next_ticket),
+            ticket: OrderId(self.next_ticket),
             uid: uid.into(),
         });
         self.next_ticket
@@ -179,7 +179,7 @@ impl Node {
 
     fn serves(&self, id: u64) -> Vec<&str> {
         self.proxies[&id]
-            .up()
+            .running_pods()
             .map(|(uid, ..)| uid.as_str())
             .collect()
     }
@@ -207,7 +207,7 @@ impl Node {
 fn the_snapshot_comes_before_updates() {
     let mut node = Node::new();
     node.add("a", 1);
-    node.event(RegistryEvent::Hold("kept".into()));
+    node.event(RegistryEvent::KeepIfServed("kept".into()));
     node.accept(1);
     node.hello(1);
     node.add("b", 2);
@@ -269,7 +269,7 @@ fn a_connection_without_hello_is_not_the_newest() {
     assert_eq!(node.delivered[&ticket], Ok(()));
     node.pass(Duration::from_secs(6));
     assert_eq!(node.closed[&2], CloseReason::NoHello);
-    assert_eq!(node.registry.connected(), 1);
+    assert_eq!(node.registry.connected_proxies(), 1);
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn a_refusal_reaches_the_caller_with_its_text() {
     };
     assert_eq!(text, "failure to start proxy : no");
     assert_eq!(node.refused.len(), 1);
-    assert_eq!(node.registry.connected(), 1, "the connection stays");
+    assert_eq!(node.registry.connected_proxies(), 1, "the connection stays");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn late_acknowledgement_never_counts_for_another_request() {
     node.stuck.insert(1);
     let slow = node.add("a", 1);
     node.pass(DELIVERY_TIMEOUT);
-    assert_eq!(node.delivered[&slow], Err(DeliverError::NoAnswer));
+    assert_eq!(node.delivered[&slow], Err(DeliverError::NoAcknowledgement));
     let next = node.add("b", 2);
     assert_eq!(
         node.wires[&1].len(),
@@ -362,8 +362,8 @@ fn a_proxy_that_never_answers_loses_its_connection() {
     node.stuck.insert(1);
     node.add("a", 1);
     node.pass(Duration::from_secs(31));
-    assert_eq!(node.closed[&1], CloseReason::NoAnswer);
-    assert_eq!(node.registry.connected(), 0);
+    assert_eq!(node.closed[&1], CloseReason::NoAcknowledgement);
+    assert_eq!(node.registry.connected_proxies(), 0);
     node.connect(2);
     assert_eq!(node.serves(2), ["a"]);
 }
@@ -380,15 +380,21 @@ fn unexpected_record_ends_the_connection() {
         ),
     ] {
         node.connect(id);
-        assert_eq!(node.registry.expects(ConnectionId(id)), Expect::Nothing);
+        assert_eq!(
+            node.registry.expected_record(ConnectionId(id)),
+            ExpectedRecord::None
+        );
         node.event(event);
-        assert!(matches!(node.closed[&id], CloseReason::Unexpected(_)));
+        assert!(matches!(node.closed[&id], CloseReason::UnexpectedRecord(_)));
     }
     node.accept(4);
-    assert_eq!(node.registry.expects(ConnectionId(4)), Expect::Hello);
+    assert_eq!(
+        node.registry.expected_record(ConnectionId(4)),
+        ExpectedRecord::Hello
+    );
     node.event(RegistryEvent::Ack(ConnectionId(4), Ok(())));
-    assert!(matches!(node.closed[&4], CloseReason::Unexpected(_)));
-    assert_eq!(node.registry.connected(), 0);
+    assert!(matches!(node.closed[&4], CloseReason::UnexpectedRecord(_)));
+    assert_eq!(node.registry.connected_proxies(), 0);
 }
 
 #[test]
@@ -427,7 +433,7 @@ fn slow_proxy_is_disconnected() {
     for number in 0..5000 {
         node.del(&number.to_string());
     }
-    assert_eq!(node.closed[&1], CloseReason::Overrun);
+    assert_eq!(node.closed[&1], CloseReason::QueueOverflow);
     assert_eq!(node.delivered.len(), 5000);
     // A pod that is added repeatedly does not fill the queue.
     node.connect(2);
@@ -525,7 +531,7 @@ proptest! {
         node.settle();
         if let Some(newest) = node.wires.keys().next_back().copied() {
             let known: BTreeMap<String, ()> =
-                node.proxies[&newest].up().map(|(uid, ..)| (uid.to_string(), ())).collect();
+                node.proxies[&newest].running_pods().map(|(uid, ..)| (uid.to_string(), ())).collect();
             let pending = node.proxies[&newest].pending().count();
             prop_assert_eq!(known.len() + pending, desired.len());
         }

@@ -4,7 +4,7 @@ use ambit_egress::ConnectError;
 use ambit_testkit::ScriptedServer;
 
 use super::*;
-use crate::Anywhere;
+use crate::AdmitAll;
 
 /// Builds a client that may call servers on this machine.
 fn local() -> Client {
@@ -36,7 +36,7 @@ async fn forbidden_addresses_are_not_called_by_redirects_either() {
     let server = ScriptedServer::new(redirects);
     let port = server.address.port();
     let refused = async |client: &Client, url: &str| {
-        let error = client.get(get(url, &[]), &Anywhere).await.unwrap_err();
+        let error = client.get(get(url, &[]), &AdmitAll).await.unwrap_err();
         matches!(error, FetchError::Connect(ConnectError::Forbidden { .. }))
     };
     let own = format!("http://{}/x", server.address);
@@ -114,8 +114,8 @@ async fn no_server_after_a_redirect_elsewhere_receives_credentials() {
     let client = local();
     let fetched = async |path: &str| {
         let url = format!("http://{own}{path}");
-        let response = client.get(get(&url, &secret), &Anywhere).await.unwrap();
-        response.successful().unwrap().is_of_first
+        let response = client.get(get(&url, &secret), &AdmitAll).await.unwrap();
+        response.error_for_status().unwrap().is_from_first_host
     };
     assert!(fetched(&format!("/to/{own}/end")).await);
     assert!(!fetched(&format!("/to/{elsewhere}/to/{own}/back")).await);
@@ -144,13 +144,13 @@ async fn errors_contain_no_signatures_of_redirects() {
     });
     let at = |path: &str| format!("http://{}{path}", server.address);
     let client = local();
-    let refused = client.get(get(&at("/image"), &[]), &Anywhere).await;
-    let refused = refused.unwrap().successful().unwrap_err();
+    let refused = client.get(get(&at("/image"), &[]), &AdmitAll).await;
+    let refused = refused.unwrap().error_for_status().unwrap_err();
     assert_eq!(
         refused.to_string(),
         format!("{} responds with 403 Forbidden", at("/blob"))
     );
-    let nowhere = client.get(get(&at("/nowhere"), &[]), &Anywhere).await;
+    let nowhere = client.get(get(&at("/nowhere"), &[]), &AdmitAll).await;
     let nowhere = nowhere.unwrap_err();
     assert_eq!(
         nowhere.to_string(),
@@ -162,7 +162,7 @@ async fn errors_contain_no_signatures_of_redirects() {
 async fn redirects_end_after_a_bound() {
     let server = ScriptedServer::new(|_: &str| "307 There\r\nlocation: /again".to_owned());
     let url = format!("http://{}/", server.address);
-    let error = local().get(get(&url, &[]), &Anywhere).await.unwrap_err();
+    let error = local().get(get(&url, &[]), &AdmitAll).await.unwrap_err();
     assert!(matches!(error, FetchError::Redirects), "{error}");
     assert_eq!(server.received().len(), MAX_REDIRECTS + 1);
 }

@@ -40,7 +40,7 @@ fn sent(registry: &Registry) -> Vec<ExportMetricsServiceRequest> {
         name: "test".to_owned(),
         version: "1".to_owned(),
     };
-    let times = Times {
+    let times = MetricTimes {
         start: UNIX_EPOCH + START,
         now: UNIX_EPOCH + NOW,
     };

@@ -92,11 +92,11 @@ fn https_trusts_the_systems_authorities_or_those_of_a_file() {
         assert_eq!(metrics.uri, "https://collector/v1/metrics");
         metrics.tls.unwrap()
     };
-    assert_eq!(of(&[]), Roots::System);
+    assert_eq!(of(&[]), TlsRoots::System);
     let variable = "OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE".to_owned();
     let file = of(&[(&variable, "/ca.pem")]);
     let path = "/ca.pem".to_owned();
-    assert_eq!(file, Roots::File { variable, path });
+    assert_eq!(file, TlsRoots::File { variable, path });
     assert_eq!(settings(&[ENDPOINT]).unwrap().logs.unwrap().tls, None);
 }
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_otlp_export::{Exporter, Exporting};
+use ambit_otlp_export::{Exporter, RunningExporter};
 use ambit_rt::{Env, http::Request};
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -37,7 +37,7 @@ fn registry() -> Registry {
 /// Program with a registry and its exporter.
 pub(crate) struct Program {
     pub(crate) registry: Arc<Registry>,
-    pub(crate) exporting: Exporting,
+    pub(crate) exporting: RunningExporter,
 }
 
 impl Program {

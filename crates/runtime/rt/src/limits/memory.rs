@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Returns the smallest memory limit of the process's cgroups in bytes; `None` if there is none.
-pub fn memory() -> Option<u64> {
+pub fn memory_limit() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     smallest(Path::new("/sys/fs/cgroup"), &own)
 }

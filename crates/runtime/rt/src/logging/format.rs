@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use crate::ErrorChain;
 
 /// Maximum length of a field's value in bytes; longer ones are truncated.
-pub(super) const MAX_VALUE: usize = 4096;
+pub(super) const MAX_VALUE_BYTES: usize = 4096;
 
 /// Formats the fields of an event as `key=value`.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Visit for TextFields {
             push_escaped(&mut self.message, format_args!("{value}"));
         } else {
             self.key(field);
-            push_escaped(&mut self.fields, format_args!("{:?}", cut(value)));
+            push_escaped(&mut self.fields, format_args!("{:?}", truncate(value)));
         }
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
@@ -83,9 +83,9 @@ pub(super) struct JsonFields {
 impl JsonFields {
     fn text(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
-            self.message.push_str(cut(value));
+            self.message.push_str(truncate(value));
         } else {
-            self.raw(field, &json_string(cut(value)));
+            self.raw(field, &json_string(truncate(value)));
         }
     }
 
@@ -134,12 +134,12 @@ pub(super) fn json_string(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-pub(super) fn cut(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(MAX_VALUE))
+pub(super) fn truncate(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(MAX_VALUE_BYTES))
         .unwrap_or(text)
 }
 
-/// Appends a value with control characters escaped and at most [`MAX_VALUE`] bytes long.
+/// Appends a value with control characters escaped and at most [`MAX_VALUE_BYTES`] bytes long.
 fn push_escaped(line: &mut String, value: fmt::Arguments<'_>) {
     struct Escaping<'a> {
         line: &'a mut String,
@@ -169,7 +169,7 @@ fn push_escaped(line: &mut String, value: fmt::Arguments<'_>) {
     // Writing to a string does not fail; a value whose own formatting fails is left short.
     let _ = Escaping {
         line,
-        left: MAX_VALUE,
+        left: MAX_VALUE_BYTES,
     }
     .write_fmt(value);
 }

@@ -20,11 +20,11 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer};
 
-use super::format::{MAX_VALUE, cut};
+use super::format::{MAX_VALUE_BYTES, truncate};
 use crate::ErrorChain;
 
 /// Log target of the lines of [`super::write_line`]: access logs that are already formatted.
-const LINE_TARGET: &str = "access";
+const ACCESS_LOG_TARGET: &str = "access";
 /// Maximum length of such a line in a record, in bytes; longer ones are truncated.
 const MAX_LINE_BYTES: usize = 32 * 1024;
 /// Prefix of the log targets of the DNS resolver, whose own tasks are outside of [`unrecorded`].
@@ -71,7 +71,7 @@ thread_local! {
 
 pin_project_lite::pin_project! {
     /// Future whose log records are passed to no receiver, see [`unrecorded`].
-    struct Unrecorded<F> {
+    struct UnrecordedFuture<F> {
         #[pin]
         future: F,
     }
@@ -79,10 +79,10 @@ pin_project_lite::pin_project! {
 
 /// Runs a future whose log records go to standard output and to no [`RecordSink`].
 pub fn unrecorded<F: Future>(future: F) -> impl Future<Output = F::Output> {
-    Unrecorded { future }
+    UnrecordedFuture { future }
 }
 
-impl<F: Future> Future for Unrecorded<F> {
+impl<F: Future> Future for UnrecordedFuture<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -105,7 +105,7 @@ pub(super) fn record_line(sink: &dyn RecordSink, line: &str) {
     sink.record(LogRecord {
         time: SystemTime::now(),
         level: Level::INFO,
-        target: LINE_TARGET,
+        target: ACCESS_LOG_TARGET,
         message: cut.unwrap_or_default().to_owned(),
         fields: Vec::new(),
     });
@@ -160,7 +160,7 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field, format_args!("{}", cut(value)));
+        self.text(field, format_args!("{}", truncate(value)));
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.text(field, format_args!("{value:?}"));
@@ -186,13 +186,13 @@ impl Visit for Fields {
     }
 }
 
-/// Text that is truncated to [`MAX_VALUE`] bytes.
+/// Text that is truncated to [`MAX_VALUE_BYTES`] bytes.
 #[derive(Debug, Default)]
 struct BoundedText(String);
 
 impl fmt::Write for BoundedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let left = MAX_VALUE - self.0.len();
+        let left = MAX_VALUE_BYTES - self.0.len();
         let fitting = text.get(..text.floor_char_boundary(left));
         let fitting = fitting.unwrap_or_default();
         self.0.push_str(fitting);

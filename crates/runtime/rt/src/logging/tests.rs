@@ -303,7 +303,7 @@ fn long_record_values_are_truncated_at_characters() {
 
 #[test]
 fn unrecorded_futures_and_the_resolver_log_to_standard_output_alone() {
-    let runtime = crate::current_thread().unwrap();
+    let runtime = crate::current_thread_runtime().unwrap();
     let (records, lines) = recorded("trace", || {
         runtime.block_on(async {
             unrecorded(async {

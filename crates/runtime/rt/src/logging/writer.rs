@@ -14,7 +14,7 @@ use std::{
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Maximum buffered bytes; further lines are counted and dropped.
-const MAX_BYTES: usize = 4 * 1024 * 1024;
+const MAX_QUEUED_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum capacity that an empty buffer retains.
 const MAX_RETAINED_BYTES: usize = 64 * 1024;
 
@@ -23,10 +23,10 @@ const BATCH_DELAY: Duration = Duration::from_millis(10);
 
 /// Queue of log lines for the output. Clones share it; the writer's thread ends with the last clone.
 #[derive(Clone, Debug)]
-pub(super) struct LineQueue(Arc<Owner>);
+pub(super) struct LineQueue(Arc<QueueOwner>);
 
 #[derive(Debug)]
-struct Owner(Arc<Shared>);
+struct QueueOwner(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -47,7 +47,7 @@ struct State {
     /// Whether the writer waits for a line.
     idle: bool,
     /// Number of threads that wait for their lines to be written.
-    hurry: usize,
+    waiting_flushes: usize,
     closed: bool,
 }
 
@@ -64,14 +64,14 @@ impl LineQueue {
         thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || write_lines(&writer, output))?;
-        Ok(Self(Arc::new(Owner(shared))))
+        Ok(Self(Arc::new(QueueOwner(shared))))
     }
 
     /// Queues a line, or counts it as dropped; never blocks on the output.
     pub(super) fn push(&self, line: &[u8]) {
         let shared = &self.0.0;
         let mut state = shared.lock();
-        if state.buffer.len() + line.len() > MAX_BYTES {
+        if state.buffer.len() + line.len() > MAX_QUEUED_BYTES {
             state.dropped += 1;
             return;
         }
@@ -90,7 +90,7 @@ impl LineQueue {
         let deadline = Instant::now() + timeout;
         let mut state = shared.lock();
         let target = state.accepted;
-        state.hurry += 1;
+        state.waiting_flushes += 1;
         shared.wake.notify_one();
         while state.written < target {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -103,7 +103,7 @@ impl LineQueue {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        state.hurry -= 1;
+        state.waiting_flushes -= 1;
     }
 }
 
@@ -130,7 +130,7 @@ impl io::Write for Line<'_> {
     }
 }
 
-impl Drop for Owner {
+impl Drop for QueueOwner {
     fn drop(&mut self) {
         self.0.lock().closed = true;
         self.0.wake.notify_one();
@@ -168,7 +168,7 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
         state.written += length;
         shared.written.notify_all();
         let gathering = shared.wake.wait_timeout_while(state, BATCH_DELAY, |state| {
-            state.hurry == 0 && !state.closed
+            state.waiting_flushes == 0 && !state.closed
         });
         drop(gathering.unwrap_or_else(PoisonError::into_inner));
     }

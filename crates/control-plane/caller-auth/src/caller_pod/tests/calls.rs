@@ -30,14 +30,14 @@ fn plugin() -> WaypointExtension {
 
 /// Returns waypoint `shop/wp`, to which a plugin of `shop` and rate limits of `bank` and `local` are attached (that of
 /// `local` has no rate-limit service to call), and waypoint `shop/idle` without attached objects.
-fn waypoints() -> Arc<Waypoints> {
+fn waypoints() -> Arc<WaypointRegistry> {
     let limit = |namespace, global| RateLimit {
         key: object(namespace),
         global,
         ..RateLimit::default()
     };
     let calls = GlobalLimit {
-        place: Err("none".into()),
+        target: Err("none".into()),
         domain: "d".into(),
         timeout: Duration::from_secs(1),
         hits: 1,
@@ -47,7 +47,7 @@ fn waypoints() -> Arc<Waypoints> {
         let key = WaypointRecordKey::new(gateway(of), &record);
         (key, Some(Arc::new(record)))
     };
-    let waypoints = Waypoints::default();
+    let waypoints = WaypointRegistry::default();
     waypoints.update(&Delta {
         waypoint_records: vec![
             changed("wp", WaypointGateway::default().into()),
@@ -63,7 +63,7 @@ fn waypoints() -> Arc<Waypoints> {
 
 #[test]
 fn waypoints_get_reserved_identities_of_namespaces_they_call_for() {
-    let pods = World::new().pods;
+    let pods = TestCluster::new().pods;
     let waypoints = waypoints();
     let access = access(waypoints.clone());
     let requested = |pod: &str, waypoint: &str, identity: &str| {
@@ -77,19 +77,19 @@ fn waypoints_get_reserved_identities_of_namespaces_they_call_for() {
         ("local", false),
         ("other", false),
     ] {
-        let identity = Identity::of_waypoint_calls(TRUST_DOMAIN, namespace);
+        let identity = Identity::for_waypoint_calls(TRUST_DOMAIN, namespace);
         let decided = requested("wp-1", "wp", &identity.to_string());
         let expected = if is_granted {
             Ok(identity)
         } else {
-            Err(Denied::NoCalls {
+            Err(CallerDenied::NoCallsFromWaypoint {
                 namespace: namespace.into(),
                 waypoint: gateway("wp"),
             })
         };
         assert_eq!(decided, expected, "{namespace}");
     }
-    let of_shop = Identity::of_waypoint_calls(TRUST_DOMAIN, "shop").to_string();
+    let of_shop = Identity::for_waypoint_calls(TRUST_DOMAIN, "shop").to_string();
     for (pod, waypoint, identity) in [
         ("wp-1", "idle", of_shop.as_str()),
         ("wp-0", "wp", &of_shop),
@@ -112,15 +112,15 @@ fn waypoints_get_reserved_identities_of_namespaces_they_call_for() {
     });
     let decided = requested("wp-1", "wp", &of_shop);
     assert!(
-        matches!(decided, Err(Denied::NoCalls { .. })),
+        matches!(decided, Err(CallerDenied::NoCallsFromWaypoint { .. })),
         "{decided:?}"
     );
 }
 
 #[test]
 fn node_proxies_get_no_reserved_identities() {
-    let world = World::new();
-    let reserved = Identity::of_waypoint_calls(TRUST_DOMAIN, "shop");
+    let world = TestCluster::new();
+    let reserved = Identity::for_waypoint_calls(TRUST_DOMAIN, "shop");
     let decided = world.impersonation(&node_proxy("zt-1"), &reserved.to_string());
-    assert_eq!(decided, Err(Denied::Reserved(reserved)));
+    assert_eq!(decided, Err(CallerDenied::ReservedIdentity(reserved)));
 }

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use ambit_model::{GatewayName, HttpPolicy};
 
 use crate::{
-    condition::Verdict,
+    condition::ConditionContent,
     kinds::authorization_policy::connections,
-    objects::authorization_policy::attached::Attached,
+    objects::authorization_policy::attached::AttachedPolicy,
     problem::Note,
-    view::{MeshView, targets::Concerned},
+    view::{MeshView, targets::WaypointTargets},
 };
 
-impl Attached {
+impl AttachedPolicy {
     /// Renders the policy for each waypoint that enforces it.
     pub(crate) fn render(&self, view: &MeshView) -> Vec<(GatewayName, HttpPolicy)> {
-        let waypoints = self.targets.concerned(view).into_iter();
+        let waypoints = self.targets.by_waypoint(view).into_iter();
         let provider = self.provider.as_ref();
-        let provider = provider.map(|name| Arc::new(view.authorizer(name)));
+        let provider = provider.map(|name| Arc::new(view.resolve_authorizer(name)));
         let expanded = self.expanded(view);
-        let policy = |(gateway, concerned): (_, Concerned)| {
+        let policy = |(gateway, concerned): (_, WaypointTargets)| {
             let policy = HttpPolicy {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
@@ -44,16 +44,16 @@ impl Attached {
     /// Builds the note on a CUSTOM policy whose provider cannot be called, for all requests or for connections that are
     /// not HTTP.
     pub(crate) fn note(&self, view: &MeshView) -> Option<Note> {
-        let provider = view.authorizer(self.provider.as_ref()?);
-        let Err(why) = &provider.place else {
-            return connections::note(view, &provider, &self.targets);
+        let provider = view.resolve_authorizer(self.provider.as_ref()?);
+        let Err(why) = &provider.target else {
+            return connections::refused_ports_note(view, &provider, &self.targets);
         };
         let message = format!("{why}: all that the policy is attached to is denied");
         Some(Note::new("spec.provider.name", message))
     }
 
     /// Builds the status condition, which lists the waypoints that enforce the policy.
-    pub(crate) fn verdict(&self, view: &MeshView) -> Verdict {
-        self.targets.verdict(view, "policy", "enforced")
+    pub(crate) fn accepted_condition(&self, view: &MeshView) -> ConditionContent {
+        self.targets.waypoints_condition(view, "policy", "enforced")
     }
 }

@@ -11,23 +11,23 @@ use ambit_model::{
 
 use crate::{
     index::Index,
-    names::{listed, names},
+    names::{join_gateway_names, join_names},
     objects::authorization_policy::input::PolicyInput,
     problem::Note,
-    relations::served::PolicyScope,
+    relations::workload_waypoints::PolicyScope,
     view::MeshView,
 };
 
 /// Builds the note on a layer 4 policy that compares the client's identity, if it applies to pods behind waypoints that
 /// it does not consider.
-pub(crate) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
-    let field = input.callers.as_deref()?;
-    let policy = input.sent.as_ref()?;
+pub(crate) fn client_identity_note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
+    let field = input.client_field.as_deref()?;
+    let policy = input.node_proxy_policy.as_ref()?;
     let waypoints = waypoints(view, policy);
-    let names = names(
+    let names = join_gateway_names(
         waypoints
             .iter()
-            .filter(|gateway| is_moot(view, input, gateway)),
+            .filter(|gateway| ignores_waypoint(view, input, gateway)),
     )?;
     let message = format!(
         "pods that it applies to are behind the waypoint {names}: there, the waypoint is seen as the caller of all \
@@ -45,16 +45,18 @@ pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Not
         let all = all.flat_map(|objects| objects.all::<AuthorizationPolicy>());
         let all = all.filter(|(of, _)| name.is_none_or(|name| name == of.as_str()));
         let is_of_scope = |input: &PolicyInput| {
-            let sent = input.sent.as_ref();
-            sent.is_some_and(|sent| sent.scope == scope)
+            let node_proxy_policy = input.node_proxy_policy.as_ref();
+            node_proxy_policy.is_some_and(|node_proxy_policy| node_proxy_policy.scope == scope)
         };
-        for (name, _) in all.filter(|(_, one)| is_of_scope(one) && is_moot(view, one, gateway)) {
+        for (name, _) in
+            all.filter(|(_, one)| is_of_scope(one) && ignores_waypoint(view, one, gateway))
+        {
             found.insert(format!("AuthorizationPolicy {namespace}/{name}"));
         }
     };
-    for scope in view.behind.of(gateway) {
+    for scope in view.policy_waypoints.of(gateway) {
         match scope {
-            PolicyScope::Listed(name) => {
+            PolicyScope::Policy(name) => {
                 if let Some((namespace, name)) = name.split_once('/') {
                     check(namespace, Some(name), Scope::WorkloadSelector);
                 }
@@ -66,7 +68,7 @@ pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Not
         }
     }
     let found: Vec<_> = found.into_iter().collect();
-    let names = listed(&found)?;
+    let names = join_names(&found)?;
     let message = format!(
         "layer 4 policies that name callers see this waypoint as the caller of all its connections, and refuse it or \
          deny no caller: {names}; attach them with spec.targetRefs, and name the principal of the waypoint in them"
@@ -77,11 +79,11 @@ pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Not
 /// Whether a policy compares the client's identity, and neither it nor its counterpart considers the waypoint: for
 /// ALLOW another policy for the same pods that names the waypoint, for DENY a waypoint policy with the suffix
 /// `-waypoint`.
-fn is_moot(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool {
-    let (Some(_), Some(policy)) = (&input.callers, &input.sent) else {
+fn ignores_waypoint(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool {
+    let (Some(_), Some(policy)) = (&input.client_field, &input.node_proxy_policy) else {
         return false;
     };
-    if speaks_of(view, policy, gateway) {
+    if names_waypoint_identity(view, policy, gateway) {
         return false;
     }
     let objects = view.objects(&policy.namespace);
@@ -90,10 +92,14 @@ fn is_moot(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool 
         .flat_map(|objects| objects.all::<AuthorizationPolicy>());
     let is_migrated = match policy.action {
         Action::Allow => all.any(|(_, other)| {
-            let sent = other.sent.as_ref();
-            let sent = sent.filter(|sent| sent.action == Action::Allow && !sent.dry_run);
+            let node_proxy_policy = other.node_proxy_policy.as_ref();
+            let node_proxy_policy = node_proxy_policy.filter(|node_proxy_policy| {
+                node_proxy_policy.action == Action::Allow && !node_proxy_policy.dry_run
+            });
             other.selector == input.selector
-                && sent.is_some_and(|sent| speaks_of(view, sent, gateway))
+                && node_proxy_policy.is_some_and(|node_proxy_policy| {
+                    names_waypoint_identity(view, node_proxy_policy, gateway)
+                })
         }),
         Action::Deny => {
             let copy = format!("{}-waypoint", policy.name);
@@ -104,27 +110,31 @@ fn is_moot(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool 
 }
 
 /// Marks the policies of a namespace and the Gateways whose notes may change with a changed policy.
-pub(crate) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
+pub(crate) fn mark_notes(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     let mut gateways = BTreeSet::new();
     let objects = index.view.objects(namespace).into_iter();
     let mut beside = Vec::new();
     for (name, other) in objects.flat_map(|objects| objects.all::<AuthorizationPolicy>()) {
-        let is_beside = other.callers.is_some()
+        let is_beside = other.client_field.is_some()
             && (input.attached.is_some() || other.selector == input.selector);
-        if let Some(sent) = other.sent.as_ref().filter(|_| is_beside) {
-            gateways.extend(waypoints(&index.view, sent));
+        if let Some(node_proxy_policy) = other.node_proxy_policy.as_ref().filter(|_| is_beside) {
+            gateways.extend(waypoints(&index.view, node_proxy_policy));
             beside.push(name.clone());
         }
     }
-    if let Some(sent) = input.sent.as_ref().filter(|_| input.callers.is_some()) {
-        gateways.extend(waypoints(&index.view, sent));
+    if let Some(node_proxy_policy) = input
+        .node_proxy_policy
+        .as_ref()
+        .filter(|_| input.client_field.is_some())
+    {
+        gateways.extend(waypoints(&index.view, node_proxy_policy));
     }
     for name in beside {
         let key = ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name);
-        index.mark(key);
+        index.mark_object(key);
     }
     for gateway in gateways {
-        index.mark(ObjectKey::new(
+        index.mark_object(ObjectKey::new(
             Kind::Gateway,
             gateway.namespace,
             gateway.name,
@@ -134,12 +144,12 @@ pub(crate) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
 
 /// Returns the waypoints of the pods that a policy applies to.
 fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
-    let behind = &view.behind;
+    let behind = &view.policy_waypoints;
     let of = |scope: PolicyScope| behind.waypoints(&scope).cloned().collect();
     match policy.scope {
         Scope::WorkloadSelector => {
             let name = arcstr::format!("{}/{}", policy.namespace, policy.name);
-            of(PolicyScope::Listed(name))
+            of(PolicyScope::Policy(name))
         }
         Scope::Namespace => of(PolicyScope::Namespace(policy.namespace.clone())),
         Scope::Global => {
@@ -151,13 +161,17 @@ fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
 }
 
 /// Whether a policy names an identity of a waypoint, so that its author expects the waypoint as client.
-fn speaks_of(view: &MeshView, policy: &Authorization, gateway: &GatewayName) -> bool {
+fn names_waypoint_identity(view: &MeshView, policy: &Authorization, gateway: &GatewayName) -> bool {
     let identities = view.identities(gateway);
-    let is_any = |one: &Match| identities.iter().any(|identity| is_named(identity, one));
+    let is_any = |one: &Match| {
+        identities
+            .iter()
+            .any(|identity| matches_identity(identity, one))
+    };
     policy.rules.iter().flatten().flatten().any(is_any)
 }
 
-fn is_named(identity: &Identity, by: &Match) -> bool {
+fn matches_identity(identity: &Identity, by: &Match) -> bool {
     let text = identity.to_string();
     let principal = text.strip_prefix("spiffe://").unwrap_or(&text);
     let mut principals = by.principals.iter().chain(&by.not_principals);

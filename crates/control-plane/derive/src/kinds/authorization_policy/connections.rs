@@ -5,21 +5,26 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};
 
 use crate::{
-    kinds::route::ports::declared_ports, objects::targets::Targets, problem::Note, view::MeshView,
+    kinds::route::ports::declared_ports, objects::targets::PolicyTargets, problem::Note,
+    view::MeshView,
 };
 
 /// Maximum number of ports that a note lists.
-const NAMED: usize = 3;
+const MAX_LISTED_PORTS: usize = 3;
 
 /// Builds the note on ports of the policy's targets where connections are refused because the provider checks over
 /// HTTP.
-pub(crate) fn note(view: &MeshView, provider: &Provider, targets: &Targets) -> Option<Note> {
+pub(crate) fn refused_ports_note(
+    view: &MeshView,
+    provider: &Provider,
+    targets: &PolicyTargets,
+) -> Option<Note> {
     if provider.protocol == ProviderProtocol::Grpc {
         return None;
     }
-    let mut refused = refused(view, targets);
-    let more = refused.len().saturating_sub(NAMED);
-    refused.truncate(NAMED);
+    let mut refused = refused_ports(view, targets);
+    let more = refused.len().saturating_sub(MAX_LISTED_PORTS);
+    refused.truncate(MAX_LISTED_PORTS);
     if refused.is_empty() {
         return None;
     }
@@ -35,8 +40,8 @@ pub(crate) fn note(view: &MeshView, provider: &Provider, targets: &Targets) -> O
     Some(Note::new("spec.provider.name", message))
 }
 
-fn refused(view: &MeshView, targets: &Targets) -> Vec<String> {
-    let concerned = targets.concerned(view);
+fn refused_ports(view: &MeshView, targets: &PolicyTargets) -> Vec<String> {
+    let concerned = targets.by_waypoint(view);
     let whole: Vec<&GatewayName> = concerned
         .iter()
         .filter(|(_, concerned)| concerned.for_gateway)
@@ -85,7 +90,7 @@ fn is_served(view: &MeshView, key: &ObjectKey, waypoints: &[&GatewayName]) -> bo
         }
         _ => {
             let entry = view.get::<ServiceEntry>(key);
-            entry.is_some_and(|one| view.hosts_won(one).any(is_among))
+            entry.is_some_and(|one| view.owned_hosts(one).any(is_among))
         }
     }
 }

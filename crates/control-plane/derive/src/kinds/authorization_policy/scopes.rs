@@ -2,9 +2,9 @@
 
 use ambit_model::{HttpAction, HttpOperation, HttpRule, HttpSource, WaypointRule};
 
-use crate::{objects::authorization_policy::attached::Attached, view::MeshView};
+use crate::{objects::authorization_policy::attached::AttachedPolicy, view::MeshView};
 
-impl Attached {
+impl AttachedPolicy {
     /// Returns the clients and service ports that the policy could refuse. Dry-run policies refuse none. ALLOW refuses
     /// all clients that it does not name, and CUSTOM refuses all while its provider cannot be called: both apply to
     /// every connection.
@@ -33,17 +33,17 @@ fn scope(rule: &HttpRule) -> WaypointRule {
             (false, _) => principals.extend_from_slice(by_principal),
             (true, false) => namespaces.extend_from_slice(by_namespace),
             // A source that names callers in another way, or none.
-            (true, true) => return anybody(rule),
+            (true, true) => return any_client_scope(rule),
         }
     }
     WaypointRule {
         principals,
         namespaces,
-        ..anybody(rule)
+        ..any_client_scope(rule)
     }
 }
 
-fn anybody(rule: &HttpRule) -> WaypointRule {
+fn any_client_scope(rule: &HttpRule) -> WaypointRule {
     let names_ports = |operation: &HttpOperation| !operation.ports.is_empty();
     let ports = match rule.operations.iter().all(names_ports) {
         true => rule

@@ -8,9 +8,9 @@ use ambit_model::GatewayName;
 use serde_json::{Value, json};
 
 use crate::{
-    condition::{Part, Standing, Verdict},
+    condition::{ConditionContent, DerivedStatus, StatusEntry},
     objects::{
-        backend_tls_policy::input::{BackendTlsInput, Target},
+        backend_tls_policy::input::{BackendTlsInput, TlsTarget},
         gateway_class::CONTROLLER,
     },
     view::MeshView,
@@ -19,11 +19,11 @@ use crate::{
 /// Maximum number of `ancestors` in a status, as in the Gateway API.
 const MAX_ANCESTORS: usize = 16;
 
-pub(crate) fn of(view: &MeshView, policy: &BackendTlsInput) -> Standing {
-    let mut waypoints: BTreeMap<GatewayName, Vec<&Target>> = BTreeMap::new();
+pub(crate) fn derived_status(view: &MeshView, policy: &BackendTlsInput) -> DerivedStatus {
+    let mut waypoints: BTreeMap<GatewayName, Vec<&TlsTarget>> = BTreeMap::new();
     let mut unbound = Vec::new();
     for target in &policy.targets {
-        let reaching = reaching(view, &target.key);
+        let reaching = waypoints_reaching_target(view, &target.key);
         if reaching.is_empty() {
             unbound.push(target);
         }
@@ -36,7 +36,12 @@ pub(crate) fn of(view: &MeshView, policy: &BackendTlsInput) -> Standing {
             "group": gateway::GROUP, "kind": "Gateway",
             "namespace": gateway.namespace.as_str(), "name": gateway.name.as_str(),
         });
-        part(view, policy, reference, accepted(view, policy, targets))
+        ancestor_status(
+            view,
+            policy,
+            reference,
+            accepted_condition(view, policy, targets),
+        )
     });
     let of_others = unbound.into_iter().map(|target| {
         let key = &target.key;
@@ -44,28 +49,38 @@ pub(crate) fn of(view: &MeshView, policy: &BackendTlsInput) -> Standing {
             "group": key.kind.group(), "kind": key.kind.as_str(), "name": key.name.as_str(),
         });
         let message = format!("{key} does not exist or has no waypoint: the policy has no effect");
-        part(view, policy, reference, bad("TargetNotFound", message))
+        ancestor_status(
+            view,
+            policy,
+            reference,
+            condition_false("TargetNotFound", message),
+        )
     });
-    Standing {
-        parts: of_waypoints.chain(of_others).take(MAX_ANCESTORS).collect(),
-        ..Standing::default()
+    DerivedStatus {
+        entries: of_waypoints.chain(of_others).take(MAX_ANCESTORS).collect(),
+        ..DerivedStatus::default()
     }
 }
 
 /// Returns the waypoints that forward requests to the hosts of a target.
-fn reaching(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
+fn waypoints_reaching_target(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
     let hosts = view.hosts_of(target).into_iter();
     hosts
         .flat_map(|host| view.waypoints_reaching(target, &host))
         .collect()
 }
 
-fn part(view: &MeshView, policy: &BackendTlsInput, ancestor: Value, accepted: Verdict) -> Part {
-    let resolved = match policy.resolved(view) {
-        Err(refused) if refused.is_reference => bad(refused.reason, refused.message),
-        _ => good("ResolvedRefs", "every reference is found".to_owned()),
+fn ancestor_status(
+    view: &MeshView,
+    policy: &BackendTlsInput,
+    ancestor: Value,
+    accepted: ConditionContent,
+) -> StatusEntry {
+    let resolved = match policy.resolve_tls(view) {
+        Err(refused) if refused.is_reference => condition_false(refused.reason, refused.message),
+        _ => condition_true("ResolvedRefs", "every reference is found".to_owned()),
     };
-    Part {
+    StatusEntry {
         identity: BTreeMap::from([
             ("ancestorRef", ancestor),
             ("controllerName", CONTROLLER.into()),
@@ -75,56 +90,60 @@ fn part(view: &MeshView, policy: &BackendTlsInput, ancestor: Value, accepted: Ve
     }
 }
 
-fn accepted(view: &MeshView, policy: &BackendTlsInput, targets: &[&Target]) -> Verdict {
-    if let Err(refused) = policy.resolved(view) {
+fn accepted_condition(
+    view: &MeshView,
+    policy: &BackendTlsInput,
+    targets: &[&TlsTarget],
+) -> ConditionContent {
+    if let Err(refused) = policy.resolve_tls(view) {
         let reason = if refused.is_reference {
             "NoValidCACertificate"
         } else {
             refused.reason
         };
         let message = format!("{}: requests are answered with 503", refused.message);
-        return bad(reason, message);
+        return condition_false(reason, message);
     }
     let missing = targets.iter().find_map(|target| {
         let name = target.port.as_ref()?;
-        let is_there = !view.ports_named(&target.key, name).is_empty();
+        let is_there = !view.port_numbers_named(&target.key, name).is_empty();
         (!is_there).then(|| format!("{} has no port {name:?}", target.key))
     });
     if let Some(message) = missing {
-        return bad("TargetNotFound", message);
+        return condition_false("TargetNotFound", message);
     }
     let other = targets.iter().find_map(|target| {
         let mut all = view.tls_policies(&target.key).into_iter();
         let meant = |port: Option<u16>| match (&target.port, port) {
             (None, None) => true,
-            (Some(name), Some(port)) => view.ports_named(&target.key, name).contains(&port),
+            (Some(name), Some(port)) => view.port_numbers_named(&target.key, name).contains(&port),
             _ => false,
         };
         let (first, _) = all.find(|(_, port)| meant(*port))?;
         (first.key != policy.key).then_some(&first.key)
     });
     match other {
-        Some(other) => bad(
+        Some(other) => condition_false(
             "Conflicted",
             format!("{other} is followed in its place: of several for a service the oldest counts"),
         ),
-        None => good("Accepted", "the policy is followed".to_owned()),
+        None => condition_true("Accepted", "the policy is followed".to_owned()),
     }
 }
 
-fn good(reason: &'static str, message: String) -> Verdict {
-    Verdict {
+fn condition_true(reason: &'static str, message: String) -> ConditionContent {
+    ConditionContent {
         is_true: true,
         reason,
         message,
-        is_trouble: false,
+        needs_attention: false,
     }
 }
 
-fn bad(reason: &'static str, message: String) -> Verdict {
-    Verdict {
+fn condition_false(reason: &'static str, message: String) -> ConditionContent {
+    ConditionContent {
         is_true: false,
-        is_trouble: true,
-        ..good(reason, message)
+        needs_attention: true,
+        ..condition_true(reason, message)
     }
 }

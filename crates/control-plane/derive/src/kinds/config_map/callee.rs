@@ -6,7 +6,8 @@ use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{ArcStr, NamespacedHostname};
 
 use crate::{
-    index::Index, objects::config_map::callee::host, relations::references::Edge, view::MeshView,
+    index::Index, objects::config_map::callee::host, relations::references::ReferenceKind,
+    view::MeshView,
 };
 
 impl MeshView {
@@ -16,21 +17,25 @@ impl MeshView {
     /// # Errors
     ///
     /// The reason, for messages: no such service exists, or several do and the name has no namespace.
-    pub(crate) fn callee(&self, service: &str) -> Result<NamespacedHostname, String> {
+    pub(crate) fn resolve_callee(&self, service: &str) -> Result<NamespacedHostname, String> {
         let namespace = service.split_once('/').map(|(namespace, _)| namespace);
         let host = host(service);
-        let declarers: Vec<&ObjectKey> = self
-            .declarers(&host)
+        let objects_declaring: Vec<&ObjectKey> = self
+            .objects_declaring(&host)
             .filter(|key| match namespace {
-                Some(namespace) => key.namespace == namespace && self.claim(key, &host).is_some(),
-                None => self.is_seen_by_root(key, &host),
+                Some(namespace) => {
+                    key.namespace == namespace && self.host_claim(key, &host).is_some()
+                }
+                None => self.is_visible_in_root_namespace(key, &host),
             })
             .collect();
         // Kubernetes' own come first, as for clients.
-        let own = declarers.iter().find(|key| key.kind == Kind::Service);
+        let own = objects_declaring
+            .iter()
+            .find(|key| key.kind == Kind::Service);
         let namespaces: BTreeSet<&ArcStr> = match own {
             Some(own) => [&own.namespace].into(),
-            None => declarers.iter().map(|key| &key.namespace).collect(),
+            None => objects_declaring.iter().map(|key| &key.namespace).collect(),
         };
         let mut namespaces = namespaces.into_iter();
         match (namespaces.next(), namespaces.next()) {
@@ -44,8 +49,8 @@ impl MeshView {
 
     /// Whether an object's record of a host is visible in the root namespace. The MeshConfig does not refer to services
     /// that are visible only in other namespaces.
-    fn is_seen_by_root(&self, key: &ObjectKey, host: &ArcStr) -> bool {
-        let claim = self.claim(key, host);
+    fn is_visible_in_root_namespace(&self, key: &ObjectKey, host: &ArcStr) -> bool {
+        let claim = self.host_claim(key, host);
         claim.is_some_and(|claim| claim.is_public || key.namespace == self.config.root_namespace)
     }
 }
@@ -56,7 +61,7 @@ impl Index {
         let callers: Vec<_> = self
             .view
             .references
-            .of(Edge::Calls, host)
+            .of(ReferenceKind::Calls, host)
             .cloned()
             .collect();
         if callers.is_empty() {
@@ -68,7 +73,7 @@ impl Index {
             self.mark_telemetry();
         }
         for caller in callers {
-            self.mark(caller);
+            self.mark_object(caller);
         }
     }
 
@@ -77,12 +82,12 @@ impl Index {
         let users: Vec<_> = self
             .view
             .references
-            .names(Edge::Provider)
-            .flat_map(|name: &ArcStr| self.view.references.of(Edge::Provider, name))
+            .names(ReferenceKind::Provider)
+            .flat_map(|name: &ArcStr| self.view.references.of(ReferenceKind::Provider, name))
             .cloned()
             .collect();
         for user in users {
-            self.mark(user);
+            self.mark_object(user);
         }
     }
 }

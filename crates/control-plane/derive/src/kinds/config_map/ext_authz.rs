@@ -3,19 +3,19 @@
 use ambit_model::{ArcStr, Provider, ProviderProtocol};
 
 use crate::{
-    objects::config_map::ext_authz::{STATUS_ON_ERROR, TIMEOUT},
+    objects::config_map::ext_authz::{DEFAULT_CHECK_TIMEOUT, DEFAULT_STATUS_ON_ERROR},
     view::MeshView,
 };
 
 impl MeshView {
     /// Returns the provider that a CUSTOM policy names, for its record; if it cannot be resolved, one with the reason,
     /// which makes waypoints refuse all requests.
-    pub(crate) fn authorizer(&self, name: &ArcStr) -> Provider {
+    pub(crate) fn resolve_authorizer(&self, name: &ArcStr) -> Provider {
         let refused = |why: String| Provider {
             name: name.clone(),
-            place: Err(why.into()),
-            timeout: TIMEOUT,
-            status_on_error: STATUS_ON_ERROR,
+            target: Err(why.into()),
+            timeout: DEFAULT_CHECK_TIMEOUT,
+            status_on_error: DEFAULT_STATUS_ON_ERROR,
             fail_open: false,
             body: None,
             protocol: ProviderProtocol::Grpc,
@@ -29,9 +29,9 @@ impl MeshView {
                 "the provider {name} is {kind}, which decides about no requests"
             ));
         };
-        match self.callee(&authorizer.service) {
+        match self.resolve_callee(&authorizer.service) {
             Ok(service) => Provider {
-                place: Ok((service, authorizer.port)),
+                target: Ok((service, authorizer.port)),
                 ..authorizer.provider.clone()
             },
             Err(why) => refused(why),

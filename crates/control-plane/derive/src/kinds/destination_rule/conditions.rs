@@ -6,18 +6,18 @@ use ambit_k8s_api::ObjectKey;
 use ambit_model::{GatewayName, NamespacedHostname};
 
 use crate::{
-    condition::{Standing, Verdict},
-    names::names,
+    condition::{ConditionContent, DerivedStatus},
+    names::join_gateway_names,
     objects::destination_rule::input::RuleInput,
     view::MeshView,
 };
 
-pub(crate) fn of(view: &MeshView, rule: &RuleInput) -> Standing {
+pub(crate) fn derived_status(view: &MeshView, rule: &RuleInput) -> DerivedStatus {
     let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
     let mut instead: BTreeSet<&ObjectKey> = BTreeSet::new();
     let (mut any_host, mut any_waypoint) = (false, false);
-    for host in view.hosts_like(&rule.host) {
-        for key in view.declarers(&host) {
+    for host in view.hosts_matching(&rule.host) {
+        for key in view.objects_declaring(&host) {
             any_host = true;
             let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
             for gateway in view.waypoints_reaching(key, &host) {
@@ -30,7 +30,7 @@ pub(crate) fn of(view: &MeshView, rule: &RuleInput) -> Standing {
             }
         }
     }
-    let (is_true, reason, message) = match (names(&followed), instead.first()) {
+    let (is_true, reason, message) = match (join_gateway_names(&followed), instead.first()) {
         (Some(names), _) => (true, "Used", format!("followed by {names}")),
         (None, Some(other)) => (
             false,
@@ -53,13 +53,13 @@ pub(crate) fn of(view: &MeshView, rule: &RuleInput) -> Standing {
             format!("no service has the host {}", rule.host),
         ),
     };
-    Standing {
-        verdict: Some(Verdict {
+    DerivedStatus {
+        condition: Some(ConditionContent {
             is_true,
             reason,
             message,
-            is_trouble: !is_true,
+            needs_attention: !is_true,
         }),
-        ..Standing::default()
+        ..DerivedStatus::default()
     }
 }

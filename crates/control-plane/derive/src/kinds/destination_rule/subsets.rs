@@ -7,7 +7,7 @@ use crate::{
     index::Index,
     labels::{Labels, selects},
     objects::destination_rule::subsets::SubsetInput,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
@@ -54,7 +54,7 @@ impl Index {
         let has_subsets = self
             .view
             .references
-            .of_mesh(Edge::HasSubsets)
+            .of_mesh(ReferenceKind::HasSubsets)
             .next()
             .is_some();
         if !has_subsets || old == new {

@@ -6,11 +6,11 @@ use ambit_model::ArcStr;
 use crate::{
     index::{Index, change::Change},
     objects::route::input::RouteInput,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
 };
 
 /// Updates the relations of a changed route, and marks the records that depend on it.
-pub(crate) fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
+pub(crate) fn on_change(index: &mut Index, change: &Change<'_, RouteInput>) {
     let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
         let parents = route.into_iter().flat_map(|route| &route.parents);
         parents.map(|parent| parent.target.clone()).collect()
@@ -29,23 +29,23 @@ pub(crate) fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
         index.mark_hosts_of_object(target);
     }
     let key = change.key;
-    index.mark(key.clone());
+    index.mark_object(key.clone());
     index
         .view
         .references
-        .replace(Edge::RouteParent, key, old, new);
+        .replace(ReferenceKind::RouteParent, key, old, new);
     let (old, new) = (backends(change.old), backends(change.new));
     for backend in old.iter().chain(&new) {
         index.mark_destinations_of(backend);
         if backend.kind.group() == ambit_k8s_api::ambit::GROUP {
             // Its conditions list the routes that name it.
-            index.mark(backend.clone());
+            index.mark_object(backend.clone());
         }
     }
     index
         .view
         .references
-        .replace(Edge::RouteBackend, key, old, new);
+        .replace(ReferenceKind::RouteBackend, key, old, new);
     let (old, new) = (hosts(change.old), hosts(change.new));
     for host in old.iter().chain(&new) {
         index.mark_rules_of(host);
@@ -54,5 +54,5 @@ pub(crate) fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
     index
         .view
         .references
-        .replace(Edge::RouteHost, key, old, new);
+        .replace(ReferenceKind::RouteHost, key, old, new);
 }

@@ -11,53 +11,55 @@ use ambit_model::GatewayName;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    condition::{Part, Standing, Verdict},
-    kinds::route::{conditions::serving::serving, ports::declared_ports, references::Unresolved},
-    names::names,
+    condition::{ConditionContent, DerivedStatus, StatusEntry},
+    kinds::route::{
+        conditions::serving::serving_waypoints, ports::declared_ports, references::Unresolved,
+    },
+    names::join_gateway_names,
     objects::{
         gateway_class::CONTROLLER,
         route::{
             backends::BackendInput,
-            input::{Parent, RouteInput, Rules},
-            unsupported::Unsupported,
+            input::{Parent, RouteInput, RouteRules},
+            unsupported::UnsupportedPart,
         },
     },
     view::MeshView,
 };
 
-fn good(reason: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict {
+fn condition_true(reason: &'static str, message: impl Into<String>) -> ConditionContent {
+    ConditionContent {
         is_true: true,
         reason,
         message: message.into(),
-        is_trouble: false,
+        needs_attention: false,
     }
 }
 
-fn bad(reason: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict {
+fn condition_false(reason: &'static str, message: impl Into<String>) -> ConditionContent {
+    ConditionContent {
         is_true: false,
-        is_trouble: true,
-        ..good(reason, message)
+        needs_attention: true,
+        ..condition_true(reason, message)
     }
 }
 
-pub(crate) fn of(view: &MeshView, route: &RouteInput) -> Standing {
-    let part = |parent: &Parent| Part {
+pub(crate) fn derived_status(view: &MeshView, route: &RouteInput) -> DerivedStatus {
+    let part = |parent: &Parent| StatusEntry {
         identity: BTreeMap::from([
             ("parentRef", json(&parent.reference)),
             ("controllerName", CONTROLLER.into()),
         ]),
         fields: BTreeMap::new(),
         conditions: vec![
-            ("Accepted", accepted(view, route, parent)),
-            ("ResolvedRefs", resolved(view, route, parent)),
-            ("ResolvedWaypoints", at_waypoints(view, route, parent)),
+            ("Accepted", accepted_condition(view, route, parent)),
+            ("ResolvedRefs", resolved_refs_condition(view, route, parent)),
+            ("ResolvedWaypoints", waypoint_condition(view, route, parent)),
         ],
     };
-    Standing {
-        parts: route.parents.iter().map(part).collect(),
-        ..Standing::default()
+    DerivedStatus {
+        entries: route.parents.iter().map(part).collect(),
+        ..DerivedStatus::default()
     }
 }
 
@@ -82,23 +84,25 @@ fn json(reference: &ParentReference) -> Value {
     fields.into()
 }
 
-fn accepted(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
+fn accepted_condition(view: &MeshView, route: &RouteInput, parent: &Parent) -> ConditionContent {
     let target = &parent.target;
     let meant = match parent.ports(view) {
         Ok(meant) => meant,
-        Err(why) => return bad("NoMatchingParent", why),
+        Err(why) => return condition_false("NoMatchingParent", why),
     };
     let unsupported = route.rules.unsupported();
-    if let Some(Unsupported { reason, .. }) = unsupported.first() {
+    if let Some(UnsupportedPart { reason, .. }) = unsupported.first() {
         let texts: Vec<_> = unsupported.iter().map(|one| one.text.as_str()).collect();
         let what = texts.join("; ");
         let message = match route.rules {
-            Rules::Http(_) => {
+            RouteRules::Http(_) => {
                 format!("{what}; requests that these rules match are answered with an error")
             }
-            Rules::Stream(_) => format!("{what}; connections that the route is for are refused"),
+            RouteRules::Stream(_) => {
+                format!("{what}; connections that the route is for are refused")
+            }
         };
-        return bad(reason, message);
+        return condition_false(reason, message);
     }
     let mut ports = declared_ports(view, target).unwrap_or_default();
     ports.sort_by_key(|(_, port, _)| *port);
@@ -106,24 +110,32 @@ fn accepted(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
         .iter()
         .filter(|(_, port, _)| meant.is_empty() || meant.contains(port));
     let judged: Vec<_> = ports
-        .map(|(_, port, protocol)| conflicts::of(view, route, target, (*port, *protocol)))
+        .map(|(_, port, protocol)| {
+            conflicts::find_conflict(view, route, target, (*port, *protocol))
+        })
         .collect();
     let lost: Vec<_> = judged.iter().flatten().collect();
     let texts: Vec<_> = lost.iter().map(|one| one.text.as_str()).collect();
     match lost.first() {
-        None => good("Accepted", "the route is followed"),
-        Some(first) if lost.len() == judged.len() => bad(first.reason, texts.join("; ")),
-        Some(_) => good(
+        None => condition_true("Accepted", "the route is followed"),
+        Some(first) if lost.len() == judged.len() => {
+            condition_false(first.reason, texts.join("; "))
+        }
+        Some(_) => condition_true(
             "Accepted",
             format!("the route is followed, but: {}", texts.join("; ")),
         ),
     }
 }
 
-fn resolved(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
+fn resolved_refs_condition(
+    view: &MeshView,
+    route: &RouteInput,
+    parent: &Parent,
+) -> ConditionContent {
     let attached = route.attached_to(&parent.target);
     let backends = route.rules.backends();
-    let serving = serving(view, &parent.target);
+    let serving = serving_waypoints(view, &parent.target);
     let find = |backend: &BackendInput| -> Result<(), Unresolved> {
         backend.to.find(view, attached)?;
         // Whether there are its endpoints is up to each of them.
@@ -136,15 +148,15 @@ fn resolved(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
     let filters = route.rules.filter_errors(view);
     let mut all = errors.iter().chain(&filters).chain(&mirrors);
     let Some(Unresolved { reason, .. }) = all.next() else {
-        return good("ResolvedRefs", "every backend is found");
+        return condition_true("ResolvedRefs", "every backend is found");
     };
     let summary = |of: &[Unresolved], what: &str| {
         let texts: Vec<_> = of.iter().map(|error| error.text.as_str()).collect();
         (!of.is_empty()).then(|| format!("{}; {what}", texts.join("; ")))
     };
     let share = match route.rules {
-        Rules::Http(_) => "their share of requests is answered with an error",
-        Rules::Stream(_) => "their share of connections is refused",
+        RouteRules::Http(_) => "their share of requests is answered with an error",
+        RouteRules::Stream(_) => "their share of connections is refused",
     };
     let both = [
         summary(&errors, share),
@@ -155,23 +167,23 @@ fn resolved(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
         summary(&mirrors, "nothing is mirrored there"),
     ];
     let message: Vec<_> = both.into_iter().flatten().collect();
-    bad(reason, message.join("; "))
+    condition_false(reason, message.join("; "))
 }
 
-fn at_waypoints(view: &MeshView, route: &RouteInput, parent: &Parent) -> Verdict {
+fn waypoint_condition(view: &MeshView, route: &RouteInput, parent: &Parent) -> ConditionContent {
     let target = &parent.target;
     let of = &route.name.namespace;
-    let serving = serving(view, target);
+    let serving = serving_waypoints(view, target);
     let is_for_all = |gateway: &GatewayName| route.is_for_all(target, gateway);
-    match names(&serving) {
+    match join_gateway_names(&serving) {
         Some(names) if serving.iter().any(is_for_all) => {
-            good("ResolvedWaypoints", format!("followed by {names}"))
+            condition_true("ResolvedWaypoints", format!("followed by {names}"))
         }
-        Some(names) => good(
+        Some(names) => condition_true(
             "ResolvedWaypoints",
             format!("followed by {names} for clients of {of}"),
         ),
-        None => bad(
+        None => condition_false(
             "NoWaypoint",
             format!("{target} has no waypoint that follows the route: it has no effect"),
         ),

@@ -33,7 +33,7 @@ pub(crate) fn resolved(
     route: AttachedRoute<'_>,
 ) -> Result<Vec<HttpFilter>, Unresolved> {
     let one = |filter: &FilterInput| match filter {
-        FilterInput::Known(filter) => Some(Ok(filter.clone())),
+        FilterInput::WithoutReferences(filter) => Some(Ok(filter.clone())),
         FilterInput::Mirror(mirror) => {
             let mirror = mirror.resolved(view, route)?;
             Some(Ok(HttpFilter::Mirror(mirror)))

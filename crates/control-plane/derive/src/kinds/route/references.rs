@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, NamespacedHostname, Visibility};
 
 use crate::{
     kinds::route::{attached::AttachedRoute, ports::declared_ports},
-    objects::route::references::{Named, Reference},
+    objects::route::references::{ServiceIdentifier, ServiceReference},
     view::MeshView,
 };
 
@@ -22,7 +22,7 @@ pub(crate) struct Unresolved {
     pub(crate) text: ArcStr,
 }
 
-impl Reference {
+impl ServiceReference {
     /// Resolves the reference to a service and port, for requests to a parent of the route. A parent needs no grant as
     /// backend of requests to itself; for requests to other parents it needs one like any other backend.
     pub(crate) fn find(
@@ -37,9 +37,9 @@ impl Reference {
         let unresolved = |reason, text| Unresolved { reason, text };
         let named = self.target.as_ref();
         let (key, host) = match named.map_err(|why| unresolved("InvalidKind", why.clone()))? {
-            Named::Object(key) => (key, None),
-            Named::Host(host) => {
-                let found = view.record_seen_in(&route.name.namespace, host);
+            ServiceIdentifier::Object(key) => (key, None),
+            ServiceIdentifier::Host(host) => {
+                let found = view.host_owner_in(&route.name.namespace, host);
                 let found = found.ok_or_else(|| {
                     let text = arcstr::format!(
                         "{} sees no service with the host {host}",
@@ -53,8 +53,8 @@ impl Reference {
         // Before any statement about existing objects.
         let from = (route.kind, route.name.namespace.as_str());
         let is_granted = || match key.kind {
-            Kind::Service => view.may_lead_to(from, key),
-            _ => view.is_seen_in(from.1, key),
+            Kind::Service => view.may_use_backend(from, key),
+            _ => view.is_visible_in(from.1, key),
         };
         if key != parent && !is_granted() {
             let why = match key.kind {
@@ -101,7 +101,7 @@ impl Reference {
 
 impl MeshView {
     /// Whether all hosts of a ServiceEntry are visible in a namespace.
-    fn is_seen_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
+    fn is_visible_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
         let found = self.get::<ServiceEntry>(entry);
         found.is_some_and(|found| {
             let sees = |host: &ArcStr| {
@@ -127,7 +127,7 @@ impl MeshView {
                 "{key} has several hosts: one is named by the kind Hostname"
             ));
         };
-        if !self.hosts_won(entry).any(|won| won == host) {
+        if !self.owned_hosts(entry).any(|won| won == host) {
             return Err(arcstr::format!(
                 "{key} is not the entry that {host} resolves to in its namespace"
             ));

@@ -4,11 +4,11 @@ use ambit_model::{GatewayName, HttpBackend, HttpFilter, HttpRouteRule};
 
 use crate::{
     kinds::route::{attached::AttachedRoute, filters, references::Unresolved},
-    objects::route::{backends::BackendInput, input::Rules, rules::RuleInput},
+    objects::route::{backends::BackendInput, input::RouteRules, rules::RuleInput},
     view::MeshView,
 };
 
-impl Rules {
+impl RouteRules {
     /// Returns the reasons why mirrors of the rules cannot be resolved.
     pub(crate) fn mirror_errors(
         &self,

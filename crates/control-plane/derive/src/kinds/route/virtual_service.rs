@@ -14,7 +14,7 @@ use ambit_k8s_api::{ObjectKey, VirtualService};
 use ambit_model::{ArcStr, GatewayName, HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
 
 use crate::{
-    condition::{ConditionType, Standing, VIRTUAL_SERVICE_USED},
+    condition::{ConditionType, DerivedStatus, VIRTUAL_SERVICE_USED},
     index::{Index, change::Change},
     kinds::{
         kind::MeshKind,
@@ -22,11 +22,11 @@ use crate::{
     },
     objects::route::{
         hosts::HostScope,
-        input::{RouteInput, Rules},
+        input::{RouteInput, RouteRules},
         rules::{MatchScope, RuleInput},
     },
     pod_directory::PodDirectory,
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
@@ -35,13 +35,13 @@ use crate::{
 struct Audience<'a> {
     clients: Option<ArcStr>,
     /// Whether the VirtualServices are those for all clients, with additional matches for clients of this namespace.
-    is_of_all: bool,
+    is_for_all_clients: bool,
     services: Vec<&'a RouteInput>,
 }
 
 /// HTTPRoute or GRPCRoute of a service, which takes precedence over VirtualServices.
 #[derive(Debug)]
-struct Rival<'a> {
+struct PrecedingRoute<'a> {
     name: &'a RouteName,
     clients: Option<ArcStr>,
     /// Service ports that the route applies to; all ports if empty.
@@ -51,12 +51,12 @@ struct Rival<'a> {
 impl MeshKind for VirtualService {
     const CONDITIONS: &'static [ConditionType] = &[VIRTUAL_SERVICE_USED];
 
-    fn standing(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
-        conditions::of(view, route)
+    fn derived_status(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<DerivedStatus> {
+        conditions::derived_status(view, route)
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
-        changed::changed(index, change);
+    fn on_change(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
+        changed::on_change(index, change);
         let scope = |route: Option<&RouteInput>| route.and_then(|route| route.scope.clone());
         let (old, new) = (scope(change.old), scope(change.new));
         let both = || old.iter().chain(&new);
@@ -77,30 +77,34 @@ impl MeshKind for VirtualService {
         index
             .view
             .references
-            .replace(Edge::VirtualHost, change.key, all.0, all.1);
+            .replace(ReferenceKind::VirtualHost, change.key, all.0, all.1);
         let catches_all = |scope: &&HostScope| scope.has_catch_all;
         let old = hosts(old.as_ref().filter(catches_all));
         let new = hosts(new.as_ref().filter(catches_all));
         index
             .view
             .references
-            .replace(Edge::CatchAll, change.key, old, new);
+            .replace(ReferenceKind::CatchAll, change.key, old, new);
     }
 }
 
 impl MeshView {
     /// Returns the HTTPRoutes and GRPCRoutes of a service, with the clients that a waypoint applies each to.
-    fn rivals(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<Rival<'_>> {
+    fn preceding_routes(
+        &self,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<PrecedingRoute<'_>> {
         let http = self.routes_of(target);
-        let http = http.filter(|route| matches!(route.rules, Rules::Http(_)));
-        let rivals = http.filter_map(|route| {
-            Some(Rival {
+        let http = http.filter(|route| matches!(route.rules, RouteRules::Http(_)));
+        let preceding_routes = http.filter_map(|route| {
+            Some(PrecedingRoute {
                 name: &route.name,
                 clients: route.clients(target, gateway),
                 ports: route.ports(self, target)?,
             })
         });
-        rivals.collect()
+        preceding_routes.collect()
     }
 
     /// Groups the VirtualServices that a waypoint applies to a host of a service by the clients that they are for.
@@ -110,9 +114,9 @@ impl MeshView {
         target: &ObjectKey,
         gateway: &GatewayName,
     ) -> Vec<Audience<'_>> {
-        let services = self.references.of(Edge::VirtualHost, host);
+        let services = self.references.of(ReferenceKind::VirtualHost, host);
         let services = services.filter_map(|key| self.route(key));
-        let services = services.filter(|one| one.is_followed(target, gateway));
+        let services = services.filter(|one| one.is_applied_by(target, gateway));
         let mut services: Vec<_> = services.collect();
         services.sort_by_key(|one| one.age());
         let (of_all, of_own): (Vec<_>, Vec<_>) = services
@@ -130,13 +134,13 @@ impl MeshView {
             .chain(named.map(Some))
             .map(|clients| Audience {
                 clients,
-                is_of_all: true,
+                is_for_all_clients: true,
                 services: of_all.clone(),
             });
         let of_all: Vec<_> = of_all.collect();
         let own = own.into_iter().map(|(namespace, services)| Audience {
             clients: Some(namespace),
-            is_of_all: false,
+            is_for_all_clients: false,
             services,
         });
         of_all.into_iter().chain(own).collect()
@@ -154,13 +158,13 @@ impl MeshView {
         if audiences.iter().all(|one| one.services.is_empty()) {
             return Vec::new();
         }
-        let rivals = self.rivals(target, gateway);
+        let preceding_routes = self.preceding_routes(target, gateway);
         let declared = declared_ports(self, target).unwrap_or_default();
         let mut routes = Vec::new();
         for audience in &audiences {
             let ports = declared.iter().map(|(_, port, _)| *port);
             let free: Vec<u16> = ports
-                .filter(|port| audience.is_free(&rivals, *port))
+                .filter(|port| audience.has_free_port(&preceding_routes, *port))
                 .collect();
             for route in &audience.services {
                 let rules = |port| self.virtual_rules(route, target, gateway, (port, audience));
@@ -230,18 +234,18 @@ impl MeshView {
 
 impl Audience<'_> {
     /// Whether no Gateway API route takes precedence over the VirtualServices on a port.
-    fn is_free(&self, rivals: &[Rival<'_>], port: u16) -> bool {
-        let mut rivals = rivals.iter();
-        !rivals.any(|rival| {
-            rival.goes_before(self.clients.as_ref(), port)
-                || self.is_of_all && rival.goes_before(None, port)
+    fn has_free_port(&self, preceding_routes: &[PrecedingRoute<'_>], port: u16) -> bool {
+        let mut preceding_routes = preceding_routes.iter();
+        !preceding_routes.any(|rival| {
+            rival.precedes(self.clients.as_ref(), port)
+                || self.is_for_all_clients && rival.precedes(None, port)
         })
     }
 }
 
-impl Rival<'_> {
+impl PrecedingRoute<'_> {
     /// Whether the route takes precedence on a port over VirtualServices for the same clients.
-    fn goes_before(&self, clients: Option<&ArcStr>, port: u16) -> bool {
+    fn precedes(&self, clients: Option<&ArcStr>, port: u16) -> bool {
         self.clients.as_ref() == clients && (self.ports.is_empty() || self.ports.contains(&port))
     }
 }
@@ -259,6 +263,6 @@ fn record(
         rules,
         clients: audience.clients.clone(),
         first_match: true,
-        of_service: audience.is_of_all && audience.clients.is_some(),
+        of_service: audience.is_for_all_clients && audience.clients.is_some(),
     })
 }

@@ -4,13 +4,13 @@ use ambit_k8s_api::{Kind, ObjectKey, Telemetry};
 use ambit_model::{GatewayName, TelemetryScope};
 
 use crate::{
-    kinds::telemetry::targets::{is_for, is_gateway},
+    kinds::telemetry::targets::{is_gateway, is_target_of_host},
     objects::telemetry::input::TelemetryInput,
     view::MeshView,
 };
 
 /// Returns the objects that apply to a scope at a waypoint, one for each level, the least specific first.
-pub(crate) fn of<'a>(
+pub(crate) fn telemetry_levels<'a>(
     view: &'a MeshView,
     gateway: &GatewayName,
     scope: &TelemetryScope,
@@ -29,10 +29,12 @@ pub(crate) fn of<'a>(
         }
     }
     for namespace in namespaces {
-        levels.extend(oldest(view, namespace, |one| one.targets.is_empty()));
+        levels.extend(oldest_telemetry(view, namespace, |one| {
+            one.targets.is_empty()
+        }));
     }
     let attached = |namespace, is: &dyn Fn(&ObjectKey) -> bool| {
-        oldest(view, namespace, |one| one.targets.iter().any(is))
+        oldest_telemetry(view, namespace, |one| one.targets.iter().any(is))
     };
     levels.extend(attached(root, &|target| {
         target.kind == Kind::GatewayClass && is_gateway(view, target, gateway)
@@ -42,13 +44,13 @@ pub(crate) fn of<'a>(
     }));
     if let TelemetryScope::Service(service) = scope {
         levels.extend(attached(&service.namespace, &|target| {
-            is_for(view, target, &service.hostname)
+            is_target_of_host(view, target, &service.hostname)
         }));
     }
     levels
 }
 
-fn oldest<'a>(
+fn oldest_telemetry<'a>(
     view: &'a MeshView,
     namespace: &str,
     is: impl Fn(&TelemetryInput) -> bool,

@@ -7,15 +7,15 @@ use ambit_model::{
 };
 
 use crate::{
-    kinds::telemetry::providers::{self, Logger},
-    objects::telemetry::{input::TelemetryInput, read::TracingPart},
+    kinds::telemetry::providers::{self, LogDestination},
+    objects::telemetry::{input::TelemetryInput, read::TracingSettings},
     view::MeshView,
 };
 
 /// Default number of requests per 10,000 that are traced, as in Istio.
-const SAMPLING: u32 = 100;
+const DEFAULT_SAMPLING_PER_10000: u32 = 100;
 /// Maximum length of a span tag's value, as in Istio.
-const MAX_TAG: u32 = 256;
+const MAX_TAG_VALUE_LENGTH: u32 = 256;
 
 /// Merges the levels of a scope to one record, and returns notes on parts that have no effect.
 pub(crate) fn merge(
@@ -26,24 +26,24 @@ pub(crate) fn merge(
     let mut wrong = Vec::new();
     let telemetry = WaypointTelemetry {
         scope,
-        tracing: tracing(view, levels, &mut wrong),
-        logs: logs(view, levels, &mut wrong),
-        metrics: metrics(view, levels, &mut wrong),
+        tracing: merge_tracing(view, levels, &mut wrong),
+        logs: merge_access_logs(view, levels, &mut wrong),
+        metrics: merge_metrics(view, levels, &mut wrong),
     };
     (telemetry, wrong)
 }
 
-fn tracing(
+fn merge_tracing(
     view: &MeshView,
     levels: &[&TelemetryInput],
     wrong: &mut Vec<String>,
 ) -> Option<TelemetryTracing> {
     let settings = view.settings();
-    let mut merged = TracingPart {
+    let mut merged = TracingSettings {
         providers: settings
             .map(|one| one.telemetry.default_tracing.clone())
             .unwrap_or_default(),
-        ..TracingPart::default()
+        ..TracingSettings::default()
     };
     for part in levels.iter().flat_map(|level| &level.tracing) {
         if !part.providers.is_empty() {
@@ -53,7 +53,7 @@ fn tracing(
         merged.is_disabled = part.is_disabled.or(merged.is_disabled);
         merged.by_request_id = part.by_request_id.or(merged.by_request_id);
         merged.istio_tags = part.istio_tags.or(merged.istio_tags);
-        merged.is_kept_to_itself = part.is_kept_to_itself.or(merged.is_kept_to_itself);
+        merged.omits_trace_context = part.omits_trace_context.or(merged.omits_trace_context);
         if part.tags.is_some() {
             merged.tags.clone_from(&part.tags);
         }
@@ -62,7 +62,7 @@ fn tracing(
     if merged.is_disabled == Some(true) {
         return None;
     }
-    let collector = match providers::tracer(view, name) {
+    let collector = match providers::resolve_tracing_provider(view, name) {
         Ok(collector) => collector,
         Err(why) => {
             wrong.push(why);
@@ -72,23 +72,26 @@ fn tracing(
     let of_mesh = settings.and_then(|one| one.telemetry.sampling);
     Some(TelemetryTracing {
         collector,
-        sampling: merged.sampling.or(of_mesh).unwrap_or(SAMPLING),
+        sampling: merged
+            .sampling
+            .or(of_mesh)
+            .unwrap_or(DEFAULT_SAMPLING_PER_10000),
         by_request_id: merged.by_request_id.unwrap_or(true),
         istio_tags: merged.istio_tags.unwrap_or(true),
         tags: merged.tags.unwrap_or_default(),
-        max_tag: MAX_TAG,
-        propagates: merged.is_kept_to_itself != Some(true),
+        max_tag: MAX_TAG_VALUE_LENGTH,
+        propagates: merged.omits_trace_context != Some(true),
     })
 }
 
 /// Merged access log settings of one provider.
 #[derive(Clone, Debug, Default)]
-struct Logging {
+struct AccessLogSettings {
     is_disabled: bool,
     filter: Option<ArcStr>,
 }
 
-fn logs(
+fn merge_access_logs(
     view: &MeshView,
     levels: &[&TelemetryInput],
     wrong: &mut Vec<String>,
@@ -102,11 +105,11 @@ fn logs(
     if !says_something && of_mesh.is_empty() && !has_file {
         return None;
     }
-    let own = vec![ArcStr::from(providers::OWN_LOG)];
+    let own = vec![ArcStr::from(providers::BUILTIN_LOG_PROVIDER)];
     let names = if of_mesh.is_empty() { own } else { of_mesh };
-    let mut merged: BTreeMap<ArcStr, Logging> = names
+    let mut merged: BTreeMap<ArcStr, AccessLogSettings> = names
         .into_iter()
-        .map(|name| (name, Logging::default()))
+        .map(|name| (name, AccessLogSettings::default()))
         .collect();
     for level in levels {
         let named: Vec<_> = level.logs.iter().flat_map(|part| &part.providers).collect();
@@ -128,8 +131,8 @@ fn logs(
     }
     let mut logs = Vec::new();
     for (name, logging) in merged.into_iter().filter(|(_, one)| !one.is_disabled) {
-        match providers::logger(view, &name) {
-            Ok(Logger(mut log)) => {
+        match providers::resolve_log_provider(view, &name) {
+            Ok(LogDestination(mut log)) => {
                 log.filter = logging.filter;
                 logs.push(log);
             }
@@ -139,7 +142,7 @@ fn logs(
     Some(logs)
 }
 
-fn metrics(
+fn merge_metrics(
     view: &MeshView,
     levels: &[&TelemetryInput],
     wrong: &mut Vec<String>,
@@ -148,7 +151,7 @@ fn metrics(
     for part in levels.iter().flat_map(|level| &level.metrics) {
         let mut is_meant = part.providers.is_empty();
         for name in &part.providers {
-            match providers::is_prometheus(view, name) {
+            match providers::check_metrics_provider(view, name) {
                 Ok(()) => is_meant = true,
                 Err(why) => wrong.push(why),
             }

@@ -3,47 +3,52 @@
 use std::time::Duration;
 
 use ambit_model::{ArcStr, OtlpCollector, TelemetryFormat, TelemetryLog};
-use ambit_observation::Format;
+use ambit_observation::LogFormat;
 use serde_json::{Map, Value};
 
 use crate::{objects::telemetry::input::TelemetryInput, view::MeshView};
 
 /// Name of the built-in access log provider, which writes to the waypoint's own log.
-pub(crate) const OWN_LOG: &str = "envoy";
+pub(crate) const BUILTIN_LOG_PROVIDER: &str = "envoy";
 /// Kind of metrics providers, and name of the built-in one.
-const PROMETHEUS: &str = "prometheus";
+const PROMETHEUS_PROVIDER: &str = "prometheus";
 /// Default path for spans over OTLP/HTTP, as OpenTelemetry defines it.
 const TRACES_PATH: &str = "/v1/traces";
 
 /// Destination and format of an access log, without its filter.
-pub(crate) struct Logger(pub(crate) TelemetryLog);
+pub(crate) struct LogDestination(pub(crate) TelemetryLog);
 
 /// Returns the reasons why providers that an object names cannot be used.
-pub(crate) fn wrong(view: &MeshView, of: &TelemetryInput) -> Vec<String> {
+pub(crate) fn provider_errors(view: &MeshView, of: &TelemetryInput) -> Vec<String> {
     let tracers = of.tracing.iter().flat_map(|part| &part.providers);
-    let tracers = tracers.filter_map(|name| tracer(view, name).err());
+    let tracers = tracers.filter_map(|name| resolve_tracing_provider(view, name).err());
     let loggers = of.logs.iter().flat_map(|part| &part.providers);
-    let loggers = loggers.filter_map(|name| logger(view, name).err());
+    let loggers = loggers.filter_map(|name| resolve_log_provider(view, name).err());
     let metrics = of.metrics.iter().flat_map(|part| &part.providers);
-    let metrics = metrics.filter_map(|name| is_prometheus(view, name).err());
+    let metrics = metrics.filter_map(|name| check_metrics_provider(view, name).err());
     let mut all: Vec<_> = tracers.chain(loggers).chain(metrics).collect();
     all.dedup();
     all
 }
 
-fn unknown(name: &str) -> String {
+fn unknown_provider(name: &str) -> String {
     format!("meshConfig.extensionProviders has no provider {name}: references to it have no effect")
 }
 
-fn of_another_kind(name: &str, kind: &str, what: &str) -> String {
+fn wrong_provider_kind(name: &str, kind: &str, what: &str) -> String {
     format!("the provider {name} is of the kind {kind}, which is not supported for {what}")
 }
 
 /// Resolves a tracing provider to the collector that receives spans.
-pub(crate) fn tracer(view: &MeshView, name: &str) -> Result<OtlpCollector, String> {
-    let provider = view.extension_provider(name).ok_or_else(|| unknown(name))?;
+pub(crate) fn resolve_tracing_provider(
+    view: &MeshView,
+    name: &str,
+) -> Result<OtlpCollector, String> {
+    let provider = view
+        .extension_provider(name)
+        .ok_or_else(|| unknown_provider(name))?;
     if provider.kind != "opentelemetry" {
-        return Err(of_another_kind(
+        return Err(wrong_provider_kind(
             name,
             &provider.kind,
             "tracing: opentelemetry is",
@@ -53,12 +58,12 @@ pub(crate) fn tracer(view: &MeshView, name: &str) -> Result<OtlpCollector, Strin
 }
 
 /// Resolves an access log provider to a destination and format.
-pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
+pub(crate) fn resolve_log_provider(view: &MeshView, name: &str) -> Result<LogDestination, String> {
     let of_mesh = view
         .settings()
         .and_then(|one| one.telemetry.access_log.clone());
     let log = |collector, name: &str, format| {
-        Logger(TelemetryLog {
+        LogDestination(TelemetryLog {
             collector,
             name: name.into(),
             format,
@@ -67,8 +72,8 @@ pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
     };
     let Some(provider) = view.extension_provider(name) else {
         return match name {
-            OWN_LOG => Ok(log(None, name, of_mesh.unwrap_or_default())),
-            _ => Err(unknown(name)),
+            BUILTIN_LOG_PROVIDER => Ok(log(None, name, of_mesh.unwrap_or_default())),
+            _ => Err(unknown_provider(name)),
         };
     };
     let settings = &provider.settings;
@@ -97,7 +102,7 @@ pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
                 format,
             ))
         }
-        kind => Err(of_another_kind(
+        kind => Err(wrong_provider_kind(
             name,
             kind,
             "access logs: envoyFileAccessLog and envoyOtelAls are",
@@ -106,16 +111,16 @@ pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
 }
 
 /// Checks that a provider is a supported metrics provider, that is, Prometheus.
-pub(crate) fn is_prometheus(view: &MeshView, name: &str) -> Result<(), String> {
+pub(crate) fn check_metrics_provider(view: &MeshView, name: &str) -> Result<(), String> {
     match view.extension_provider(name) {
-        Some(provider) if provider.kind == PROMETHEUS => Ok(()),
-        Some(provider) => Err(of_another_kind(
+        Some(provider) if provider.kind == PROMETHEUS_PROVIDER => Ok(()),
+        Some(provider) => Err(wrong_provider_kind(
             name,
             &provider.kind,
             "metrics: prometheus is",
         )),
-        None if name == PROMETHEUS => Ok(()),
-        None => Err(unknown(name)),
+        None if name == PROMETHEUS_PROVIDER => Ok(()),
+        None => Err(unknown_provider(name)),
     }
 }
 
@@ -149,7 +154,7 @@ fn collector(
         .and_then(|http| http.get("headers"))
         .or_else(|| grpc?.get("initialMetadata"));
     let headers = headers.and_then(Value::as_array);
-    let mut sent = Vec::new();
+    let mut node_proxy_policy = Vec::new();
     for header in headers.into_iter().flatten() {
         let text = |field: &str| header.get(field).and_then(Value::as_str).map(str::to_owned);
         let name = text("name").ok_or_else(|| wrong("a header has no name"))?;
@@ -157,26 +162,26 @@ fn collector(
         if text("envName").is_some() {
             return Err(wrong("headers from the environment are not supported"));
         }
-        sent.push((
+        node_proxy_policy.push((
             ArcStr::from(name.to_ascii_lowercase()),
             ArcStr::from(value.unwrap_or_default()),
         ));
     }
     Ok(OtlpCollector {
-        service: view.callee(service).map_err(|why| wrong(&why))?,
+        service: view.resolve_callee(service).map_err(|why| wrong(&why))?,
         port: port.ok_or_else(|| wrong("port is missing, or is none"))?,
         http_path: path.map(ArcStr::from),
         timeout: match timeout {
             None => None,
             Some(text) => {
-                Some(seconds(text).ok_or_else(|| wrong("timeout is no time, such as 3s"))?)
+                Some(parse_seconds(text).ok_or_else(|| wrong("timeout is no time, such as 3s"))?)
             }
         },
-        headers: sent,
+        headers: node_proxy_policy,
     })
 }
 
-fn seconds(text: &str) -> Option<Duration> {
+fn parse_seconds(text: &str) -> Option<Duration> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 0.001),
         None => (text.strip_suffix('s')?, 1.0),
@@ -194,12 +199,12 @@ fn format(name: &str, settings: &Map<String, Value>) -> Result<Option<TelemetryF
     };
     let wrong = |error| format!("the provider {name}: logFormat: {error}");
     if let Some(text) = format.get("text").and_then(Value::as_str) {
-        Format::text(text).map_err(wrong)?;
+        LogFormat::parse_text(text).map_err(wrong)?;
         return Ok(Some(TelemetryFormat::Text(text.into())));
     }
     let Some(labels) = format.get("labels") else {
         return Ok(None);
     };
-    Format::json(labels).map_err(wrong)?;
+    LogFormat::from_json(labels).map_err(wrong)?;
     Ok(Some(TelemetryFormat::Json(labels.to_string().into())))
 }

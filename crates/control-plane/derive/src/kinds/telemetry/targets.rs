@@ -6,7 +6,7 @@ use ambit_model::GatewayName;
 use crate::view::MeshView;
 
 /// Whether a target is the Service or ServiceEntry of a host.
-pub(crate) fn is_for(view: &MeshView, target: &ObjectKey, host: &str) -> bool {
+pub(crate) fn is_target_of_host(view: &MeshView, target: &ObjectKey, host: &str) -> bool {
     match target.kind {
         Kind::Service => view
             .get::<Service>(target)

@@ -7,15 +7,15 @@ use crate::{
     config::MeshConfig,
     objects::{
         authorization_policy::{http, metadata::namespace_of},
-        targets::{Targets, references},
+        targets::{PolicyTargets, references},
     },
     problem::{FieldError, Note},
 };
 
 /// Waypoint policy, with the objects that it is attached to.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Attached {
-    pub(crate) targets: Targets,
+pub(crate) struct AttachedPolicy {
+    pub(crate) targets: PolicyTargets,
     pub(crate) policy: HttpPolicy,
     /// Name of the authorization provider of a CUSTOM policy.
     pub(crate) provider: Option<ArcStr>,
@@ -23,14 +23,14 @@ pub(crate) struct Attached {
     pub(crate) migrated_from: Option<ArcStr>,
 }
 
-impl Attached {
+impl AttachedPolicy {
     pub(crate) fn read(
         policy: &AuthorizationPolicy,
         config: &MeshConfig,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
         let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
-        let targets = Targets::read(references, &namespace_of(policy), config)?;
+        let targets = PolicyTargets::read(references, &namespace_of(policy), config)?;
         let annotations = policy.metadata.annotations.as_ref();
         let migrated_from = annotations.and_then(|all| all.get(labels::MIGRATED_FROM));
         let provider = http::provider(policy)?;
@@ -48,7 +48,7 @@ impl Attached {
     pub(crate) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
         let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
         Some(Self {
-            targets: Targets::possible(&references, &namespace_of(policy), config)?,
+            targets: PolicyTargets::possible_targets(&references, &namespace_of(policy), config)?,
             policy: http::substitute(policy, "the policy cannot be used as it is written"),
             provider: None,
             migrated_from: None,

@@ -18,7 +18,10 @@ use ambit_model::{
 use crate::{
     objects::authorization_policy::{
         metadata::{is_dry_run, namespace_of},
-        values::{list, names, net, pattern, port, service_account},
+        values::{
+            parse_ip_net, parse_list, parse_pattern, parse_patterns, parse_port,
+            parse_service_account,
+        },
     },
     problem::{FieldError, Note},
 };
@@ -44,7 +47,7 @@ pub(crate) fn http_policy(
     let namespace = namespace_of(policy);
     let mut rules = Vec::new();
     for (index, rule) in policy.spec.rules.iter().enumerate() {
-        let mut reader = Reader {
+        let mut reader = HttpRuleReader {
             namespace: &namespace,
             notes: &mut notes,
             unsupported: Vec::new(),
@@ -117,14 +120,14 @@ fn named(policy: &AuthorizationPolicy) -> HttpPolicy {
 }
 
 /// Converts one rule, and collects notes.
-struct Reader<'a> {
+struct HttpRuleReader<'a> {
     namespace: &'a ArcStr,
     notes: &'a mut Vec<Note>,
     /// Unsupported attributes that the rule uses.
     unsupported: Vec<String>,
 }
 
-impl Reader<'_> {
+impl HttpRuleReader<'_> {
     fn rule(&mut self, rule: &PolicyRule, at: &str) -> Result<HttpRule, FieldError> {
         let mut read = HttpRule::default();
         for (index, from) in rule.from.iter().enumerate() {
@@ -160,11 +163,11 @@ impl Reader<'_> {
 
     fn source(&mut self, s: &Source, at: &str) -> Result<HttpSource, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
-        let mut names = |name, values: &[String]| names(values, &field(name), self.notes);
-        let account = |text: &str| service_account(text, self.namespace);
-        let accounts = |name, values: &[String]| list(values, &field(name), account);
-        let nets = |name, values: &[String]| list(values, &field(name), net);
-        let patterns = |name, values: &[String]| list(values, &field(name), pattern);
+        let mut names = |name, values: &[String]| parse_patterns(values, &field(name), self.notes);
+        let account = |text: &str| parse_service_account(text, self.namespace);
+        let accounts = |name, values: &[String]| parse_list(values, &field(name), account);
+        let nets = |name, values: &[String]| parse_list(values, &field(name), parse_ip_net);
+        let patterns = |name, values: &[String]| parse_list(values, &field(name), parse_pattern);
         Ok(HttpSource {
             principals: names("principals", &s.principals)?,
             not_principals: names("notPrincipals", &s.not_principals)?,
@@ -185,26 +188,26 @@ impl Reader<'_> {
 
     fn operation(&mut self, o: &Operation, at: &str) -> Result<HttpOperation, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
-        let ports = |name, values: &[String]| list(values, &field(name), port);
+        let ports = |name, values: &[String]| parse_list(values, &field(name), parse_port);
         let notes = &mut *self.notes;
         let mut hosts = |name, values: &[String]| {
-            literal_stars(values, &field(name), notes);
-            list(values, &field(name), pattern)
+            note_literal_stars(values, &field(name), notes);
+            parse_list(values, &field(name), parse_pattern)
         };
         let (of_hosts, of_not_hosts) =
             (hosts("hosts", &o.hosts)?, hosts("notHosts", &o.not_hosts)?);
         let mut methods = |name, values: &[String]| {
-            lower_case(values, &field(name), notes);
-            list(values, &field(name), pattern)
+            note_lower_case(values, &field(name), notes);
+            parse_list(values, &field(name), parse_pattern)
         };
         let (of_methods, of_not_methods) = (
             methods("methods", &o.methods)?,
             methods("notMethods", &o.not_methods)?,
         );
         let mut paths = |name, values: &[String]| {
-            literal_stars(values, &field(name), notes);
-            never_paths(values, &field(name), notes);
-            list(values, &field(name), path)
+            note_literal_stars(values, &field(name), notes);
+            note_unmatchable_paths(values, &field(name), notes);
+            parse_list(values, &field(name), parse_path)
         };
         Ok(HttpOperation {
             hosts: of_hosts,
@@ -228,9 +231,9 @@ impl Reader<'_> {
             return Err(FieldError::new(at, "must have values or notValues"));
         }
         let (some, none) = (format!("{at}.values"), format!("{at}.notValues"));
-        let Some(attribute) = attribute(&condition.key, &format!("{at}.key"))? else {
+        let Some(attribute) = parse_attribute(&condition.key, &format!("{at}.key"))? else {
             for (values, field) in [(&condition.values, &some), (&condition.not_values, &none)] {
-                list(values, field, |_| Ok(()))?;
+                parse_list(values, field, |_| Ok(()))?;
             }
             let name = format!("{at}.key {}", condition.key);
             self.unsupported.push(name);
@@ -254,16 +257,18 @@ impl Reader<'_> {
         use HttpAttribute as A;
         match attribute {
             A::SourceIp | A::RemoteIp | A::DestinationIp => {
-                list(values, field, |text| net(text).map(HttpValue::Net))
+                parse_list(values, field, |text| parse_ip_net(text).map(HttpValue::Net))
             }
-            A::DestinationPort => list(values, field, |text| port(text).map(HttpValue::Port)),
-            A::SourceServiceAccount => list(values, field, |text| {
-                let account = service_account(text, self.namespace)?;
+            A::DestinationPort => {
+                parse_list(values, field, |text| parse_port(text).map(HttpValue::Port))
+            }
+            A::SourceServiceAccount => parse_list(values, field, |text| {
+                let account = parse_service_account(text, self.namespace)?;
                 let name = arcstr::format!("{}/{}", account.namespace, account.service_account);
                 Ok(HttpValue::Text(StringMatch::Exact(name)))
             }),
             A::SourceNamespace | A::SourcePrincipal | A::SourceTrustDomain => {
-                let names = names(values, field, self.notes)?;
+                let names = parse_patterns(values, field, self.notes)?;
                 Ok(names.into_iter().map(HttpValue::Text).collect())
             }
             A::Header(_)
@@ -271,13 +276,15 @@ impl Reader<'_> {
             | A::RequestPrincipal
             | A::RequestAudiences
             | A::RequestPresenter
-            | A::RequestClaim(_) => list(values, field, |text| pattern(text).map(HttpValue::Text)),
+            | A::RequestClaim(_) => parse_list(values, field, |text| {
+                parse_pattern(text).map(HttpValue::Text)
+            }),
         }
     }
 }
 
 /// Parses the `key` of a condition; `None` if the attribute is not supported.
-fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
+fn parse_attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     use HttpAttribute as A;
     Ok(Some(match key {
         "source.ip" => A::SourceIp,
@@ -293,11 +300,11 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
         "request.auth.audiences" => A::RequestAudiences,
         "request.auth.presenter" => A::RequestPresenter,
         _ if key.starts_with("experimental.") => return Ok(None),
-        _ if key.starts_with("request.auth.claims[") => A::RequestClaim(claim(key, at)?),
+        _ if key.starts_with("request.auth.claims[") => A::RequestClaim(parse_claim(key, at)?),
         _ => {
             let name = key.strip_prefix("request.headers[");
             match name.and_then(|name| name.strip_suffix(']')) {
-                Some(name) => A::Header(header_name(name, at)?),
+                Some(name) => A::Header(parse_header_name(name, at)?),
                 None => {
                     let message = format!("{key:?} is not a known attribute");
                     return Err(FieldError::new(at, message));
@@ -308,7 +315,7 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
 }
 
 /// Parses the path of a claim: `request.auth.claims[a][b]`.
-fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
+fn parse_claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     let names = key.strip_prefix("request.auth.claims[");
     let names = names.and_then(|names| names.strip_suffix(']'));
     let names: Vec<_> = names
@@ -324,7 +331,7 @@ fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
 }
 
 /// Validates the name of a header, and returns it in lower case.
-fn header_name(name: &str, at: &str) -> Result<ArcStr, FieldError> {
+fn parse_header_name(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     let lower = name.to_ascii_lowercase();
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let error = |message| Err(FieldError::new(at, message));
@@ -338,7 +345,7 @@ fn header_name(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     }
 }
 
-fn path(text: &str) -> Result<PathPattern, String> {
+fn parse_path(text: &str) -> Result<PathPattern, String> {
     if PathTemplate::is_template(text) {
         let template = text.parse::<PathTemplate>();
         return match template {
@@ -346,11 +353,11 @@ fn path(text: &str) -> Result<PathPattern, String> {
             Err(error) => Err(error.to_string()),
         };
     }
-    pattern(text).map(PathPattern::Text)
+    parse_pattern(text).map(PathPattern::Text)
 }
 
 /// Adds a note with the text `why` for each value that `is_odd` returns true for.
-fn note_each(
+fn note_values(
     values: &[String],
     field: &str,
     notes: &mut Vec<Note>,
@@ -365,7 +372,7 @@ fn note_each(
     }
 }
 
-fn literal_stars(values: &[String], field: &str, notes: &mut Vec<Note>) {
+fn note_literal_stars(values: &[String], field: &str, notes: &mut Vec<Note>) {
     let has_star = |text: &str| match StringMatch::from_pattern(text) {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => {
             text.contains('*') && !PathTemplate::is_template(&text)
@@ -373,19 +380,19 @@ fn literal_stars(values: &[String], field: &str, notes: &mut Vec<Note>) {
         StringMatch::Presence => false,
     };
     let why = "is compared as it is written: '*' stands for other text only at the beginning or at the end";
-    note_each(values, field, notes, has_star, why);
+    note_values(values, field, notes, has_star, why);
 }
 
-fn lower_case(values: &[String], field: &str, notes: &mut Vec<Note>) {
+fn note_lower_case(values: &[String], field: &str, notes: &mut Vec<Note>) {
     let is_lower = |text: &str| text.contains(|c: char| c.is_ascii_lowercase());
     let why = "is compared with case: the methods of HTTP are written in capital letters";
-    note_each(values, field, notes, is_lower, why);
+    note_values(values, field, notes, is_lower, why);
 }
 
-fn never_paths(values: &[String], field: &str, notes: &mut Vec<Note>) {
+fn note_unmatchable_paths(values: &[String], field: &str, notes: &mut Vec<Note>) {
     let is_none = |text: &str| !text.starts_with(['/', '*']) || text.contains(['?', '#']);
     let why = "matches no path: paths begin with a slash and are compared without their query";
-    note_each(values, field, notes, is_none, why);
+    note_values(values, field, notes, is_none, why);
 }
 
 #[cfg(test)]

@@ -12,7 +12,10 @@ use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
 
 use crate::{
     objects::{
-        authorization_policy::values::{list, matches_nobody, names, net, port, service_account},
+        authorization_policy::values::{
+            matches_nobody, parse_ip_net, parse_list, parse_patterns, parse_port,
+            parse_service_account,
+        },
         trust_domain_names::TrustDomainNames,
     },
     problem::{FieldError, Note},
@@ -130,8 +133,12 @@ impl Converter<'_> {
                 self.request_field(values, &format!("{at}.{name}"))?;
             }
             clause.push(Match {
-                destination_ports: list(ports, &format!("{at}.ports"), port)?,
-                not_destination_ports: list(not_ports, &format!("{at}.notPorts"), port)?,
+                destination_ports: parse_list(ports, &format!("{at}.ports"), parse_port)?,
+                not_destination_ports: parse_list(
+                    not_ports,
+                    &format!("{at}.notPorts"),
+                    parse_port,
+                )?,
                 ..Match::default()
             });
         }
@@ -176,28 +183,36 @@ impl Converter<'_> {
         ] {
             self.request_field(values, &field(name))?;
         }
-        let account = |text: &str| service_account(text, self.namespace);
+        let account = |text: &str| parse_service_account(text, self.namespace);
         let mut matched = Match {
             principals: self.principals(&source.principals, &field("principals"))?,
             not_principals: self.principals(&source.not_principals, &field("notPrincipals"))?,
             namespaces: self.names(&source.namespaces, &field("namespaces"))?,
             not_namespaces: self.names(&source.not_namespaces, &field("notNamespaces"))?,
-            service_accounts: list(&source.service_accounts, &field("serviceAccounts"), account)?,
-            not_service_accounts: list(
+            service_accounts: parse_list(
+                &source.service_accounts,
+                &field("serviceAccounts"),
+                account,
+            )?,
+            not_service_accounts: parse_list(
                 &source.not_service_accounts,
                 &field("notServiceAccounts"),
                 account,
             )?,
-            source_ips: list(&source.ip_blocks, &field("ipBlocks"), net)?,
-            not_source_ips: list(&source.not_ip_blocks, &field("notIpBlocks"), net)?,
+            source_ips: parse_list(&source.ip_blocks, &field("ipBlocks"), parse_ip_net)?,
+            not_source_ips: parse_list(&source.not_ip_blocks, &field("notIpBlocks"), parse_ip_net)?,
             ..Match::default()
         };
-        let domains = list(&source.trust_domains, &field("trustDomains"), trust_domain)?;
+        let domains = parse_list(
+            &source.trust_domains,
+            &field("trustDomains"),
+            parse_trust_domain,
+        )?;
         // None of these and none of those: one list.
-        matched.not_principals.extend(list(
+        matched.not_principals.extend(parse_list(
             &source.not_trust_domains,
             &field("notTrustDomains"),
-            trust_domain,
+            parse_trust_domain,
         )?);
         if domains.is_empty() || matched.principals.is_empty() {
             matched.principals.extend(domains);
@@ -226,12 +241,12 @@ impl Converter<'_> {
             return Err(FieldError::new(at, "must have values or notValues"));
         }
         let (some, none) = (format!("{at}.values"), format!("{at}.notValues"));
-        let account = |text: &str| service_account(text, self.namespace);
+        let account = |text: &str| parse_service_account(text, self.namespace);
         let empty = Match::default;
         Ok(match condition.key.as_str() {
             "source.ip" => Match {
-                source_ips: list(values, &some, net)?,
-                not_source_ips: list(not_values, &none, net)?,
+                source_ips: parse_list(values, &some, parse_ip_net)?,
+                not_source_ips: parse_list(not_values, &none, parse_ip_net)?,
                 ..empty()
             },
             "source.namespace" => Match {
@@ -245,28 +260,28 @@ impl Converter<'_> {
                 ..empty()
             },
             "source.trustDomain" => Match {
-                principals: list(values, &some, trust_domain)?,
-                not_principals: list(not_values, &none, trust_domain)?,
+                principals: parse_list(values, &some, parse_trust_domain)?,
+                not_principals: parse_list(not_values, &none, parse_trust_domain)?,
                 ..empty()
             },
             "source.serviceAccount" => Match {
-                service_accounts: list(values, &some, account)?,
-                not_service_accounts: list(not_values, &none, account)?,
+                service_accounts: parse_list(values, &some, account)?,
+                not_service_accounts: parse_list(not_values, &none, account)?,
                 ..empty()
             },
             "destination.ip" => Match {
-                destination_ips: list(values, &some, net)?,
-                not_destination_ips: list(not_values, &none, net)?,
+                destination_ips: parse_list(values, &some, parse_ip_net)?,
+                not_destination_ips: parse_list(not_values, &none, parse_ip_net)?,
                 ..empty()
             },
             "destination.port" => Match {
-                destination_ports: list(values, &some, port)?,
-                not_destination_ports: list(not_values, &none, port)?,
+                destination_ports: parse_list(values, &some, parse_port)?,
+                not_destination_ports: parse_list(not_values, &none, parse_port)?,
                 ..empty()
             },
             key if is_request_key(key) => {
                 for (values, field) in [(values, &some), (not_values, &none)] {
-                    list(values, field, |_| Ok(()))?;
+                    parse_list(values, field, |_| Ok(()))?;
                 }
                 self.l7.push(format!("{at}.key {key}"));
                 empty()
@@ -289,12 +304,12 @@ impl Converter<'_> {
     }
 
     fn names(&mut self, values: &[String], field: &str) -> Result<Vec<StringMatch>, FieldError> {
-        names(values, field, self.notes)
+        parse_patterns(values, field, self.notes)
     }
 
     fn request_field(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
         if !values.is_empty() {
-            list(values, field, |_| Ok(()))?;
+            parse_list(values, field, |_| Ok(()))?;
             self.l7.push(field.to_owned());
         }
         Ok(())
@@ -321,7 +336,7 @@ fn is_request_key(key: &str) -> bool {
 }
 
 /// Converts a trust domain to a match of the prefix of principals.
-fn trust_domain(text: &str) -> Result<StringMatch, String> {
+fn parse_trust_domain(text: &str) -> Result<StringMatch, String> {
     match StringMatch::from_pattern(text) {
         _ if matches_nobody(text) => Err(format!("{text:?} is not a trust domain")),
         StringMatch::Exact(domain) => Ok(StringMatch::Prefix(arcstr::format!("{domain}/"))),
@@ -333,7 +348,7 @@ fn trust_domain(text: &str) -> Result<StringMatch, String> {
 }
 
 /// Returns the path of the first field that compares properties of the client.
-pub(crate) fn field(rules: &[PolicyRule]) -> Option<String> {
+pub(crate) fn first_client_field(rules: &[PolicyRule]) -> Option<String> {
     let mut rules = rules.iter().enumerate();
     rules.find_map(|(number, rule)| {
         let at = format!("spec.rules[{number}]");

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use crate::problem::{FieldError, Note};
 
 /// Parses each value of a list with `read`. An empty value is an error, since it could make the policy match more.
-pub(crate) fn list<T>(
+pub(crate) fn parse_list<T>(
     values: &[String],
     field: &str,
     read: impl Fn(&str) -> Result<T, String>,
@@ -28,7 +28,7 @@ pub(crate) fn list<T>(
 }
 
 /// Parses patterns of principals, namespaces or trust domains, and notes patterns that match none.
-pub(crate) fn names(
+pub(crate) fn parse_patterns(
     values: &[String],
     field: &str,
     notes: &mut Vec<Note>,
@@ -40,11 +40,11 @@ pub(crate) fn names(
         );
         notes.push(Note::new(format!("{field}[{index}]"), message));
     }
-    list(values, field, pattern)
+    parse_list(values, field, parse_pattern)
 }
 
 /// Parses `*`, `*suffix` or `prefix*`; a `*` anywhere else is a literal character, as in Istio.
-pub(crate) fn pattern(text: &str) -> Result<StringMatch, String> {
+pub(crate) fn parse_pattern(text: &str) -> Result<StringMatch, String> {
     Ok(StringMatch::from_pattern(text))
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn matches_nobody(text: &str) -> bool {
 }
 
 /// Parses `namespace/account`, or `account` in the policy's namespace.
-pub(crate) fn service_account(
+pub(crate) fn parse_service_account(
     text: &str,
     namespace: &ArcStr,
 ) -> Result<ServiceAccountMatch, String> {
@@ -79,7 +79,7 @@ pub(crate) fn service_account(
 }
 
 /// Parses an IP address or a CIDR prefix.
-pub(crate) fn net(text: &str) -> Result<IpNet, String> {
+pub(crate) fn parse_ip_net(text: &str) -> Result<IpNet, String> {
     text.parse::<IpAddr>()
         .map(|ip| IpNet::from(ip.to_canonical()))
         .or_else(|_| text.parse::<IpNet>())
@@ -88,7 +88,7 @@ pub(crate) fn net(text: &str) -> Result<IpNet, String> {
 }
 
 /// Parses a port.
-pub(crate) fn port(text: &str) -> Result<u16, String> {
+pub(crate) fn parse_port(text: &str) -> Result<u16, String> {
     text.parse::<u16>()
         .ok()
         .filter(|port| *port != 0)

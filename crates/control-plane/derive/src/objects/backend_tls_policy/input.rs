@@ -10,14 +10,14 @@ use crate::problem::FieldError;
 pub(crate) struct BackendTlsInput {
     pub(crate) key: ObjectKey,
     pub(crate) created: String,
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<TlsTarget>,
     /// TLS settings, or the reason why the policy is invalid.
-    pub(crate) tls: Result<TlsInput, Refused>,
+    pub(crate) tls: Result<TlsInput, InvalidReason>,
 }
 
 /// Service that the policy is attached to, or one port of it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Target {
+pub(crate) struct TlsTarget {
     pub(crate) key: ObjectKey,
     /// Name of the service port (`sectionName`); all ports if `None`.
     pub(crate) port: Option<ArcStr>,
@@ -34,7 +34,7 @@ pub(crate) struct TlsInput {
 
 /// Reason why a policy is invalid.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Refused {
+pub(crate) struct InvalidReason {
     /// Reason of the status condition.
     pub(crate) reason: &'static str,
     /// Whether a reference to CA certificates cannot be resolved, rather than another field being invalid.
@@ -42,7 +42,7 @@ pub(crate) struct Refused {
     pub(crate) message: String,
 }
 
-impl Refused {
+impl InvalidReason {
     pub(crate) fn invalid(error: &FieldError) -> Self {
         Self {
             reason: "Invalid",

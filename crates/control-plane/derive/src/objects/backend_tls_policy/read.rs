@@ -9,7 +9,7 @@ use ambit_model::ArcStr;
 
 use crate::{
     objects::{
-        backend_tls_policy::input::{BackendTlsInput, Refused, Target, TlsInput},
+        backend_tls_policy::input::{BackendTlsInput, InvalidReason, TlsInput, TlsTarget},
         destination_rule::tls::names,
     },
     problem::FieldError,
@@ -18,9 +18,9 @@ use crate::{
 /// Maximum number of targets of one policy.
 const MAX_TARGETS: usize = 16;
 /// Maximum number of ConfigMaps with CA certificates of one policy.
-const MAX_REFERENCES: usize = 8;
+const MAX_CA_REFERENCES: usize = 8;
 
-pub(crate) fn input(policy: &BackendTLSPolicy) -> BackendTlsInput {
+pub(crate) fn parse_policy(policy: &BackendTLSPolicy) -> BackendTlsInput {
     let namespace = policy.metadata.namespace.as_deref().unwrap_or("default");
     let name = policy.metadata.name.as_deref().unwrap_or_default();
     let spec = &policy.spec;
@@ -29,31 +29,31 @@ pub(crate) fn input(policy: &BackendTLSPolicy) -> BackendTlsInput {
         key: ObjectKey::new(Kind::BackendTLSPolicy, namespace, name),
         created: created(&policy.metadata),
         targets: targets
-            .filter_map(|reference| target(reference, namespace))
+            .filter_map(|reference| parse_target(reference, namespace))
             .collect(),
-        tls: wished(&spec.validation),
+        tls: parse_tls(&spec.validation),
     }
 }
 
 /// Parses a target reference; `None` if its kind cannot have a waypoint.
-fn target(reference: &TlsTargetReference, namespace: &str) -> Option<Target> {
+fn parse_target(reference: &TlsTargetReference, namespace: &str) -> Option<TlsTarget> {
     let kind = match (reference.group.as_str(), reference.kind.as_str()) {
         ("" | "core", "Service") => Kind::Service,
         ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
         _ => return None,
     };
     let port = reference.section_name.as_deref();
-    Some(Target {
+    Some(TlsTarget {
         key: ObjectKey::new(kind, namespace, reference.name.as_str()),
         port: port.filter(|port| !port.is_empty()).map(ArcStr::from),
     })
 }
 
-fn invalid(field: impl Into<String>, message: impl Into<String>) -> Refused {
-    Refused::invalid(&FieldError::new(field, message))
+fn invalid(field: impl Into<String>, message: impl Into<String>) -> InvalidReason {
+    InvalidReason::invalid(&FieldError::new(field, message))
 }
 
-fn wished(from: &BackendTlsValidation) -> Result<TlsInput, Refused> {
+fn parse_tls(from: &BackendTlsValidation) -> Result<TlsInput, InvalidReason> {
     let hostname = from.hostname.to_ascii_lowercase();
     if !is_dns_name(&hostname, 253) {
         let message = format!("{:?} is not a host name", from.hostname);
@@ -81,18 +81,18 @@ fn wished(from: &BackendTlsValidation) -> Result<TlsInput, Refused> {
     }
     Ok(TlsInput {
         hostname: hostname.into(),
-        names: names(&all, at).map_err(|error| Refused::invalid(&error))?,
-        roots: roots(from)?,
+        names: names(&all, at).map_err(|error| InvalidReason::invalid(&error))?,
+        roots: parse_roots(from)?,
     })
 }
 
 /// Returns the ConfigMaps with CA certificates; `None` for the system's trust store.
-fn roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Refused> {
+fn parse_roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, InvalidReason> {
     let well_known = from.well_known_ca_certificates.as_deref();
     let references = &from.ca_certificate_refs;
     match (well_known.filter(|of| !of.is_empty()), references.len()) {
         (Some("System"), 0) => return Ok(None),
-        (None, 1..=MAX_REFERENCES) => {}
+        (None, 1..=MAX_CA_REFERENCES) => {}
         (None, 0) | (Some("System"), _) => {
             let message = "one of caCertificateRefs and wellKnownCACertificates is needed";
             return Err(invalid("spec.validation", message));
@@ -104,7 +104,7 @@ fn roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Refused> {
         }
         (None, _) => {
             let field = "spec.validation.caCertificateRefs";
-            return Err(invalid(field, format!("more than {MAX_REFERENCES}")));
+            return Err(invalid(field, format!("more than {MAX_CA_REFERENCES}")));
         }
     }
     let is_map = |one: &LocalObjectReference| {
@@ -113,7 +113,7 @@ fn roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Refused> {
     if let Some(other) = references.iter().find(|one| !is_map(one)) {
         let kind = &other.kind;
         let message = format!("{kind}: certificates are read of ConfigMaps alone");
-        return Err(Refused::reference("InvalidKind", message));
+        return Err(InvalidReason::reference("InvalidKind", message));
     }
     let names = references.iter().map(|one| ArcStr::from(&*one.name));
     Ok(Some(names.collect()))

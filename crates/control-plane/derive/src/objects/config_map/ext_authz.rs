@@ -12,23 +12,23 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    objects::{config_map::fields::error, destination_rule::values::duration},
+    objects::{config_map::fields::field_error, destination_rule::values::parse_duration},
     problem::{FieldError, Note},
 };
 
 /// MeshConfig field of authorization providers that check over gRPC.
-pub(crate) const GRPC: &str = "envoyExtAuthzGrpc";
-pub(crate) const HTTP: &str = "envoyExtAuthzHttp";
+pub(crate) const GRPC_PROVIDER_KIND: &str = "envoyExtAuthzGrpc";
+pub(crate) const HTTP_PROVIDER_KIND: &str = "envoyExtAuthzHttp";
 
 /// Default timeout of a check, as in Istio.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
-pub(crate) const STATUS_ON_ERROR: u16 = 403;
+pub(crate) const DEFAULT_CHECK_TIMEOUT: Duration = Duration::from_secs(600);
+pub(crate) const DEFAULT_STATUS_ON_ERROR: u16 = 403;
 /// Maximum number of bytes of a request body that a check contains.
-const MOST_OF_BODY: u32 = 1 << 20;
+const MAX_BODY_BYTES: u32 = 1 << 20;
 
 /// Parsed authorization provider, before its service is resolved.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Authorizer {
+pub(crate) struct AuthorizationProvider {
     pub(crate) service: String,
     pub(crate) port: u16,
     pub(crate) provider: Provider,
@@ -36,7 +36,7 @@ pub(crate) struct Authorizer {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Given {
+struct ProviderFields {
     service: String,
     port: u64,
     timeout: Option<String>,
@@ -46,7 +46,7 @@ struct Given {
     include_request_headers_in_check: Vec<String>,
     include_headers_in_check: Vec<String>,
     include_additional_headers_in_check: std::collections::BTreeMap<String, String>,
-    include_request_body_in_check: Option<Body>,
+    include_request_body_in_check: Option<BodyFields>,
     headers_to_upstream_on_allow: Vec<String>,
     headers_to_downstream_on_allow: Vec<String>,
     headers_to_downstream_on_deny: Vec<String>,
@@ -54,14 +54,14 @@ struct Given {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Body {
+struct BodyFields {
     max_request_bytes: u32,
     allow_partial_message: bool,
     pack_as_bytes: bool,
 }
 
 /// Fields that both kinds of providers have.
-const COMMON: [&str; 7] = [
+const COMMON_FIELDS: [&str; 7] = [
     "service",
     "port",
     "timeout",
@@ -71,7 +71,7 @@ const COMMON: [&str; 7] = [
     "includeRequestBodyInCheck",
 ];
 /// Further fields of `envoyExtAuthzHttp`.
-const OF_HTTP: [&str; 7] = [
+const HTTP_ONLY_FIELDS: [&str; 7] = [
     "pathPrefix",
     "includeRequestHeadersInCheck",
     "includeHeadersInCheck",
@@ -88,34 +88,35 @@ pub(crate) fn read(
     settings: &Map<String, Value>,
     at: &str,
     notes: &mut Vec<Note>,
-) -> Result<Authorizer, FieldError> {
+) -> Result<AuthorizationProvider, FieldError> {
     let field = |name: &str| format!("{at}.{name}");
-    let is_http = kind == HTTP;
+    let is_http = kind == HTTP_PROVIDER_KIND;
     for name in settings.keys() {
-        let known = COMMON.contains(&name.as_str()) || is_http && OF_HTTP.contains(&name.as_str());
+        let known = COMMON_FIELDS.contains(&name.as_str())
+            || is_http && HTTP_ONLY_FIELDS.contains(&name.as_str());
         if !known {
             let message = "is not a field of such a provider";
-            return Err(error(&field(name), message));
+            return Err(field_error(&field(name), message));
         }
     }
-    let given = Given::deserialize(Value::Object(settings.clone()));
-    let given = given.map_err(|cause| error(at, cause.to_string()))?;
+    let given = ProviderFields::deserialize(Value::Object(settings.clone()));
+    let given = given.map_err(|cause| field_error(at, cause.to_string()))?;
     if settings.get("clearRouteCache") == Some(&Value::Bool(false)) {
-        notes.push(error(
+        notes.push(field_error(
             &field("clearRouteCache"),
             "has no effect: routes are chosen after the provider has answered",
         ));
     }
     if given.service.is_empty() {
-        return Err(error(&field("service"), "is missing"));
+        return Err(field_error(&field("service"), "is missing"));
     }
     let port = u16::try_from(given.port).ok().filter(|port| *port > 0);
     let port =
-        port.ok_or_else(|| error(&field("port"), format!("{} is not a port", given.port)))?;
-    let timeout = duration("", given.timeout.as_deref());
-    let timeout = timeout.map_err(|cause| error(&field("timeout"), cause.message))?;
+        port.ok_or_else(|| field_error(&field("port"), format!("{} is not a port", given.port)))?;
+    let timeout = parse_duration("", given.timeout.as_deref());
+    let timeout = timeout.map_err(|cause| field_error(&field("timeout"), cause.message))?;
     let body = given.include_request_body_in_check.map(|body| {
-        if (1..=MOST_OF_BODY).contains(&body.max_request_bytes) {
+        if (1..=MAX_BODY_BYTES).contains(&body.max_request_bytes) {
             return Ok(ProviderBody {
                 max_bytes: body.max_request_bytes,
                 allow_partial: body.allow_partial_message,
@@ -123,17 +124,20 @@ pub(crate) fn read(
             });
         }
         let message = format!(
-            "{} is not within 1 to {MOST_OF_BODY}",
+            "{} is not within 1 to {MAX_BODY_BYTES}",
             body.max_request_bytes
         );
         let field = field("includeRequestBodyInCheck.maxRequestBytes");
-        Err(error(&field, message))
+        Err(field_error(&field, message))
     });
     let protocol = if is_http {
         let mut headers = given.include_request_headers_in_check;
         headers.extend(given.include_headers_in_check);
         if !given.path_prefix.is_empty() && !given.path_prefix.starts_with('/') {
-            return Err(error(&field("pathPrefix"), "does not begin with a slash"));
+            return Err(field_error(
+                &field("pathPrefix"),
+                "does not begin with a slash",
+            ));
         }
         let mut added = Vec::new();
         for (name, value) in given.include_additional_headers_in_check {
@@ -142,7 +146,7 @@ pub(crate) fn read(
                 .bytes()
                 .all(|byte| byte == b'\t' || (32..127).contains(&byte));
             if !is_token(&name) || is_reserved_header(&name) || !is_value {
-                return Err(error(
+                return Err(field_error(
                     &field,
                     format!("{name:?} cannot be added to a request"),
                 ));
@@ -151,17 +155,17 @@ pub(crate) fn read(
         }
         ProviderProtocol::Http(HttpProvider {
             path_prefix: given.path_prefix.into(),
-            headers: patterns(&field("includeRequestHeadersInCheck"), &headers)?,
+            headers: parse_header_patterns(&field("includeRequestHeadersInCheck"), &headers)?,
             added,
-            to_application: patterns(
+            to_application: parse_header_patterns(
                 &field("headersToUpstreamOnAllow"),
                 &given.headers_to_upstream_on_allow,
             )?,
-            to_client_allowed: patterns(
+            to_client_allowed: parse_header_patterns(
                 &field("headersToDownstreamOnAllow"),
                 &given.headers_to_downstream_on_allow,
             )?,
-            to_client_denied: patterns(
+            to_client_denied: parse_header_patterns(
                 &field("headersToDownstreamOnDeny"),
                 &given.headers_to_downstream_on_deny,
             )?,
@@ -169,14 +173,15 @@ pub(crate) fn read(
     } else {
         ProviderProtocol::Grpc
     };
-    let status_on_error = status(&field("statusOnError"), given.status_on_error.as_ref())?;
-    Ok(Authorizer {
+    let status_on_error =
+        parse_status_on_error(&field("statusOnError"), given.status_on_error.as_ref())?;
+    Ok(AuthorizationProvider {
         service: given.service,
         port,
         provider: Provider {
             name: name.clone(),
-            place: Err(ArcStr::new()),
-            timeout: timeout.unwrap_or(TIMEOUT),
+            target: Err(ArcStr::new()),
+            timeout: timeout.unwrap_or(DEFAULT_CHECK_TIMEOUT),
             status_on_error,
             fail_open: given.fail_open,
             body: body.transpose()?,
@@ -186,17 +191,17 @@ pub(crate) fn read(
 }
 
 /// Parses `statusOnError`, a string in Istio; numbers are accepted too. The default is 403.
-fn status(at: &str, of: Option<&Value>) -> Result<u16, FieldError> {
+fn parse_status_on_error(at: &str, of: Option<&Value>) -> Result<u16, FieldError> {
     let text = match of {
-        None | Some(Value::Null) => return Ok(STATUS_ON_ERROR),
-        Some(Value::String(text)) if text.is_empty() => return Ok(STATUS_ON_ERROR),
+        None | Some(Value::Null) => return Ok(DEFAULT_STATUS_ON_ERROR),
+        Some(Value::String(text)) if text.is_empty() => return Ok(DEFAULT_STATUS_ON_ERROR),
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
     let status = text.parse().ok();
     let status = status.filter(|status| (400..600).contains(status));
     status.ok_or_else(|| {
-        error(
+        field_error(
             at,
             format!("{text} is not a status of an error, 400 to 599"),
         )
@@ -204,12 +209,12 @@ fn status(at: &str, of: Option<&Value>) -> Result<u16, FieldError> {
 }
 
 /// Parses header name patterns, which may begin or end with `*`.
-fn patterns(at: &str, of: &[String]) -> Result<Vec<StringMatch>, FieldError> {
+fn parse_header_patterns(at: &str, of: &[String]) -> Result<Vec<StringMatch>, FieldError> {
     let one = |text: &String| {
         let bare = text.strip_prefix('*').unwrap_or(text);
         let bare = bare.strip_suffix('*').unwrap_or(bare);
         if text != "*" && !is_token(bare) {
-            return Err(error(at, format!("{text:?} is no name of a header")));
+            return Err(field_error(at, format!("{text:?} is no name of a header")));
         }
         Ok(StringMatch::from_pattern(&text.to_ascii_lowercase()))
     };

@@ -8,23 +8,23 @@ use serde_json::{Map, Value};
 use crate::{
     objects::config_map::{
         callee,
-        ext_authz::{self, Authorizer},
-        fields::error,
+        ext_authz::{self, AuthorizationProvider},
+        fields::field_error,
     },
     problem::{FieldError, Note},
 };
 
 /// Kinds of authorization providers that the mesh supports.
-const SUPPORTED: [&str; 2] = [ext_authz::GRPC, ext_authz::HTTP];
+const EXT_AUTHZ_KINDS: [&str; 2] = [ext_authz::GRPC_PROVIDER_KIND, ext_authz::HTTP_PROVIDER_KIND];
 /// Kinds of telemetry providers that the mesh supports.
-const OF_TELEMETRY: [&str; 4] = [
+const TELEMETRY_KINDS: [&str; 4] = [
     "envoyFileAccessLog",
     "envoyOtelAls",
     "opentelemetry",
     "prometheus",
 ];
 /// Kinds of providers that Istio has and the mesh does not support.
-const UNSUPPORTED: [&str; 9] = [
+const UNSUPPORTED_KINDS: [&str; 9] = [
     "zipkin",
     "lightstep",
     "datadog",
@@ -37,7 +37,7 @@ const UNSUPPORTED: [&str; 9] = [
 ];
 
 /// The field of MeshConfig that lists them.
-pub(crate) const FIELD: &str = "extensionProviders";
+pub(crate) const PROVIDERS_FIELD: &str = "extensionProviders";
 
 /// Parsed entry of `extensionProviders`.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +49,7 @@ pub(crate) struct ExtensionProvider {
     /// Value of that field.
     pub(crate) settings: Map<String, Value>,
     /// Parsed authorization provider; `None` for other kinds.
-    pub(crate) authorizer: Option<Authorizer>,
+    pub(crate) authorizer: Option<AuthorizationProvider>,
 }
 
 impl ExtensionProvider {
@@ -69,12 +69,12 @@ pub(crate) fn read(
     let list = match of {
         None | Some(Value::Null) => return Ok(providers),
         Some(Value::Array(list)) => list,
-        Some(_) => return Err(error(FIELD, "is not a list")),
+        Some(_) => return Err(field_error(PROVIDERS_FIELD, "is not a list")),
     };
     for (index, entry) in list.iter().enumerate() {
-        let at = format!("{FIELD}[{index}]");
-        let mut provider = one(entry, &at, notes)?;
-        if SUPPORTED.contains(&provider.kind.as_str()) {
+        let at = format!("{PROVIDERS_FIELD}[{index}]");
+        let mut provider = parse_provider(entry, &at, notes)?;
+        if EXT_AUTHZ_KINDS.contains(&provider.kind.as_str()) {
             let at = format!("{at}.{}", provider.kind);
             let ExtensionProvider {
                 name,
@@ -86,48 +86,52 @@ pub(crate) fn read(
         }
         if providers.contains_key(&provider.name) {
             let message = format!("there is another provider with the name {}", provider.name);
-            return Err(error(&format!("{at}.name"), message));
+            return Err(field_error(&format!("{at}.name"), message));
         }
         providers.insert(provider.name.clone(), provider);
     }
     Ok(providers)
 }
 
-fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvider, FieldError> {
+fn parse_provider(
+    entry: &Value,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<ExtensionProvider, FieldError> {
     let entry = entry
         .as_object()
-        .ok_or_else(|| error(at, "is not a provider: give name and one kind"))?;
+        .ok_or_else(|| field_error(at, "is not a provider: give name and one kind"))?;
     let name = entry.get("name").and_then(Value::as_str);
     let name = name
         .filter(|name| !name.is_empty())
-        .ok_or_else(|| error(&format!("{at}.name"), "is missing"))?;
+        .ok_or_else(|| field_error(&format!("{at}.name"), "is missing"))?;
     let mut kinds = entry.iter().filter(|(key, _)| *key != "name");
     let (kind, settings) = match (kinds.next(), kinds.next()) {
         (Some(kind), None) => kind,
         (None, _) => {
-            return Err(error(
+            return Err(field_error(
                 at,
                 "has no kind: give one, such as envoyExtAuthzGrpc",
             ));
         }
         (Some((one, _)), Some((other, _))) => {
             let message = format!("is both {one} and {other}: give one kind");
-            return Err(error(at, message));
+            return Err(field_error(at, message));
         }
     };
     let field = format!("{at}.{kind}");
     let settings = match settings {
         Value::Object(settings) => settings.clone(),
         Value::Null => Map::new(),
-        _ => return Err(error(&field, "is not a map")),
+        _ => return Err(field_error(&field, "is not a map")),
     };
-    if !SUPPORTED.contains(&kind.as_str()) && !OF_TELEMETRY.contains(&kind.as_str()) {
-        let message = if UNSUPPORTED.contains(&kind.as_str()) {
+    if !EXT_AUTHZ_KINDS.contains(&kind.as_str()) && !TELEMETRY_KINDS.contains(&kind.as_str()) {
+        let message = if UNSUPPORTED_KINDS.contains(&kind.as_str()) {
             "is not supported: what names the provider has no effect"
         } else {
             "is no kind of provider that is known: what names the provider has no effect"
         };
-        notes.push(error(&field, message));
+        notes.push(field_error(&field, message));
     }
     Ok(ExtensionProvider {
         name: name.into(),

@@ -1,16 +1,16 @@
 //! Parsing of the telemetry defaults in the MeshConfig.
 
 use ambit_model::{ArcStr, TelemetryFormat};
-use ambit_observation::{Format, ISTIO_JSON};
+use ambit_observation::{ISTIO_JSON, LogFormat};
 use serde_json::{Map, Value};
 
 use crate::{
-    objects::config_map::fields::error,
+    objects::config_map::fields::field_error,
     problem::{FieldError, Note},
 };
 
 /// MeshConfig fields that this module parses.
-pub(crate) const FIELDS: [&str; 4] = [
+pub(crate) const TELEMETRY_FIELDS: [&str; 4] = [
     "accessLogEncoding",
     "accessLogFile",
     "accessLogFormat",
@@ -45,17 +45,17 @@ pub(crate) fn read(
     };
     if names("metrics").iter().any(|name| name != "prometheus") {
         let message = "only prometheus is followed: it is what there is anyway";
-        notes.push(error("defaultProviders.metrics", message));
+        notes.push(field_error("defaultProviders.metrics", message));
     }
     Ok(MeshTelemetry {
         default_tracing: names("tracing"),
         default_logging: names("accessLogging"),
-        access_log: access_log(all, notes)?,
-        sampling: sampling(all)?,
+        access_log: parse_access_log(all, notes)?,
+        sampling: parse_sampling(all)?,
     })
 }
 
-fn access_log(
+fn parse_access_log(
     all: &Map<String, Value>,
     notes: &mut Vec<Note>,
 ) -> Result<Option<TelemetryFormat>, FieldError> {
@@ -66,14 +66,14 @@ fn access_log(
     }
     if file != "/dev/stdout" {
         let message = format!("is {file}: waypoints always write to /dev/stdout");
-        notes.push(error("accessLogFile", message));
+        notes.push(field_error("accessLogFile", message));
     }
     let format = text("accessLogFormat");
-    let wrong = |cause: String| error("accessLogFormat", cause);
+    let wrong = |cause: String| field_error("accessLogFormat", cause);
     match text("accessLogEncoding") {
         "" | "TEXT" if format.is_empty() => Ok(Some(TelemetryFormat::Default)),
         "" | "TEXT" => {
-            Format::text(format).map_err(|cause| wrong(cause.to_string()))?;
+            LogFormat::parse_text(format).map_err(|cause| wrong(cause.to_string()))?;
             Ok(Some(TelemetryFormat::Text(format.into())))
         }
         "JSON" => {
@@ -84,17 +84,17 @@ fn access_log(
             };
             let object: Value =
                 serde_json::from_str(format).map_err(|cause| wrong(cause.to_string()))?;
-            Format::json(&object).map_err(|cause| wrong(cause.to_string()))?;
+            LogFormat::from_json(&object).map_err(|cause| wrong(cause.to_string()))?;
             Ok(Some(TelemetryFormat::Json(format.into())))
         }
         other => {
             let message = format!("{other:?} is neither TEXT nor JSON");
-            Err(error("accessLogEncoding", message))
+            Err(field_error("accessLogEncoding", message))
         }
     }
 }
 
-fn sampling(all: &Map<String, Value>) -> Result<Option<u32>, FieldError> {
+fn parse_sampling(all: &Map<String, Value>) -> Result<Option<u32>, FieldError> {
     let tracing = all
         .get("defaultConfig")
         .and_then(|config| config.get("tracing"));
@@ -105,7 +105,7 @@ fn sampling(all: &Map<String, Value>) -> Result<Option<u32>, FieldError> {
     let percentage = percentage.filter(|percentage| (0.0..=100.0).contains(percentage));
     let percentage = percentage.ok_or_else(|| {
         let message = format!("{sampling} is not from 0 to 100");
-        error("defaultConfig.tracing.sampling", message)
+        field_error("defaultConfig.tracing.sampling", message)
     })?;
     #[expect(
         clippy::cast_possible_truncation,

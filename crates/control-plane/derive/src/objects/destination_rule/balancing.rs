@@ -7,32 +7,34 @@ use ambit_k8s_api::{
     destination::{ConsistentHash, LoadBalancer, LocalityBalancer, SimpleBalancer},
 };
 use ambit_model::{
-    ArcStr, Balancing, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
-    LocalityPattern, LocalityPolicy, LocalityShares, Warmup,
+    ArcStr, Balancing, HashCookie, HashPolicy, HashSource, HashTable, LocalityDistribution,
+    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, Warmup,
 };
 
 use crate::{
-    objects::destination_rule::values::{count, duration, duration_or_zero, thousandths, within},
+    objects::destination_rule::values::{
+        parse_count, parse_duration, parse_duration_or_zero, parse_in_range, parse_thousandths,
+    },
     problem::{FieldError, Note},
 };
 
 /// Annotation of a DestinationRule for which Istio has no field: maximum load of an endpoint under consistent hashing,
 /// in percent of the mean load.
-const BALANCE_FACTOR: &str = "ambit.io/hash-balance-factor";
+const BALANCE_FACTOR_ANNOTATION: &str = "ambit.io/hash-balance-factor";
 /// Maximum size of a Maglev table, as in Istio.
-const LARGEST_TABLE: i64 = 5_000_011;
+const MAX_MAGLEV_TABLE_SIZE: i64 = 5_000_011;
 /// Default number of points on a hash ring.
-const POINTS: u32 = 1024;
-const TABLE: u32 = 65_537;
+const DEFAULT_RING_POINTS: u32 = 1024;
+const DEFAULT_MAGLEV_TABLE_SIZE: u32 = 65_537;
 
-pub(crate) fn balance_factor(metadata: &ObjectMeta) -> Result<u32, FieldError> {
+pub(crate) fn parse_balance_factor(metadata: &ObjectMeta) -> Result<u32, FieldError> {
     let annotations = metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(BALANCE_FACTOR)) else {
+    let Some(text) = annotations.and_then(|all| all.get(BALANCE_FACTOR_ANNOTATION)) else {
         return Ok(0);
     };
     let factor = text.parse().ok().filter(|factor| *factor >= 100);
     factor.ok_or_else(|| {
-        let at = format!("metadata.annotations[{BALANCE_FACTOR}]");
+        let at = format!("metadata.annotations[{BALANCE_FACTOR_ANNOTATION}]");
         FieldError::new(at, format!("{text:?} is no percentage from 100 on"))
     })
 }
@@ -51,7 +53,11 @@ pub(crate) fn read(
         return Err(FieldError::new(at, message));
     }
     let balancing = match (&from.consistent_hash, simple) {
-        (Some(of), _) => Balancing::Hash(hash(of, factor, &format!("{at}.consistentHash"))?),
+        (Some(of), _) => Balancing::Hash(parse_consistent_hash(
+            of,
+            factor,
+            &format!("{at}.consistentHash"),
+        )?),
         (None, Some(SimpleBalancer::RoundRobin)) => Balancing::RoundRobin,
         (None, Some(SimpleBalancer::Random)) => Balancing::Random,
         (None, Some(SimpleBalancer::Passthrough)) => {
@@ -62,10 +68,10 @@ pub(crate) fn read(
         _ => Balancing::LeastRequest,
     };
     if factor > 0 && !matches!(balancing, Balancing::Hash(_)) {
-        let field = format!("metadata.annotations[{BALANCE_FACTOR}]");
+        let field = format!("metadata.annotations[{BALANCE_FACTOR_ANNOTATION}]");
         notes.push(Note::new(field, "has no effect without consistentHash"));
     }
-    let warmup = warmup(from, at)?;
+    let warmup = parse_warmup(from, at)?;
     let takes_warmup = matches!(balancing, Balancing::LeastRequest | Balancing::RoundRobin);
     if warmup.is_some() && !takes_warmup {
         let message = "has an effect with ROUND_ROBIN and LEAST_REQUEST only";
@@ -75,10 +81,10 @@ pub(crate) fn read(
     Ok((balancing, warmup))
 }
 
-fn warmup(from: &LoadBalancer, at: &str) -> Result<Option<Warmup>, FieldError> {
+fn parse_warmup(from: &LoadBalancer, at: &str) -> Result<Option<Warmup>, FieldError> {
     let plain = || {
         let field = format!("{at}.warmupDurationSecs");
-        duration(&field, from.warmup_duration_secs.as_deref())
+        parse_duration(&field, from.warmup_duration_secs.as_deref())
     };
     let Some(of) = &from.warmup else {
         return Ok(plain()?.map(|duration| Warmup {
@@ -89,21 +95,25 @@ fn warmup(from: &LoadBalancer, at: &str) -> Result<Option<Warmup>, FieldError> {
     };
     let at = format!("{at}.warmup");
     let field = format!("{at}.duration");
-    let time = duration(&field, of.duration.as_deref())?;
+    let time = parse_duration(&field, of.duration.as_deref())?;
     let duration = time.ok_or_else(|| FieldError::new(field, "is needed"))?;
     let field = format!("{at}.minimumPercent");
-    let percent = thousandths(&field, of.minimum_percent, (0.0, 100.0), 10_000)?;
+    let percent = parse_thousandths(&field, of.minimum_percent, (0.0, 100.0), 10_000)?;
     let field = format!("{at}.aggression");
     Ok(Some(Warmup {
         duration,
         minimum_percent: percent / 1000,
-        aggression: thousandths(&field, of.aggression, (1.0, 1000.0), 1000)?,
+        aggression: parse_thousandths(&field, of.aggression, (1.0, 1000.0), 1000)?,
     }))
 }
 
-fn hash(from: &ConsistentHash, factor: u32, at: &str) -> Result<HashPolicy, FieldError> {
+fn parse_consistent_hash(
+    from: &ConsistentHash,
+    factor: u32,
+    at: &str,
+) -> Result<HashPolicy, FieldError> {
     let header = from.http_header_name.as_deref();
-    let header = header.map(|name| token(&format!("{at}.httpHeaderName"), name));
+    let header = header.map(|name| validate_token(&format!("{at}.httpHeaderName"), name));
     let header = header.transpose()?;
     let header = header.map(|name| HashSource::Header(name.to_ascii_lowercase().into()));
     let query = from.http_query_parameter_name.as_deref();
@@ -114,7 +124,7 @@ fn hash(from: &ConsistentHash, factor: u32, at: &str) -> Result<HashPolicy, Fiel
     let query = query.map(|name| HashSource::Query(name.into()));
     let address = from.use_source_ip.filter(|is| *is);
     let address = address.map(|_| HashSource::SourceIp);
-    let cookie = cookie(from, at)?;
+    let cookie = parse_hash_cookie(from, at)?;
     let mut sources = [header, cookie, address, query].into_iter().flatten();
     let (Some(source), None) = (sources.next(), sources.next()) else {
         let message = "one of httpHeaderName, httpCookie, useSourceIp and httpQueryParameterName is needed, and only one";
@@ -122,15 +132,19 @@ fn hash(from: &ConsistentHash, factor: u32, at: &str) -> Result<HashPolicy, Fiel
     };
     Ok(HashPolicy {
         source,
-        table: table(from, at)?,
+        table: parse_hash_table(from, at)?,
         balance_factor: factor,
     })
 }
 
-fn table(from: &ConsistentHash, at: &str) -> Result<HashTable, FieldError> {
+fn parse_hash_table(from: &ConsistentHash, at: &str) -> Result<HashTable, FieldError> {
     let points = |at: &str, of: Option<i64>| {
-        let points = count(at, of)?;
-        Ok(HashTable::Ring(if points == 0 { POINTS } else { points }))
+        let points = parse_count(at, of)?;
+        Ok(HashTable::Ring(if points == 0 {
+            DEFAULT_RING_POINTS
+        } else {
+            points
+        }))
     };
     match (&from.ring_hash, &from.maglev) {
         (Some(_), Some(_)) => {
@@ -144,7 +158,13 @@ fn table(from: &ConsistentHash, at: &str) -> Result<HashTable, FieldError> {
         (None, None) => points(&format!("{at}.minimumRingSize"), from.minimum_ring_size),
         (None, Some(maglev)) => {
             let field = format!("{at}.maglev.tableSize");
-            let size = within(&field, maglev.table_size, 2, LARGEST_TABLE, TABLE)?;
+            let size = parse_in_range(
+                &field,
+                maglev.table_size,
+                2,
+                MAX_MAGLEV_TABLE_SIZE,
+                DEFAULT_MAGLEV_TABLE_SIZE,
+            )?;
             let is_prime = (2..).take_while(|n| n * n <= size).all(|n| size % n != 0);
             if !is_prime {
                 return Err(FieldError::new(field, format!("{size} is no prime")));
@@ -155,7 +175,7 @@ fn table(from: &ConsistentHash, at: &str) -> Result<HashTable, FieldError> {
 }
 
 /// Validates an HTTP token (RFC 9110, section 5.6.2).
-fn token<'a>(at: &str, name: &'a str) -> Result<&'a str, FieldError> {
+fn validate_token<'a>(at: &str, name: &'a str) -> Result<&'a str, FieldError> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_part) {
         let message = format!("{name:?} is no name of HTTP");
@@ -165,7 +185,7 @@ fn token<'a>(at: &str, name: &'a str) -> Result<&'a str, FieldError> {
 }
 
 /// Validates the value of a cookie attribute: printable ASCII without `;`.
-fn attribute(at: String, text: &str) -> Result<ArcStr, FieldError> {
+fn validate_cookie_attribute(at: String, text: &str) -> Result<ArcStr, FieldError> {
     let is_part = |byte: u8| (b' '..=b'~').contains(&byte) && byte != b';';
     if !text.bytes().all(is_part) {
         let message = format!("{text:?} cannot stand in a cookie");
@@ -174,30 +194,33 @@ fn attribute(at: String, text: &str) -> Result<ArcStr, FieldError> {
     Ok(text.into())
 }
 
-fn cookie(from: &ConsistentHash, at: &str) -> Result<Option<HashSource>, FieldError> {
+fn parse_hash_cookie(from: &ConsistentHash, at: &str) -> Result<Option<HashSource>, FieldError> {
     let Some(cookie) = &from.http_cookie else {
         return Ok(None);
     };
     let at = format!("{at}.httpCookie");
-    let name = token(&format!("{at}.name"), &cookie.name)?;
+    let name = validate_token(&format!("{at}.name"), &cookie.name)?;
     let path = cookie.path.as_deref().filter(|path| !path.is_empty());
-    let path = path.map(|path| attribute(format!("{at}.path"), path));
+    let path = path.map(|path| validate_cookie_attribute(format!("{at}.path"), path));
     let mut attributes = Vec::new();
     for (index, one) in cookie.attributes.iter().enumerate() {
         let at = format!("{at}.attributes[{index}]");
-        let name = token(&format!("{at}.name"), &one.name)?.into();
-        attributes.push((name, attribute(format!("{at}.value"), &one.value)?));
+        let name = validate_token(&format!("{at}.name"), &one.name)?.into();
+        attributes.push((
+            name,
+            validate_cookie_attribute(format!("{at}.value"), &one.value)?,
+        ));
     }
     Ok(Some(HashSource::Cookie(HashCookie {
         name: name.into(),
         path: path.transpose()?,
-        ttl: duration_or_zero(&format!("{at}.ttl"), cookie.ttl.as_deref())?,
+        ttl: parse_duration_or_zero(&format!("{at}.ttl"), cookie.ttl.as_deref())?,
         attributes,
     })))
 }
 
 /// Parses locality load balancing. `may_eject` is whether outlier detection is configured, which failover needs.
-pub(crate) fn locality(
+pub(crate) fn parse_locality_policy(
     from: &LocalityBalancer,
     may_eject: bool,
     at: &str,
@@ -219,9 +242,9 @@ pub(crate) fn locality(
         let mut all = Vec::new();
         for (index, one) in from.distribute.iter().enumerate() {
             let at = format!("{at}.distribute[{index}]");
-            let from = pattern(&format!("{at}.from"), &one.from)?;
-            let to = shares(&format!("{at}.to"), &one.to)?;
-            all.push(LocalityShares { from, to });
+            let from = parse_locality_pattern(&format!("{at}.from"), &one.from)?;
+            let to = parse_locality_weights(&format!("{at}.to"), &one.to)?;
+            all.push(LocalityDistribution { from, to });
         }
         return Ok(LocalityPolicy::Distribute(all));
     }
@@ -236,17 +259,17 @@ pub(crate) fn locality(
         }
         LocalityPolicy::Failover(pairs)
     } else {
-        LocalityPolicy::Priority(labels(&from.failover_priority, at, notes))
+        LocalityPolicy::Priority(parse_failover_priority(&from.failover_priority, at, notes))
     };
     if !may_eject {
         let message = "has no effect without outlierDetection, which triggers failover";
         notes.push(Note::new(at, message));
-        return Ok(LocalityPolicy::OfService);
+        return Ok(LocalityPolicy::ServicePreference);
     }
     Ok(policy)
 }
 
-fn labels(from: &[String], at: &str, notes: &mut Vec<Note>) -> Vec<LocalityLabel> {
+fn parse_failover_priority(from: &[String], at: &str, notes: &mut Vec<Note>) -> Vec<LocalityLabel> {
     let mut labels = Vec::new();
     for (index, text) in from.iter().enumerate() {
         let (name, value) = match text.split_once('=') {
@@ -276,7 +299,7 @@ fn labels(from: &[String], at: &str, notes: &mut Vec<Note>) -> Vec<LocalityLabel
     labels
 }
 
-fn pattern(at: &str, text: &str) -> Result<LocalityPattern, FieldError> {
+fn parse_locality_pattern(at: &str, text: &str) -> Result<LocalityPattern, FieldError> {
     let mut parts = text.split('/');
     let mut next = || {
         let part = parts.next().filter(|part| !part.is_empty() && *part != "*");
@@ -298,14 +321,17 @@ fn pattern(at: &str, text: &str) -> Result<LocalityPattern, FieldError> {
 }
 
 /// Parses the weights of localities, which must add up to 100, and sorts the most specific localities first.
-fn shares(
+fn parse_locality_weights(
     at: &str,
     from: &BTreeMap<String, i64>,
 ) -> Result<Vec<(LocalityPattern, u32)>, FieldError> {
     let mut shares = Vec::new();
     for (place, share) in from {
         let at = format!("{at}[{place}]");
-        shares.push((pattern(&at, place)?, within(&at, Some(*share), 1, 100, 0)?));
+        shares.push((
+            parse_locality_pattern(&at, place)?,
+            parse_in_range(&at, Some(*share), 1, 100, 0)?,
+        ));
     }
     let all: u32 = shares.iter().map(|(_, share)| share).sum();
     if all != 100 {

@@ -14,23 +14,26 @@ use ambit_model::{
 use crate::{
     objects::destination_rule::{
         balancing, tls,
-        values::{count, duration, duration_or_zero, refused, thousandths, within},
+        values::{
+            parse_count, parse_duration, parse_duration_or_zero, parse_in_range, parse_thousandths,
+            refusal_note,
+        },
     },
     problem::{FieldError, Note},
 };
 
 /// Message of the note on `tunnel`, which waypoints do not support.
-const TUNNEL: &str = "tunnels through another proxy are not supported";
+const TUNNEL_UNSUPPORTED: &str = "tunnels through another proxy are not supported";
 /// Maximum number of `portLevelSettings` of one policy.
-const MAX_PORTS: usize = 4096;
+const MAX_PORT_LEVEL_SETTINGS: usize = 4096;
 /// Maximum idle time and interval of TCP keepalive probes: Linux accepts up to 32767 seconds.
-const MAX_KEEPALIVE: Duration = Duration::from_secs(9 * 3600);
+const MAX_KEEPALIVE_TIME: Duration = Duration::from_secs(9 * 3600);
 
-type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
+type PolicyWithPorts = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
 
 /// Settings of a traffic policy, of its rule, of a subset or of one port.
 #[derive(Clone, Copy)]
-struct Parts<'a> {
+struct PolicySettings<'a> {
     balancer: Option<&'a LoadBalancer>,
     pool: Option<&'a ConnectionPool>,
     outliers: Option<&'a OutlierDetection>,
@@ -43,24 +46,24 @@ pub(crate) fn read(
     from: Option<&TrafficPolicy>,
     factor: u32,
     notes: &mut Vec<Note>,
-) -> Result<Policies, FieldError> {
+) -> Result<PolicyWithPorts, FieldError> {
     const AT: &str = "spec.trafficPolicy";
     let Some(from) = from else {
-        return Ok(Policies::default());
+        return Ok(PolicyWithPorts::default());
     };
-    one(from, AT, factor, notes)
+    parse_traffic_policy(from, AT, factor, notes)
 }
 
 /// Parses one traffic policy and its `portLevelSettings`.
-fn one(
+fn parse_traffic_policy(
     from: &TrafficPolicy,
     at: &str,
     factor: u32,
     notes: &mut Vec<Note>,
-) -> Result<Policies, FieldError> {
-    let mut policy = Parts::of(from).read(at, factor, notes)?;
+) -> Result<PolicyWithPorts, FieldError> {
+    let mut policy = PolicySettings::of(from).read(at, factor, notes)?;
     let mut ports = BTreeMap::new();
-    for (index, (port, parts)) in by_port(from, at)?.into_iter().enumerate() {
+    for (index, (port, parts)) in port_level_settings(from, at)?.into_iter().enumerate() {
         let at = format!("{at}.portLevelSettings[{index}]");
         let policy = parts.read(&at, factor, notes)?;
         if ports.insert(port, policy).is_some() {
@@ -69,7 +72,7 @@ fn one(
         }
     }
     if from.tunnel.is_some() {
-        notes.push(refused(format!("{at}.tunnel"), TUNNEL));
+        notes.push(refusal_note(format!("{at}.tunnel"), TUNNEL_UNSUPPORTED));
         refuse_tunnel((&mut policy, &mut ports));
     }
     Ok((policy, ports))
@@ -77,32 +80,34 @@ fn one(
 
 /// Parses the policy of a subset, which overrides its rule's policy setting by setting; as in Istio, the subset's
 /// setting for all ports takes precedence over the rule's for one port.
-pub(crate) fn of_subset(
+pub(crate) fn parse_subset_policy(
     rule: Option<&TrafficPolicy>,
     subset: Option<&TrafficPolicy>,
     at: &str,
     factor: u32,
     notes: &mut Vec<Note>,
-) -> Result<Policies, FieldError> {
+) -> Result<PolicyWithPorts, FieldError> {
     // The rule's own parts have been read, and what is to be noted of them has been noted.
     let mut known = Vec::new();
     let (none_of_rule, none_of_subset) = (TrafficPolicy::default(), TrafficPolicy::default());
     let rule = rule.unwrap_or(&none_of_rule);
     let subset = match subset {
         Some(subset) => {
-            one(subset, at, 0, notes)?;
+            parse_traffic_policy(subset, at, 0, notes)?;
             subset
         }
         None => &none_of_subset,
     };
-    let of_rule: BTreeMap<_, _> = by_port(rule, at)?.into_iter().collect();
-    let of_subset: BTreeMap<_, _> = by_port(subset, at)?.into_iter().collect();
-    let (whole, above) = (Parts::of(rule), Parts::of(subset));
-    let mut policy = above.over(whole).read(at, factor, &mut known)?;
+    let of_rule: BTreeMap<_, _> = port_level_settings(rule, at)?.into_iter().collect();
+    let of_subset: BTreeMap<_, _> = port_level_settings(subset, at)?.into_iter().collect();
+    let (whole, above) = (PolicySettings::of(rule), PolicySettings::of(subset));
+    let mut policy = above.overriding(whole).read(at, factor, &mut known)?;
     let mut ports = BTreeMap::new();
     for port in of_rule.keys().chain(of_subset.keys()) {
-        let base = above.over(*of_rule.get(port).unwrap_or(&whole));
-        let parts = of_subset.get(port).map_or(base, |parts| parts.over(base));
+        let base = above.overriding(*of_rule.get(port).unwrap_or(&whole));
+        let parts = of_subset
+            .get(port)
+            .map_or(base, |parts| parts.overriding(base));
         ports.insert(*port, parts.read(at, factor, &mut known)?);
     }
     if rule.tunnel.is_some() || subset.tunnel.is_some() {
@@ -119,15 +124,23 @@ fn refuse_tunnel(
     ),
 ) {
     for policy in ports.values_mut().chain([policy]) {
-        policy.unsupported.get_or_insert_with(|| TUNNEL.into());
+        policy
+            .unsupported
+            .get_or_insert_with(|| TUNNEL_UNSUPPORTED.into());
     }
 }
 
 /// Returns the settings of `portLevelSettings` with their ports, in order.
-fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)>, FieldError> {
+fn port_level_settings<'a>(
+    from: &'a TrafficPolicy,
+    at: &str,
+) -> Result<Vec<(u16, PolicySettings<'a>)>, FieldError> {
     let at = format!("{at}.portLevelSettings");
-    if from.port_level_settings.len() > MAX_PORTS {
-        return Err(FieldError::new(at, format!("more than {MAX_PORTS}")));
+    if from.port_level_settings.len() > MAX_PORT_LEVEL_SETTINGS {
+        return Err(FieldError::new(
+            at,
+            format!("more than {MAX_PORT_LEVEL_SETTINGS}"),
+        ));
     }
     let one = |(index, of): (usize, &'a PortTrafficPolicy)| {
         let number = of.port.as_ref().map(|port| port.number);
@@ -136,7 +149,7 @@ fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)
             let field = format!("{at}[{index}].port.number");
             FieldError::new(field, "a port from 1 to 65535 is needed")
         })?;
-        Ok((port, Parts::of_port(of, from)))
+        Ok((port, PolicySettings::of_port(of, from)))
     };
     from.port_level_settings
         .iter()
@@ -145,7 +158,7 @@ fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)
         .collect()
 }
 
-impl<'a> Parts<'a> {
+impl<'a> PolicySettings<'a> {
     fn of(from: &'a TrafficPolicy) -> Self {
         Self {
             balancer: from.load_balancer.as_ref(),
@@ -171,7 +184,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Overrides `below` by the settings that `self` has.
-    fn over(self, below: Self) -> Self {
+    fn overriding(self, below: Self) -> Self {
         Self {
             balancer: self.balancer.or(below.balancer),
             pool: self.pool.or(below.pool),
@@ -190,7 +203,11 @@ impl<'a> Parts<'a> {
     ) -> Result<DestinationPolicy, FieldError> {
         let mut policy = DestinationPolicy::default();
         if let Some(from) = self.outliers {
-            policy.outliers = Some(outliers(from, &format!("{at}.outlierDetection"), notes)?);
+            policy.outliers = Some(parse_outlier_detection(
+                from,
+                &format!("{at}.outlierDetection"),
+                notes,
+            )?);
         }
         if let Some(from) = self.balancer {
             let at = format!("{at}.loadBalancer");
@@ -198,15 +215,20 @@ impl<'a> Parts<'a> {
             let at = format!("{at}.localityLbSetting");
             let may_eject = policy.outliers.is_some();
             let from = from.locality_lb_setting.as_ref();
-            let locality = from.map(|from| balancing::locality(from, may_eject, &at, notes));
-            policy.locality = locality.transpose()?.unwrap_or(LocalityPolicy::OfService);
+            let locality =
+                from.map(|from| balancing::parse_locality_policy(from, may_eject, &at, notes));
+            policy.locality = locality
+                .transpose()?
+                .unwrap_or(LocalityPolicy::ServicePreference);
         }
         if let Some(from) = self.pool {
-            policy.limits = limits(from, &format!("{at}.connectionPool"), notes)?;
-            policy.http_version = http_version(from, &format!("{at}.connectionPool.http"), notes);
+            policy.limits = parse_connection_pool(from, &format!("{at}.connectionPool"), notes)?;
+            policy.http_version =
+                parse_http_version(from, &format!("{at}.connectionPool.http"), notes);
         }
         if let Some(from) = self.budget {
-            policy.limits.retry_budget = Some(budget(from, &format!("{at}.retryBudget"))?);
+            policy.limits.retry_budget =
+                Some(parse_retry_budget(from, &format!("{at}.retryBudget"))?);
         }
         if let Some(from) = self.tls {
             match tls::read(from, &format!("{at}.tls"), notes) {
@@ -216,14 +238,14 @@ impl<'a> Parts<'a> {
         }
         if let Some(from) = self.proxy_protocol {
             let at = format!("{at}.proxyProtocol");
-            policy.proxy_protocol = Some(proxy_protocol(from, &at)?);
+            policy.proxy_protocol = Some(parse_proxy_protocol(from, &at)?);
         }
         Ok(policy)
     }
 }
 
 /// Parses the PROXY protocol version; the default is V1, as in Istio.
-fn proxy_protocol(from: &Header, at: &str) -> Result<ProxyProtocol, FieldError> {
+fn parse_proxy_protocol(from: &Header, at: &str) -> Result<ProxyProtocol, FieldError> {
     match from.version.as_deref() {
         None | Some("V1") => Ok(ProxyProtocol::V1),
         Some("V2") => Ok(ProxyProtocol::V2),
@@ -234,25 +256,26 @@ fn proxy_protocol(from: &Header, at: &str) -> Result<ProxyProtocol, FieldError> 
     }
 }
 
-fn budget(from: &RetryBudget, at: &str) -> Result<Budget, FieldError> {
+fn parse_retry_budget(from: &RetryBudget, at: &str) -> Result<Budget, FieldError> {
     let minimum = format!("{at}.minRetryConcurrency");
     let most = i64::from(i32::MAX);
     Ok(Budget {
-        share: thousandths(&format!("{at}.percent"), from.percent, (0.0, 100.0), 20_000)?,
-        minimum: within(&minimum, from.min_retry_concurrency, 0, most, 3)?,
+        share: parse_thousandths(&format!("{at}.percent"), from.percent, (0.0, 100.0), 20_000)?,
+        minimum: parse_in_range(&minimum, from.min_retry_concurrency, 0, most, 3)?,
     })
 }
 
-fn outliers(
+fn parse_outlier_detection(
     from: &OutlierDetection,
     at: &str,
     notes: &mut Vec<Note>,
 ) -> Result<OutlierPolicy, FieldError> {
     let default = OutlierPolicy::default();
     let number = |name: &str, of: Option<i64>, default: u32| {
-        within(&format!("{at}.{name}"), of, 0, i64::from(i32::MAX), default)
+        parse_in_range(&format!("{at}.{name}"), of, 0, i64::from(i32::MAX), default)
     };
-    let percent = |name: &str, of: Option<i64>| within(&format!("{at}.{name}"), of, 0, 100, 0);
+    let percent =
+        |name: &str, of: Option<i64>| parse_in_range(&format!("{at}.{name}"), of, 0, 100, 0);
     if from.consecutive_errors.is_some() {
         let message = "has no effect: use consecutive5xxErrors or consecutiveGatewayErrors";
         notes.push(Note::new(format!("{at}.consecutiveErrors"), message));
@@ -264,9 +287,9 @@ fn outliers(
         let message = "has no effect without splitExternalLocalOriginErrors";
         notes.push(Note::new(format!("{at}.{LOCAL}"), message));
     }
-    let interval = duration(&format!("{at}.interval"), from.interval.as_deref())?;
+    let interval = parse_duration(&format!("{at}.interval"), from.interval.as_deref())?;
     let field = format!("{at}.baseEjectionTime");
-    let base = duration(&field, from.base_ejection_time.as_deref())?;
+    let base = parse_duration(&field, from.base_ejection_time.as_deref())?;
     let most = percent("maxEjectionPercent", from.max_ejection_percent)?;
     Ok(OutlierPolicy {
         server_errors: number(
@@ -293,16 +316,16 @@ fn outliers(
 }
 
 /// Parses TCP keepalive settings, in whole seconds, as Linux takes them.
-fn keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldError> {
+fn parse_keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldError> {
     let time = |name: &str, of: &Option<String>| {
         let field = format!("{at}.{name}");
-        let time = longer_than_zero(&field, of.as_deref())?;
-        match time.filter(|time| !(Duration::from_secs(1)..MAX_KEEPALIVE).contains(time)) {
+        let time = parse_positive_duration(&field, of.as_deref())?;
+        match time.filter(|time| !(Duration::from_secs(1)..MAX_KEEPALIVE_TIME).contains(time)) {
             Some(_) => Err(FieldError::new(field, "is not within 1s to 9h")),
             None => Ok(time),
         }
     };
-    let probes = within(&format!("{at}.probes"), from.probes, 0, 127, 0)?;
+    let probes = parse_in_range(&format!("{at}.probes"), from.probes, 0, 127, 0)?;
     Ok(TcpKeepalive {
         probes: (probes > 0).then_some(probes),
         time: time("time", &from.time)?,
@@ -311,14 +334,14 @@ fn keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldErro
 }
 
 /// Parses a duration; zero counts as unset.
-fn longer_than_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
-    match duration_or_zero(at, of)? {
+fn parse_positive_duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+    match parse_duration_or_zero(at, of)? {
         Some(Duration::ZERO) => Ok(None),
-        _ => duration(at, of),
+        _ => parse_duration(at, of),
     }
 }
 
-fn limits(
+fn parse_connection_pool(
     from: &ConnectionPool,
     at: &str,
     notes: &mut Vec<Note>,
@@ -326,24 +349,25 @@ fn limits(
     let mut limits = DestinationLimits::default();
     if let Some(tcp) = &from.tcp {
         let at = format!("{at}.tcp");
-        let time =
-            |name: &str, of: &Option<String>| duration(&format!("{at}.{name}"), of.as_deref());
-        limits.connections = count(&format!("{at}.maxConnections"), tcp.max_connections)?;
+        let time = |name: &str, of: &Option<String>| {
+            parse_duration(&format!("{at}.{name}"), of.as_deref())
+        };
+        limits.connections = parse_count(&format!("{at}.maxConnections"), tcp.max_connections)?;
         limits.connect_timeout = time("connectTimeout", &tcp.connect_timeout)?;
         limits.max_connection_duration =
             time("maxConnectionDuration", &tcp.max_connection_duration)?;
         let field = format!("{at}.idleTimeout");
-        limits.tcp_idle_timeout = longer_than_zero(&field, tcp.idle_timeout.as_deref())?;
+        limits.tcp_idle_timeout = parse_positive_duration(&field, tcp.idle_timeout.as_deref())?;
         if let Some(from) = &tcp.tcp_keepalive {
             let at = format!("{at}.tcpKeepalive");
-            limits.keepalive = Some(keepalive(from, &at)?);
+            limits.keepalive = Some(parse_keepalive(from, &at)?);
             let message = "has an effect on connections in plaintext alone: tunnels to pods of the mesh have pings of HTTP/2";
             notes.push(Note::new(at, message));
         }
     }
     if let Some(http) = &from.http {
         let at = format!("{at}.http");
-        let number = |name: &str, of: Option<i64>| count(&format!("{at}.{name}"), of);
+        let number = |name: &str, of: Option<i64>| parse_count(&format!("{at}.{name}"), of);
         let pending = number("http1MaxPendingRequests", http.http1_max_pending_requests)?;
         limits.pending = (pending > 0).then_some(pending);
         limits.requests = number("http2MaxRequests", http.http2_max_requests)?;
@@ -351,7 +375,7 @@ fn limits(
             number("maxRequestsPerConnection", http.max_requests_per_connection)?;
         limits.retries = number("maxRetries", http.max_retries)?;
         let field = format!("{at}.idleTimeout");
-        limits.idle_timeout = duration(&field, http.idle_timeout.as_deref())?;
+        limits.idle_timeout = parse_duration(&field, http.idle_timeout.as_deref())?;
         limits.streams_per_connection =
             number("maxConcurrentStreams", http.max_concurrent_streams)?;
     }
@@ -360,7 +384,11 @@ fn limits(
 
 /// Returns the HTTP version for requests to endpoints. `useClientProtocol` takes precedence over `h2UpgradePolicy`, as
 /// in Istio; without either, requests are not upgraded to HTTP/2.
-fn http_version(from: &ConnectionPool, at: &str, notes: &mut Vec<Note>) -> DestinationHttpVersion {
+fn parse_http_version(
+    from: &ConnectionPool,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> DestinationHttpVersion {
     let Some(http) = &from.http else {
         return DestinationHttpVersion::AsDeclared;
     };

@@ -40,7 +40,8 @@ pub(crate) fn read(
         let of_rule = spec.traffic_policy.as_ref();
         let of_subset = from.traffic_policy.as_ref();
         let at_policy = format!("{at}.trafficPolicy");
-        let (policy, ports) = policy::of_subset(of_rule, of_subset, &at_policy, factor, notes)?;
+        let (policy, ports) =
+            policy::parse_subset_policy(of_rule, of_subset, &at_policy, factor, notes)?;
         let subset = SubsetInput {
             labels: from.labels.clone(),
             policy,

@@ -14,19 +14,19 @@ use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsClientFiles, Tls
 use serde_json::Value;
 
 use crate::{
-    objects::destination_rule::values::refused,
+    objects::destination_rule::values::refusal_note,
     problem::{FieldError, Note},
 };
 
 /// Directory of certificates in a waypoint, with a subdirectory for each namespace.
-pub(crate) const FILES: &str = "/etc/certs";
+pub(crate) const CERTIFICATE_DIRECTORY: &str = "/etc/certs";
 /// Maximum number of `subjectAltNames`.
-const MAX_NAMES: usize = 64;
+const MAX_SUBJECT_ALT_NAMES: usize = 64;
 
 /// TLS settings (`None` for no TLS), or the reason why requests are refused.
-type Wished = Result<Option<Arc<DestinationTls>>, ArcStr>;
+type TlsOrError = Result<Option<Arc<DestinationTls>>, ArcStr>;
 
-pub(crate) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished {
+pub(crate) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> TlsOrError {
     match from.mode {
         TlsMode::Disable => {
             let message =
@@ -42,22 +42,25 @@ pub(crate) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished 
              sent to it; name the endpoints' authority in caCertificates instead";
         notes.push(Note::new(format!("{at}.insecureSkipVerify"), message));
     }
-    wished(from)
+    parse_tls(from)
         .map(|tls| Some(Arc::new(tls)))
         .map_err(|error| {
-            notes.push(refused(format!("{at}.{}", error.field), &error.message));
+            notes.push(refusal_note(
+                format!("{at}.{}", error.field),
+                &error.message,
+            ));
             error.message.into()
         })
 }
 
-fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
-    if let Some((field, what)) = not_done(from) {
+fn parse_tls(from: &ClientTls) -> Result<DestinationTls, FieldError> {
+    if let Some((field, what)) = unsupported_field(from) {
         return Err(FieldError::new(field, what));
     }
     let client = match from.mode {
         TlsMode::Mutual => {
             let file = |field: &str, of: Option<&String>| {
-                given(of).ok_or_else(|| FieldError::new(field, "is needed for the mode MUTUAL"))
+                non_empty(of).ok_or_else(|| FieldError::new(field, "is needed for the mode MUTUAL"))
             };
             Some(TlsClientFiles {
                 certificate: file("clientCertificate", from.client_certificate.as_ref())?,
@@ -66,7 +69,7 @@ fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
         }
         _ => None,
     };
-    let server_name = given(from.sni.as_ref());
+    let server_name = non_empty(from.sni.as_ref());
     let server_name = server_name.map(|name| ArcStr::from(name.to_ascii_lowercase()));
     let is_name = |name: &ArcStr| is_dns_name(name, 253);
     if let Some(name) = server_name.as_ref().filter(|name| !is_name(name)) {
@@ -77,7 +80,7 @@ fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
     let (names, roots) = match from.insecure_skip_verify {
         Some(true) => (Vec::new(), TlsRoots::Unverified),
         _ => {
-            let file = given(from.ca_certificates.as_ref());
+            let file = non_empty(from.ca_certificates.as_ref());
             (names, file.map_or(TlsRoots::System, TlsRoots::File))
         }
     };
@@ -90,23 +93,23 @@ fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
 }
 
 /// Returns a string unless it is empty.
-fn given(of: Option<&String>) -> Option<ArcStr> {
+fn non_empty(of: Option<&String>) -> Option<ArcStr> {
     of.filter(|text| !text.is_empty()).map(ArcStr::from)
 }
 
 /// Returns the first field that waypoints do not support, with the reason.
-fn not_done(from: &ClientTls) -> Option<(&'static str, &'static str)> {
-    if given(from.credential_name.as_ref()).is_some() {
+fn unsupported_field(from: &ClientTls) -> Option<(&'static str, &'static str)> {
+    if non_empty(from.credential_name.as_ref()).is_some() {
         let what = "Secrets are not read: mount them into the waypoint and name the files";
         return Some(("credentialName", what));
     }
-    given(from.ca_crl.as_ref()).map(|_| ("caCrl", "revocation lists are not followed"))
+    non_empty(from.ca_crl.as_ref()).map(|_| ("caCrl", "revocation lists are not followed"))
 }
 
 /// Validates SANs: DNS names, IP addresses and URIs.
 pub(crate) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
-    if from.len() > MAX_NAMES {
-        let message = format!("{} names; at most {MAX_NAMES}", from.len());
+    if from.len() > MAX_SUBJECT_ALT_NAMES {
+        let message = format!("{} names; at most {MAX_SUBJECT_ALT_NAMES}", from.len());
         return Err(FieldError::new(at, message));
     }
     let mut names = Vec::new();
@@ -124,8 +127,12 @@ pub(crate) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError
 }
 
 /// Refuses the policy if it names files outside of the directory of the rule's namespace.
-pub(crate) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &mut Vec<Note>) {
-    let own = format!("{FILES}/{namespace}/");
+pub(crate) fn refuse_foreign_files(
+    policy: &mut DestinationPolicy,
+    namespace: &str,
+    notes: &mut Vec<Note>,
+) {
+    let own = format!("{CERTIFICATE_DIRECTORY}/{namespace}/");
     let is_own = |path: &ArcStr| {
         let rest = path.strip_prefix(&own);
         rest.is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
@@ -142,7 +149,7 @@ pub(crate) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &m
     let foreign = roots.into_iter().chain(client).find(|path| !is_own(path));
     if let Some(path) = foreign {
         let what = format!("{path:?} is not below {own}, where the files of the namespace are");
-        let note = refused("spec.trafficPolicy.tls".to_owned(), &what);
+        let note = refusal_note("spec.trafficPolicy.tls".to_owned(), &what);
         if !notes.contains(&note) {
             notes.push(note);
         }
@@ -152,14 +159,14 @@ pub(crate) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &m
 }
 
 /// Whether a spec that cannot be deserialized requests TLS (`SIMPLE` or `MUTUAL`) anywhere.
-pub(crate) fn is_wished(value: &Value) -> bool {
+pub(crate) fn requests_tls(value: &Value) -> bool {
     let is_mode = |mode: &Value| matches!(mode.as_str(), Some("SIMPLE" | "MUTUAL"));
     match value {
         Value::Object(all) => all.iter().any(|(name, value)| {
             let is_tls = name == "tls" && value.get("mode").is_some_and(is_mode);
-            is_tls || is_wished(value)
+            is_tls || requests_tls(value)
         }),
-        Value::Array(all) => all.iter().any(is_wished),
+        Value::Array(all) => all.iter().any(requests_tls),
         _ => false,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_k8s_api::istio_duration;
+use ambit_k8s_api::parse_istio_duration;
 
 use crate::problem::{FieldError, Note};
 
@@ -10,17 +10,17 @@ use crate::problem::{FieldError, Note};
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Builds the note for a field whose value makes waypoints answer requests with 503.
-pub(crate) fn refused(at: String, what: &str) -> Note {
+pub(crate) fn refusal_note(at: String, what: &str) -> Note {
     Note::new(at, format!("{what}: requests are answered with 503"))
 }
 
 /// Validates a number from 0 on; the default is 0.
-pub(crate) fn count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {
-    within(at, of, 0, i64::from(i32::MAX), 0)
+pub(crate) fn parse_count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {
+    parse_in_range(at, of, 0, i64::from(i32::MAX), 0)
 }
 
 /// Validates that a number is within `least` and `most`; absent, it is `default`.
-pub(crate) fn within(
+pub(crate) fn parse_in_range(
     at: &str,
     of: Option<i64>,
     least: i64,
@@ -38,7 +38,7 @@ pub(crate) fn within(
 }
 
 /// Validates a decimal number, and returns it in thousandths; absent, it is `default` (in thousandths).
-pub(crate) fn thousandths(
+pub(crate) fn parse_thousandths(
     at: &str,
     of: Option<f64>,
     (least, most): (f64, f64),
@@ -61,8 +61,8 @@ pub(crate) fn thousandths(
 }
 
 /// Parses a duration of at least 1 ms.
-pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
-    let Some(duration) = duration_or_zero(at, of)? else {
+pub(crate) fn parse_duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+    let Some(duration) = parse_duration_or_zero(at, of)? else {
         return Ok(None);
     };
     if duration < Duration::from_millis(1) {
@@ -72,14 +72,17 @@ pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, F
 }
 
 /// Parses a duration, which may be zero.
-pub(crate) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+pub(crate) fn parse_duration_or_zero(
+    at: &str,
+    of: Option<&str>,
+) -> Result<Option<Duration>, FieldError> {
     let Some(text) = of else {
         return Ok(None);
     };
     let wrong = |message: String| FieldError::new(at, message);
     let parsed = match text {
         "0" => Some(Duration::ZERO),
-        _ => istio_duration(text),
+        _ => parse_istio_duration(text),
     };
     let duration = parsed.ok_or_else(|| {
         wrong(format!(
@@ -105,10 +108,13 @@ mod tests {
             ("20ms", 20),
             ("8760h", 31_536_000_000),
         ] {
-            let read = duration("x", Some(text)).unwrap();
+            let read = parse_duration("x", Some(text)).unwrap();
             assert_eq!(read, Some(Duration::from_millis(milliseconds)), "{text}");
         }
-        assert_eq!(duration_or_zero("x", Some("0s")), Ok(Some(Duration::ZERO)));
+        assert_eq!(
+            parse_duration_or_zero("x", Some("0s")),
+            Ok(Some(Duration::ZERO))
+        );
         for text in [
             "",
             "1",
@@ -127,20 +133,20 @@ mod tests {
             "NaNs",
             "..s",
         ] {
-            assert!(duration("x", Some(text)).is_err(), "{text}");
+            assert!(parse_duration("x", Some(text)).is_err(), "{text}");
         }
     }
 
     #[test]
     fn numbers_are_within_their_bounds() {
-        assert_eq!(count("x", None), Ok(0));
-        assert_eq!(count("x", Some(7)), Ok(7));
+        assert_eq!(parse_count("x", None), Ok(0));
+        assert_eq!(parse_count("x", Some(7)), Ok(7));
         for wrong in [-1, i64::from(i32::MAX) + 1, i64::MIN] {
-            assert!(count("x", Some(wrong)).is_err(), "{wrong}");
+            assert!(parse_count("x", Some(wrong)).is_err(), "{wrong}");
         }
-        assert_eq!(thousandths("x", Some(1.5), (0.0, 2.0), 0), Ok(1500));
+        assert_eq!(parse_thousandths("x", Some(1.5), (0.0, 2.0), 0), Ok(1500));
         for wrong in [-0.1, 2.1, f64::NAN, f64::INFINITY] {
-            assert!(thousandths("x", Some(wrong), (0.0, 2.0), 0).is_err());
+            assert!(parse_thousandths("x", Some(wrong), (0.0, 2.0), 0).is_err());
         }
     }
 }

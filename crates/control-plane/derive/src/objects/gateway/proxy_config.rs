@@ -20,7 +20,7 @@ pub(crate) fn read(text: Option<&String>, notes: &mut Vec<Note>) -> ProxyConfig 
     let Some(text) = text else {
         return ProxyConfig::default();
     };
-    match trusted_proxies(text, notes) {
+    match parse_trusted_proxies(text, notes) {
         Ok(trusted_proxies) => ProxyConfig {
             trusted_proxies,
             is_unreadable: false,
@@ -38,15 +38,15 @@ pub(crate) fn read(text: Option<&String>, notes: &mut Vec<Note>) -> ProxyConfig 
     }
 }
 
-type Unreadable = (String, String);
+type ParseError = (String, String);
 
-fn trusted_proxies(text: &str, notes: &mut Vec<Note>) -> Result<Option<u32>, Unreadable> {
+fn parse_trusted_proxies(text: &str, notes: &mut Vec<Note>) -> Result<Option<u32>, ParseError> {
     let config: Option<Value> = serde_saphyr::from_str(text)
         .map_err(|error| (String::new(), format!("is no YAML: {error}")))?;
     let config = map("", config)?;
-    ignored("", "gatewayTopology", &config, notes);
+    note_ignored_fields("", "gatewayTopology", &config, notes);
     let topology = map(".gatewayTopology", config.get("gatewayTopology").cloned())?;
-    ignored(".gatewayTopology", "numTrustedProxies", &topology, notes);
+    note_ignored_fields(".gatewayTopology", "numTrustedProxies", &topology, notes);
     let Some(number) = topology.get("numTrustedProxies") else {
         return Ok(None);
     };
@@ -59,7 +59,7 @@ fn trusted_proxies(text: &str, notes: &mut Vec<Note>) -> Result<Option<u32>, Unr
     })
 }
 
-fn map(place: &str, value: Option<Value>) -> Result<Map<String, Value>, Unreadable> {
+fn map(place: &str, value: Option<Value>) -> Result<Map<String, Value>, ParseError> {
     match value {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(map)) => Ok(map),
@@ -68,7 +68,7 @@ fn map(place: &str, value: Option<Value>) -> Result<Map<String, Value>, Unreadab
 }
 
 /// Adds a note for each field but the one setting that takes effect.
-fn ignored(place: &str, read: &str, of: &Map<String, Value>, notes: &mut Vec<Note>) {
+fn note_ignored_fields(place: &str, read: &str, of: &Map<String, Value>, notes: &mut Vec<Note>) {
     for name in of.keys().filter(|name| *name != read) {
         let field = field(&format!("{place}.{name}"));
         notes.push(Note::new(field, "has no effect on waypoints"));

@@ -13,7 +13,7 @@ use ambit_model::{
 use crate::{
     objects::{
         durations,
-        route::reader::{Reader, is_token},
+        route::reader::{RuleReader, is_token},
     },
     problem::FieldError,
 };
@@ -22,46 +22,50 @@ use crate::{
 /// descriptor.
 const MAX_LIST_LENGTH: usize = 16;
 /// Maximum length of a descriptor's key or value, in bytes.
-const MOST_TEXT: usize = 256;
+const MAX_DESCRIPTOR_TEXT_BYTES: usize = 256;
 /// Maximum number of requests of a limit, and maximum burst.
-const MOST_REQUESTS: u32 = 1_000_000_000;
+const MAX_REQUESTS: u32 = 1_000_000_000;
 /// Maximum period of a limit (`per`).
 const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);
 /// Default number of buckets of a limit.
-const BUCKETS: i64 = 10_000;
-const MOST_BUCKETS: u32 = 1_000_000;
+const DEFAULT_BUCKETS: i64 = 10_000;
+const MAX_BUCKETS: u32 = 1_000_000;
 /// Default timeout of a call to the rate-limit service, as in Envoy.
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(20);
-const MOST_HITS: u32 = 1_000_000;
+const MAX_HITS: u32 = 1_000_000;
 
-pub(crate) fn local(from: &[LocalRateLimit]) -> Result<Vec<LocalLimit>, FieldError> {
+pub(crate) fn parse_local_limits(from: &[LocalRateLimit]) -> Result<Vec<LocalLimit>, FieldError> {
     check_count("spec.local", from.len())?;
     let all = from.iter().enumerate();
-    all.map(|(index, one)| local_limit(one, &format!("spec.local[{index}]")))
+    all.map(|(index, one)| parse_local_limit(one, &format!("spec.local[{index}]")))
         .collect()
 }
 
-fn local_limit(from: &LocalRateLimit, at: &str) -> Result<LocalLimit, FieldError> {
-    let number = |name: &str, of: i64, most: u32| number(&format!("{at}.{name}"), of, most);
+fn parse_local_limit(from: &LocalRateLimit, at: &str) -> Result<LocalLimit, FieldError> {
+    let number = |name: &str, of: i64, most: u32| parse_number(&format!("{at}.{name}"), of, most);
     check_count(&format!("{at}.by"), from.by.len())?;
     let by = from.by.iter().enumerate();
-    let by = by.map(|(index, one)| by_one(one, &format!("{at}.by[{index}]")));
+    let by = by.map(|(index, one)| parse_bucket_key(one, &format!("{at}.by[{index}]")));
     Ok(LocalLimit {
-        matches: matches(&from.matches, at)?,
-        by: by.collect::<Result<_, _>>()?,
-        requests: number("requests", from.requests, MOST_REQUESTS)?,
-        per: time(&format!("{at}.per"), &from.per, MAX_PERIOD)?,
-        burst: number("burst", from.burst.unwrap_or(from.requests), MOST_REQUESTS)?,
-        buckets: number("buckets", from.buckets.unwrap_or(BUCKETS), MOST_BUCKETS)?,
+        matches: parse_matches(&from.matches, at)?,
+        bucket_keys: by.collect::<Result<_, _>>()?,
+        requests: number("requests", from.requests, MAX_REQUESTS)?,
+        per: parse_time(&format!("{at}.per"), &from.per, MAX_PERIOD)?,
+        burst: number("burst", from.burst.unwrap_or(from.requests), MAX_REQUESTS)?,
+        buckets: number(
+            "buckets",
+            from.buckets.unwrap_or(DEFAULT_BUCKETS),
+            MAX_BUCKETS,
+        )?,
     })
 }
 
 /// Parses `spec.global`, without resolving the rate-limit service.
-pub(crate) fn global(from: &GlobalRateLimit) -> Result<GlobalLimit, FieldError> {
+pub(crate) fn parse_global_limit(from: &GlobalRateLimit) -> Result<GlobalLimit, FieldError> {
     const AT: &str = "spec.global";
-    if from.domain.is_empty() || from.domain.len() > MOST_TEXT {
-        let message = format!("a name of up to {MOST_TEXT} bytes is needed");
+    if from.domain.is_empty() || from.domain.len() > MAX_DESCRIPTOR_TEXT_BYTES {
+        let message = format!("a name of up to {MAX_DESCRIPTOR_TEXT_BYTES} bytes is needed");
         return Err(FieldError::new(format!("{AT}.domain"), message));
     }
     let at = format!("{AT}.descriptors");
@@ -77,38 +81,46 @@ pub(crate) fn global(from: &GlobalRateLimit) -> Result<GlobalLimit, FieldError> 
             return Err(FieldError::new(format!("{at}.entries"), "one is needed"));
         }
         let entries = one.entries.iter().enumerate();
-        let entries = entries.map(|(index, one)| entry(one, &format!("{at}.entries[{index}]")));
+        let entries = entries
+            .map(|(index, one)| parse_descriptor_entry(one, &format!("{at}.entries[{index}]")));
         descriptors.push(LimitDescriptor {
-            matches: matches(&one.matches, &at)?,
+            matches: parse_matches(&one.matches, &at)?,
             entries: entries.collect::<Result<_, _>>()?,
         });
     }
     let timeout = from.timeout.as_deref();
-    let timeout = timeout.map(|text| time(&format!("{AT}.timeout"), text, MAX_TIMEOUT));
+    let timeout = timeout.map(|text| parse_time(&format!("{AT}.timeout"), text, MAX_TIMEOUT));
     Ok(GlobalLimit {
-        place: Err("it is not looked for".into()),
+        target: Err("it is not looked for".into()),
         domain: from.domain.as_str().into(),
         timeout: timeout.transpose()?.unwrap_or(DEFAULT_TIMEOUT),
-        hits: number(&format!("{AT}.hits"), from.hits.unwrap_or(1), MOST_HITS)?,
+        hits: parse_number(&format!("{AT}.hits"), from.hits.unwrap_or(1), MAX_HITS)?,
         descriptors,
     })
 }
 
-fn entry(from: &RateLimitEntry, at: &str) -> Result<(ArcStr, LimitValue), FieldError> {
-    if from.key.is_empty() || from.key.len() > MOST_TEXT {
-        let message = format!("a key of up to {MOST_TEXT} bytes is needed");
+fn parse_descriptor_entry(
+    from: &RateLimitEntry,
+    at: &str,
+) -> Result<(ArcStr, LimitValue), FieldError> {
+    if from.key.is_empty() || from.key.len() > MAX_DESCRIPTOR_TEXT_BYTES {
+        let message = format!("a key of up to {MAX_DESCRIPTOR_TEXT_BYTES} bytes is needed");
         return Err(FieldError::new(format!("{at}.key"), message));
     }
     let given = (&from.source, &from.header, &from.request);
     let value = match (&from.value, given) {
-        (Some(text), (None, None, None)) if !text.is_empty() && text.len() <= MOST_TEXT => {
+        (Some(text), (None, None, None))
+            if !text.is_empty() && text.len() <= MAX_DESCRIPTOR_TEXT_BYTES =>
+        {
             LimitValue::Text(text.as_str().into())
         }
         (Some(_), (None, None, None)) => {
-            let message = format!("a value of up to {MOST_TEXT} bytes is needed");
+            let message = format!("a value of up to {MAX_DESCRIPTOR_TEXT_BYTES} bytes is needed");
             return Err(FieldError::new(format!("{at}.value"), message));
         }
-        (None, given) if given != (&None, &None, &None) => LimitValue::Of(key(given, at)?),
+        (None, given) if given != (&None, &None, &None) => {
+            LimitValue::Attribute(parse_key(given, at)?)
+        }
         _ => {
             let message = "one of value, source, header and request is needed";
             return Err(FieldError::new(at, message));
@@ -117,11 +129,11 @@ fn entry(from: &RateLimitEntry, at: &str) -> Result<(ArcStr, LimitValue), FieldE
     Ok((from.key.as_str().into(), value))
 }
 
-fn by_one(from: &RateLimitKey, at: &str) -> Result<LimitKey, FieldError> {
-    key((&from.source, &from.header, &from.request), at)
+fn parse_bucket_key(from: &RateLimitKey, at: &str) -> Result<LimitKey, FieldError> {
+    parse_key((&from.source, &from.header, &from.request), at)
 }
 
-fn key(
+fn parse_key(
     given: (&Option<String>, &Option<String>, &Option<String>),
     at: &str,
 ) -> Result<LimitKey, FieldError> {
@@ -157,10 +169,13 @@ fn key(
 
 /// Parses the request matches of a limit. An unsupported part is an error: without it the limit would count other
 /// requests than intended.
-fn matches(from: &[HttpRouteMatch], at: &str) -> Result<Vec<model::HttpRouteMatch>, FieldError> {
+fn parse_matches(
+    from: &[HttpRouteMatch],
+    at: &str,
+) -> Result<Vec<model::HttpRouteMatch>, FieldError> {
     check_count(&format!("{at}.matches"), from.len())?;
     let mut notes = Vec::new();
-    let mut reader = Reader::new(&mut notes);
+    let mut reader = RuleReader::new(&mut notes);
     let mut read = Vec::new();
     for (index, one) in from.iter().enumerate() {
         read.push(reader.one_match(one, &format!("{at}.matches[{index}]"))?);
@@ -182,13 +197,13 @@ fn check_count(at: &str, count: usize) -> Result<(), FieldError> {
     Ok(())
 }
 
-fn number(at: &str, of: i64, most: u32) -> Result<u32, FieldError> {
+fn parse_number(at: &str, of: i64, most: u32) -> Result<u32, FieldError> {
     let number = u32::try_from(of).ok();
     let number = number.filter(|number| (1..=most).contains(number));
     number.ok_or_else(|| FieldError::new(at, format!("{of} is not from 1 to {most}")))
 }
 
-fn time(at: &str, text: &str, longest: Duration) -> Result<Duration, FieldError> {
+fn parse_time(at: &str, text: &str, longest: Duration) -> Result<Duration, FieldError> {
     let read = durations::read(text).map_err(|message| FieldError::new(at, message))?;
     let read = read.filter(|time| *time <= longest);
     read.ok_or_else(|| {

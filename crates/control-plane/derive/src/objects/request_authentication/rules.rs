@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use ambit_jwt::KeySet;
-use ambit_k8s_api::istio::JwtRule as Written;
+use ambit_k8s_api::istio::JwtRule as JwtRuleSpec;
 use ambit_model::{ArcStr, JwtKeys, JwtRule};
 use http::{HeaderName, Uri, header};
 
 use crate::{
     objects::{
-        destination_rule::values::duration,
-        key_source::{KeyForm, KeySource},
+        destination_rule::values::parse_duration,
+        key_source::{KeyFormat, KeySource},
         request_authentication::input::RuleInput,
     },
     problem::{FieldError, Note},
@@ -21,12 +21,12 @@ const MAX_RULES: usize = 64;
 /// Maximum number of token locations, of output headers, and of audiences of one rule.
 const MAX_VALUES: usize = 64;
 /// Default timeout for fetching a key set.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT_FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum timeout for fetching a key set.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_FETCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Headers that frame a message or identify a client, which claims may not be copied to.
-const NOT_FOR_OUTPUT: [HeaderName; 9] = [
+const FORBIDDEN_OUTPUT_HEADERS: [HeaderName; 9] = [
     header::HOST,
     header::CONTENT_LENGTH,
     header::CONNECTION,
@@ -39,7 +39,7 @@ const NOT_FOR_OUTPUT: [HeaderName; 9] = [
 ];
 
 pub(crate) fn read(
-    rules: &[Written],
+    rules: &[JwtRuleSpec],
     caller: Option<&ArcStr>,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<RuleInput>, FieldError> {
@@ -48,13 +48,13 @@ pub(crate) fn read(
         return Err(FieldError::new("spec.jwtRules", message));
     }
     let rules = rules.iter().enumerate();
-    let read =
-        rules.map(|(index, rule)| one(rule, caller, &format!("spec.jwtRules[{index}]"), notes));
+    let read = rules
+        .map(|(index, rule)| parse_rule(rule, caller, &format!("spec.jwtRules[{index}]"), notes));
     read.collect()
 }
 
-fn one(
-    from: &Written,
+fn parse_rule(
+    from: &JwtRuleSpec,
     caller: Option<&ArcStr>,
     at: &str,
     notes: &mut Vec<Note>,
@@ -64,9 +64,9 @@ fn one(
     if from.issuer.is_empty() {
         return error("issuer", "is empty".to_owned());
     }
-    let timeout = duration(&format!("{at}.timeout"), from.timeout.as_deref())?;
-    let timeout = timeout.unwrap_or(TIMEOUT);
-    if timeout > LONGEST_TIMEOUT {
+    let timeout = parse_duration(&format!("{at}.timeout"), from.timeout.as_deref())?;
+    let timeout = timeout.unwrap_or(DEFAULT_FETCH_TIMEOUT);
+    if timeout > MAX_FETCH_TIMEOUT {
         notes.push(Note::new(
             format!("{at}.timeout"),
             "key sets are waited for at most 30 seconds",
@@ -74,13 +74,13 @@ fn one(
     }
     let source = |url: &str, form| KeySource {
         url: url.into(),
-        form,
-        timeout: timeout.min(LONGEST_TIMEOUT),
+        format: form,
+        timeout: timeout.min(MAX_FETCH_TIMEOUT),
         namespace: caller.cloned(),
     };
     let (keys, source) = match (from.jwks.as_str(), from.jwks_uri.as_str()) {
         ("", "") => {
-            if let Err(why) = fetched_from(&from.issuer) {
+            if let Err(why) = validate_keys_url(&from.issuer) {
                 return error(
                     "jwksUri",
                     format!(
@@ -90,35 +90,38 @@ fn one(
             }
             (
                 JwtKeys::Pending,
-                Some(source(&from.issuer, KeyForm::Issuer)),
+                Some(source(&from.issuer, KeyFormat::Issuer)),
             )
         }
         ("", url) => {
-            if let Err(why) = fetched_from(url) {
+            if let Err(why) = validate_keys_url(url) {
                 return error("jwksUri", why);
             }
-            (JwtKeys::Pending, Some(source(url, KeyForm::KeySet)))
+            (JwtKeys::Pending, Some(source(url, KeyFormat::KeySet)))
         }
         (_, url) if !url.is_empty() => {
             return error("jwks", "cannot be given together with jwksUri".to_owned());
         }
-        (keys, _) => (inline(keys, at, notes)?, None),
+        (keys, _) => (parse_inline_keys(keys, at, notes)?, None),
     };
     let rule = JwtRule {
         issuer: from.issuer.as_str().into(),
-        audiences: texts(&from.audiences, &format!("{at}.audiences"))?,
+        audiences: parse_texts(&from.audiences, &format!("{at}.audiences"))?,
         keys,
         key_source: ArcStr::new(),
-        headers: headers(from, at)?,
-        params: texts(&from.from_params, &format!("{at}.fromParams"))?,
-        cookies: texts(&from.from_cookies, &format!("{at}.fromCookies"))?,
+        headers: parse_token_headers(from, at)?,
+        params: parse_texts(&from.from_params, &format!("{at}.fromParams"))?,
+        cookies: parse_texts(&from.from_cookies, &format!("{at}.fromCookies"))?,
         payload_header: match from.output_payload_to_header.as_str() {
             "" => None,
-            name => Some(output(name, &format!("{at}.outputPayloadToHeader"))?),
+            name => Some(validate_output_header(
+                name,
+                &format!("{at}.outputPayloadToHeader"),
+            )?),
         },
-        claim_headers: claim_headers(from, at)?,
+        claim_headers: parse_claim_headers(from, at)?,
         forward_token: from.forward_original_token,
-        words: texts(
+        words: parse_texts(
             &from.space_delimited_claims,
             &format!("{at}.spaceDelimitedClaims"),
         )?,
@@ -126,11 +129,11 @@ fn one(
     Ok(RuleInput { rule, source })
 }
 
-fn inline(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldError> {
+fn parse_inline_keys(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldError> {
     let at = format!("{at}.jwks");
-    let set = KeySet::read(keys.as_bytes());
+    let set = KeySet::parse_jwks(keys.as_bytes());
     let set = set.map_err(|error| FieldError::new(&at, error.to_string()))?;
-    for why in set.unusable() {
+    for why in set.unusable_keys() {
         notes.push(Note::new(&at, format!("{why}: the key is ignored")));
     }
     if set.is_empty() {
@@ -143,7 +146,7 @@ fn inline(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldE
 }
 
 /// Validates the URL that a key set is fetched from.
-fn fetched_from(url: &str) -> Result<(), String> {
+fn validate_keys_url(url: &str) -> Result<(), String> {
     let uri: Uri = url.parse().map_err(|_| format!("{url:?} is no address"))?;
     let has_host = uri.authority().is_some_and(|one| !one.host().is_empty());
     let has_user = uri
@@ -161,33 +164,33 @@ fn fetched_from(url: &str) -> Result<(), String> {
     }
 }
 
-fn headers(from: &Written, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, FieldError> {
+fn parse_token_headers(from: &JwtRuleSpec, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, FieldError> {
     let all = from.from_headers.iter().enumerate();
     let all = all.map(|(index, one)| {
         let at = format!("{at}.fromHeaders[{index}].name");
-        let name = header_name(&one.name).map_err(|message| FieldError::new(at, message))?;
+        let name = parse_header_name(&one.name).map_err(|message| FieldError::new(at, message))?;
         Ok((name.as_str().into(), one.prefix.as_str().into()))
     });
     all.collect()
 }
 
-fn claim_headers(from: &Written, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, FieldError> {
+fn parse_claim_headers(from: &JwtRuleSpec, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, FieldError> {
     let all = from.output_claim_to_headers.iter().enumerate();
     let all = all.map(|(index, one)| {
         let at = format!("{at}.outputClaimToHeaders[{index}]");
         if one.claim.is_empty() {
             return Err(FieldError::new(format!("{at}.claim"), "is empty"));
         }
-        let header = output(&one.header, &format!("{at}.header"))?;
+        let header = validate_output_header(&one.header, &format!("{at}.header"))?;
         Ok((header, one.claim.as_str().into()))
     });
     all.collect()
 }
 
 /// Validates the name of a header that passes a claim to applications.
-fn output(name: &str, at: &str) -> Result<ArcStr, FieldError> {
-    let name = header_name(name).map_err(|message| FieldError::new(at, message))?;
-    if NOT_FOR_OUTPUT.contains(&name) {
+fn validate_output_header(name: &str, at: &str) -> Result<ArcStr, FieldError> {
+    let name = parse_header_name(name).map_err(|message| FieldError::new(at, message))?;
+    if FORBIDDEN_OUTPUT_HEADERS.contains(&name) {
         return Err(FieldError::new(
             at,
             format!("{name} has a meaning of its own"),
@@ -196,11 +199,11 @@ fn output(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     Ok(name.as_str().into())
 }
 
-fn header_name(name: &str) -> Result<HeaderName, String> {
+fn parse_header_name(name: &str) -> Result<HeaderName, String> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header's name"))
 }
 
-fn texts(values: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
+fn parse_texts(values: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
     if values.len() > MAX_VALUES {
         let message = format!("{} values; at most {MAX_VALUES}", values.len());
         return Err(FieldError::new(at, message));

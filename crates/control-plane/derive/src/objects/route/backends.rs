@@ -4,14 +4,14 @@ use ambit_k8s_api::{ambit, gateway};
 use ambit_model::ArcStr;
 
 use crate::{
-    objects::route::{filters::FilterInput, references::Reference},
+    objects::route::{filters::FilterInput, references::ServiceReference},
     problem::{FieldError, Note},
 };
 
 /// Parsed backend of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
-    pub(crate) to: Reference,
+    pub(crate) to: ServiceReference,
     /// Subset of the service's endpoints (DestinationRule); all endpoints if `None`.
     pub(crate) subset: Option<ArcStr>,
     pub(crate) weight: u32,
@@ -20,14 +20,14 @@ pub(crate) struct BackendInput {
 
 /// Traffic that a rule distributes to its backends by weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Share {
+pub(crate) enum WeightedTraffic {
     /// Requests of HTTPRoutes, GRPCRoutes and VirtualServices.
     Requests,
     /// TCP or TLS connections.
     Connections,
 }
 
-impl Share {
+impl WeightedTraffic {
     /// Returns the text for notes on the effect of an unusable backend.
     pub(crate) fn refused(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl BackendInput {
     pub(crate) fn read(
         from: &gateway::HttpBackendRef,
         namespace: &str,
-        (at, share): (&str, Share),
+        (at, share): (&str, WeightedTraffic),
         filters: Vec<FilterInput>,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
@@ -59,9 +59,9 @@ impl BackendInput {
             ..gateway::BackendReference::default()
         };
         let is_subset = from.group.as_deref() == Some(ambit::GROUP)
-            && from.kind.as_deref() == Some(ambit::SUBSET);
+            && from.kind.as_deref() == Some(ambit::SUBSET_KIND);
         let mut subset = None;
-        if is_subset && share == Share::Requests {
+        if is_subset && share == WeightedTraffic::Requests {
             let named = from.name.split_once('.');
             let (service, name) = named.filter(|(_, name)| !name.is_empty()).ok_or_else(|| {
                 let message = format!("{:?} is not <Service>.<subset>", from.name);
@@ -73,7 +73,7 @@ impl BackendInput {
             subset = Some(ArcStr::from(name));
         }
         Ok(Self {
-            to: Reference::read(&reference, namespace, at, share.refused(), notes)?,
+            to: ServiceReference::read(&reference, namespace, at, share.refused(), notes)?,
             subset,
             weight,
             filters,

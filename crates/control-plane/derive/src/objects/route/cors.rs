@@ -5,33 +5,33 @@ use ambit_model::{ArcStr, HttpCors};
 use regex::Regex;
 
 use crate::{
-    objects::route::reader::{Reader, is_token},
+    objects::route::reader::{RuleReader, is_token},
     problem::FieldError,
 };
 
 /// Maximum number of entries of a list, as in the Gateway API.
 const MAX_VALUES: usize = 64;
 /// Default of `maxAge` in seconds, as in the Gateway API.
-const MAX_AGE: i32 = 5;
+const DEFAULT_MAX_AGE_SECONDS: i32 = 5;
 /// Pattern of an origin in the Gateway API, which may have a port.
-const ORIGIN: &str =
+const ORIGIN_PATTERN: &str =
     r"^https?://(?:(?:\*\.)?(?:[a-zA-Z0-9-]+\.)*[a-zA-Z0-9-]+|\*)(?::([0-9]{1,5}))?$";
 
 /// Predicate that validates an entry of a list.
-type IsOne = fn(&str) -> bool;
+type EntryPredicate = fn(&str) -> bool;
 
 /// Parses the filter. Unsupported values make the rule unusable.
 pub(crate) fn read(
-    reader: &mut Reader<'_>,
+    reader: &mut RuleReader<'_>,
     at: &str,
     from: &HttpCorsFilter,
 ) -> Result<HttpCors, FieldError> {
-    reader.unknown(at, &from.other);
-    let max_age = from.max_age.unwrap_or(MAX_AGE);
+    reader.note_unknown_fields(at, &from.other);
+    let max_age = from.max_age.unwrap_or(DEFAULT_MAX_AGE_SECONDS);
     let max_age = u32::try_from(max_age).ok().filter(|age| *age > 0);
     let max_age = max_age
         .ok_or_else(|| FieldError::new(format!("{at}.maxAge"), "is not a number of seconds"))?;
-    let lists: [(_, &[String], IsOne); 4] = [
+    let lists: [(_, &[String], EntryPredicate); 4] = [
         ("allowOrigins", &from.allow_origins, is_origin),
         ("allowMethods", &from.allow_methods, is_token),
         ("allowHeaders", &from.allow_headers, is_token),
@@ -67,7 +67,7 @@ pub(crate) fn read(
 }
 
 fn is_origin(text: &str) -> bool {
-    let pattern = Regex::new(ORIGIN).ok();
+    let pattern = Regex::new(ORIGIN_PATTERN).ok();
     let found = pattern.as_ref().and_then(|pattern| pattern.captures(text));
     let port = found.map(|found| found.get(1).map(|port| port.as_str().parse::<u16>()));
     match port {

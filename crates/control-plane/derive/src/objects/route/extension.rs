@@ -3,7 +3,7 @@
 
 use ambit_k8s_api::{Kind, ObjectKey, ambit, gateway::LocalObjectReference};
 
-use crate::{objects::route::reader::Reader, problem::FieldError};
+use crate::{objects::route::reader::RuleReader, problem::FieldError};
 
 /// Filter that refers to an object of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl ExtensionInput {
     }
 }
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     /// Parses an `ExtensionRef`; other groups and kinds make the rule unusable.
     pub(crate) fn extension(
         &mut self,
@@ -30,7 +30,7 @@ impl Reader<'_> {
         namespace: &str,
     ) -> Result<Option<ExtensionInput>, FieldError> {
         let at = format!("{at}.extensionRef");
-        self.unknown(&at, &from.other);
+        self.note_unknown_fields(&at, &from.other);
         let LocalObjectReference {
             group, kind, name, ..
         } = from;

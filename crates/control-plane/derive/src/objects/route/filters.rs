@@ -15,7 +15,7 @@ use crate::{
             cors,
             extension::ExtensionInput,
             mirrors::MirrorInput,
-            reader::{Reader, is_token},
+            reader::{RuleReader, is_token},
             references,
         },
     },
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Reason of the Gateway API for a condition on filters that exclude each other.
-pub(crate) const INCOMPATIBLE: &str = "IncompatibleFilters";
+pub(crate) const INCOMPATIBLE_FILTERS: &str = "IncompatibleFilters";
 /// Maximum number of filters of a rule or a backend, as in the Gateway API.
 const MAX_FILTERS: usize = 16;
 
@@ -31,7 +31,7 @@ const MAX_FILTERS: usize = 16;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum FilterInput {
     /// Filter without references.
-    Known(HttpFilter),
+    WithoutReferences(HttpFilter),
     /// Mirror to a service, resolved when the route is rendered for a waypoint.
     Mirror(MirrorInput),
     /// Filter that refers to an object, resolved when the route is rendered for a waypoint.
@@ -42,7 +42,7 @@ pub(crate) enum FilterInput {
 pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Mirror(mirror) => Some(mirror),
-        FilterInput::Known(_) | FilterInput::Extension(_) => None,
+        FilterInput::WithoutReferences(_) | FilterInput::Extension(_) => None,
     })
 }
 
@@ -50,11 +50,11 @@ pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorIn
 pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Extension(extension) => Some(extension),
-        FilterInput::Known(_) | FilterInput::Mirror(_) => None,
+        FilterInput::WithoutReferences(_) | FilterInput::Mirror(_) => None,
     })
 }
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     /// Parses the filters of a rule, or of one of its backends. Unsupported filters make the rule unusable.
     pub(crate) fn filters(
         &mut self,
@@ -69,12 +69,12 @@ impl Reader<'_> {
         }
         for (index, filter) in filters.iter().enumerate() {
             let at = format!("{at}.filters[{index}]");
-            self.unknown(&at, &filter.other);
+            self.note_unknown_fields(&at, &filter.other);
             let Some(filter) = self.filter(&at, filter, namespace)? else {
                 continue;
             };
             let is_again = |other: &FilterInput| match (other, &filter) {
-                (FilterInput::Known(other), FilterInput::Known(filter)) => {
+                (FilterInput::WithoutReferences(other), FilterInput::WithoutReferences(filter)) => {
                     std::mem::discriminant(other) == std::mem::discriminant(filter)
                 }
                 (FilterInput::Extension(other), FilterInput::Extension(extension)) => {
@@ -83,7 +83,11 @@ impl Reader<'_> {
                 _ => false,
             };
             if read.iter().any(is_again) {
-                self.refuse(INCOMPATIBLE, at, "a filter of this type is duplicated");
+                self.mark_unusable(
+                    INCOMPATIBLE_FILTERS,
+                    at,
+                    "a filter of this type is duplicated",
+                );
             }
             read.push(filter);
         }
@@ -95,13 +99,15 @@ impl Reader<'_> {
     fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
         let is_any = |of: fn(&HttpFilter) -> bool| {
             let mut filters = filters.iter();
-            filters.any(|filter| matches!(filter, FilterInput::Known(filter) if of(filter)))
+            filters.any(
+                |filter| matches!(filter, FilterInput::WithoutReferences(filter) if of(filter)),
+            )
         };
         if is_any(|filter| matches!(filter, HttpFilter::Redirect(_)))
             && is_any(|filter| matches!(filter, HttpFilter::Rewrite(_)))
         {
             let what = "RequestRedirect and URLRewrite exclude each other";
-            self.refuse(INCOMPATIBLE, format!("{at}.filters"), what);
+            self.mark_unusable(INCOMPATIBLE_FILTERS, format!("{at}.filters"), what);
         }
     }
 
@@ -115,7 +121,7 @@ impl Reader<'_> {
             return Ok(HttpTimeouts::default());
         };
         let at = format!("{at}.timeouts");
-        self.unknown(&at, &from.other);
+        self.note_unknown_fields(&at, &from.other);
         let one = |name: &str, text: Option<&str>| {
             let read = text.map(durations::read).transpose();
             let read = read.map_err(|error| FieldError::new(format!("{at}.{name}"), error))?;
@@ -140,8 +146,8 @@ impl Reader<'_> {
         from: &gateway::HttpRequestMirror,
         namespace: &str,
     ) -> Result<MirrorInput, FieldError> {
-        self.unknown(at, &from.other);
-        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
+        self.note_unknown_fields(at, &from.other);
+        self.note_unknown_fields(&format!("{at}.backendRef"), &from.backend_ref.other);
         MirrorInput::read(from, namespace, at, self.notes)
     }
 
@@ -152,56 +158,58 @@ impl Reader<'_> {
         namespace: &str,
     ) -> Result<Option<FilterInput>, FieldError> {
         let missing = || FieldError::new(at, format!("the filter {} has no settings", from.type_));
-        Ok(Some(FilterInput::Known(match from.type_.as_str() {
-            "RequestHeaderModifier" => {
-                let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;
-                let at = format!("{at}.requestHeaderModifier");
-                HttpFilter::RequestHeaders(self.headers(&at, of))
-            }
-            "ResponseHeaderModifier" => {
-                let of = from.response_header_modifier.as_ref();
-                let at = format!("{at}.responseHeaderModifier");
-                let of = of.ok_or_else(missing)?;
-                HttpFilter::ResponseHeaders(self.headers(&at, of))
-            }
-            "RequestRedirect" => {
-                let of = from.request_redirect.as_ref().ok_or_else(missing)?;
-                let at = format!("{at}.requestRedirect");
-                HttpFilter::Redirect(self.redirect(&at, of)?)
-            }
-            "URLRewrite" => {
-                let of = from.url_rewrite.as_ref().ok_or_else(missing)?;
-                let at = format!("{at}.urlRewrite");
-                self.unknown(&at, &of.other);
-                HttpFilter::Rewrite(HttpRewrite {
-                    hostname: hostname(&at, of.hostname.as_deref())?,
-                    path: self.path_change(&at, of.path.as_ref())?,
-                })
-            }
-            "RequestMirror" => {
-                let of = from.request_mirror.as_ref().ok_or_else(missing)?;
-                let at = format!("{at}.requestMirror");
-                return Ok(Some(FilterInput::Mirror(self.mirror(&at, of, namespace)?)));
-            }
-            "ExtensionRef" => {
-                let of = from.extension_ref.as_ref().ok_or_else(missing)?;
-                let extension = self.extension(at, of, namespace)?;
-                return Ok(extension.map(FilterInput::Extension));
-            }
-            "CORS" => {
-                let of = from.cors.as_ref().ok_or_else(missing)?;
-                HttpFilter::Cors(cors::read(self, &format!("{at}.cors"), of)?)
-            }
-            other => {
-                let what = format!("the filter {other} is not supported");
-                self.unsupported(at.to_owned(), &what);
-                return Ok(None);
-            }
-        })))
+        Ok(Some(FilterInput::WithoutReferences(
+            match from.type_.as_str() {
+                "RequestHeaderModifier" => {
+                    let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;
+                    let at = format!("{at}.requestHeaderModifier");
+                    HttpFilter::RequestHeaders(self.headers(&at, of))
+                }
+                "ResponseHeaderModifier" => {
+                    let of = from.response_header_modifier.as_ref();
+                    let at = format!("{at}.responseHeaderModifier");
+                    let of = of.ok_or_else(missing)?;
+                    HttpFilter::ResponseHeaders(self.headers(&at, of))
+                }
+                "RequestRedirect" => {
+                    let of = from.request_redirect.as_ref().ok_or_else(missing)?;
+                    let at = format!("{at}.requestRedirect");
+                    HttpFilter::Redirect(self.redirect(&at, of)?)
+                }
+                "URLRewrite" => {
+                    let of = from.url_rewrite.as_ref().ok_or_else(missing)?;
+                    let at = format!("{at}.urlRewrite");
+                    self.note_unknown_fields(&at, &of.other);
+                    HttpFilter::Rewrite(HttpRewrite {
+                        hostname: hostname(&at, of.hostname.as_deref())?,
+                        path: self.path_change(&at, of.path.as_ref())?,
+                    })
+                }
+                "RequestMirror" => {
+                    let of = from.request_mirror.as_ref().ok_or_else(missing)?;
+                    let at = format!("{at}.requestMirror");
+                    return Ok(Some(FilterInput::Mirror(self.mirror(&at, of, namespace)?)));
+                }
+                "ExtensionRef" => {
+                    let of = from.extension_ref.as_ref().ok_or_else(missing)?;
+                    let extension = self.extension(at, of, namespace)?;
+                    return Ok(extension.map(FilterInput::Extension));
+                }
+                "CORS" => {
+                    let of = from.cors.as_ref().ok_or_else(missing)?;
+                    HttpFilter::Cors(cors::read(self, &format!("{at}.cors"), of)?)
+                }
+                other => {
+                    let what = format!("the filter {other} is not supported");
+                    self.unsupported(at.to_owned(), &what);
+                    return Ok(None);
+                }
+            },
+        )))
     }
 
     fn headers(&mut self, at: &str, from: &HttpHeaderFilter) -> HeaderChanges {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let lines = |of: &[gateway::HttpHeader]| -> Vec<(ArcStr, ArcStr)> {
             let line = |one: &gateway::HttpHeader| {
                 (
@@ -239,7 +247,7 @@ impl Reader<'_> {
         at: &str,
         from: &gateway::HttpRequestRedirect,
     ) -> Result<HttpRedirect, FieldError> {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let status = from.status_code.unwrap_or(302);
         if !matches!(status, 301 | 302 | 303 | 307 | 308) {
             let what = format!("{status} is none of 301, 302, 303, 307 and 308");
@@ -265,7 +273,7 @@ impl Reader<'_> {
     ) -> Result<Option<PathChange>, FieldError> {
         let Some(from) = from else { return Ok(None) };
         let at = format!("{at}.path");
-        self.unknown(&at, &from.other);
+        self.note_unknown_fields(&at, &from.other);
         let (name, text) = match from.type_.as_str() {
             "ReplaceFullPath" => ("replaceFullPath", &from.replace_full_path),
             "ReplacePrefixMatch" => ("replacePrefixMatch", &from.replace_prefix_match),

@@ -12,23 +12,23 @@ use serde_json::Value;
 
 use crate::{
     objects::route::{
-        input::Rules,
+        input::RouteRules,
         object::{RouteObject, note_hostnames},
-        reader::Reader,
+        reader::RuleReader,
         rules::RuleInput,
     },
     problem::{FieldError, Note},
 };
 
 /// Filters of HTTPRoute that GRPCRoute also has.
-const FILTERS: [&str; 4] = [
+const GRPC_ROUTE_FILTERS: [&str; 4] = [
     "RequestHeaderModifier",
     "ResponseHeaderModifier",
     "RequestMirror",
     "ExtensionRef",
 ];
 /// Regular expression of any one path segment.
-const ANY: &str = "[^/]+";
+const ANY_SEGMENT_PATTERN: &str = "[^/]+";
 
 impl RouteObject for GRPCRoute {
     fn parent_refs(&self) -> &[ParentReference] {
@@ -39,7 +39,7 @@ impl RouteObject for GRPCRoute {
         self.spec.parent_refs = parent_refs;
     }
 
-    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<RouteRules, FieldError> {
         note_hostnames(&self.spec.hostnames, notes);
         // As the API server has it: one rule that matches everything and has no backend.
         let default = [GrpcRouteRule::default()];
@@ -49,25 +49,25 @@ impl RouteObject for GRPCRoute {
             self.spec.rules.as_slice()
         };
         let matches = rules.iter().map(|rule| rule.matches.len()).sum();
-        Reader::check_size(rules.len(), matches)?;
-        let mut reader = Reader::new(notes);
-        reader.unknown("spec", &self.spec.other);
+        RuleReader::check_size(rules.len(), matches)?;
+        let mut reader = RuleReader::new(notes);
+        reader.note_unknown_fields("spec", &self.spec.other);
         let of_all = reader.take_unsupported();
         let mut read = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
-            reader.begin(of_all.as_ref());
+            reader.begin_rule(of_all.as_ref());
             read.push(reader.grpc_rule(rule, namespace, &format!("spec.rules[{index}]"))?);
         }
-        Ok(Rules::Http(read))
+        Ok(RouteRules::Http(read))
     }
 
     /// Returns a rule that answers all requests with an error.
-    fn unusable(&self) -> Rules {
-        Rules::Http(vec![RuleInput::unusable()])
+    fn unusable(&self) -> RouteRules {
+        RouteRules::Http(vec![RuleInput::unusable()])
     }
 }
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     fn grpc_rule(
         &mut self,
         rule: &GrpcRouteRule,
@@ -96,7 +96,7 @@ impl Reader<'_> {
     fn check_types(&mut self, at: &str, filters: &[HttpRouteFilter]) {
         for (index, filter) in filters.iter().enumerate() {
             let of = filter.type_.as_str();
-            if !FILTERS.contains(&of) {
+            if !GRPC_ROUTE_FILTERS.contains(&of) {
                 let field = format!("{at}.filters[{index}].type");
                 self.unsupported(field, &format!("{of:?} is no filter of GRPCRoute"));
             }
@@ -108,7 +108,7 @@ impl Reader<'_> {
         from: &GrpcRouteMatch,
         at: &str,
     ) -> Result<HttpRouteMatch, FieldError> {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let path = match &from.method {
             Some(method) => self.method(method, &format!("{at}.method"))?,
             None => None,
@@ -126,7 +126,7 @@ impl Reader<'_> {
         from: &GrpcMethodMatch,
         at: &str,
     ) -> Result<Option<HttpPathMatch>, FieldError> {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let (service, method) = (given(&from.service), given(&from.method));
         if service.is_none() && method.is_none() {
@@ -151,7 +151,7 @@ impl Reader<'_> {
                     }
                     (Some(service), None) => HttpPathMatch::Prefix(arcstr::format!("/{service}")),
                     (None, method) => HttpPathMatch::Regex(arcstr::format!(
-                        "/{ANY}/{}",
+                        "/{ANY_SEGMENT_PATTERN}/{}",
                         regex::escape(&method.unwrap_or_default())
                     )),
                 }))
@@ -163,7 +163,7 @@ impl Reader<'_> {
                     }
                 }
                 let part = |of: Option<String>| {
-                    of.map_or_else(|| ANY.to_owned(), |of| format!("(?:{of})"))
+                    of.map_or_else(|| ANY_SEGMENT_PATTERN.to_owned(), |of| format!("(?:{of})"))
                 };
                 let pattern = arcstr::format!("/{}/{}", part(service), part(method));
                 Ok(Some(HttpPathMatch::Regex(pattern)))

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::{
     objects::route::{
-        input::Rules,
+        input::RouteRules,
         object::{RouteObject, note_hostnames},
         rules::{self, RuleInput},
     },
@@ -21,14 +21,14 @@ impl RouteObject for HTTPRoute {
         self.spec.parent_refs = parent_refs;
     }
 
-    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<RouteRules, FieldError> {
         note_hostnames(&self.spec.hostnames, notes);
         let rules = rules::read(&self.spec, namespace, notes)?;
-        Ok(Rules::Http(rules))
+        Ok(RouteRules::Http(rules))
     }
 
     /// Returns a rule that answers all requests with an error.
-    fn unusable(&self) -> Rules {
-        Rules::Http(vec![RuleInput::unusable()])
+    fn unusable(&self) -> RouteRules {
+        RouteRules::Http(vec![RuleInput::unusable()])
     }
 }

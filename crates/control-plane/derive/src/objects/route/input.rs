@@ -4,8 +4,8 @@ use ambit_k8s_api::{Kind, ObjectKey, gateway::ParentReference};
 use ambit_model::{ArcStr, GatewayName, RouteName};
 
 use crate::objects::route::{
-    backends::BackendInput, hosts::HostScope, references::Named, rules::RuleInput,
-    stream_rules::StreamInput, unsupported::Unsupported,
+    backends::BackendInput, hosts::HostScope, references::ServiceIdentifier, rules::RuleInput,
+    stream_rules::StreamInput, unsupported::UnsupportedPart,
 };
 
 /// Service that is a parent of a route.
@@ -27,28 +27,31 @@ pub(crate) struct RouteInput {
     pub(crate) parents: Vec<Parent>,
     /// Hosts of a VirtualService, which has no parents; `None` for other kinds.
     pub(crate) scope: Option<HostScope>,
-    pub(crate) rules: Rules,
+    pub(crate) rules: RouteRules,
 }
 
 /// Parsed rules of a route.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Rules {
+pub(crate) enum RouteRules {
     /// Rules for HTTP requests.
     Http(Vec<RuleInput>),
     /// Rules for TCP or TLS connections.
     Stream(StreamInput),
 }
 
-impl Rules {
+impl RouteRules {
     /// Returns the services of the backends and mirrors.
-    fn named(&self) -> impl Iterator<Item = &Named> {
+    fn service_identifiers(&self) -> impl Iterator<Item = &ServiceIdentifier> {
         let (http, stream) = match self {
             Self::Http(rules) => (Some(rules), None),
             Self::Stream(stream) => (None, Some(stream)),
         };
-        let http = http.into_iter().flatten().flat_map(RuleInput::named);
+        let http = http
+            .into_iter()
+            .flatten()
+            .flat_map(RuleInput::service_identifiers);
         let stream = stream.into_iter().flat_map(StreamInput::backends);
-        http.chain(stream.filter_map(|backend| backend.to.named()))
+        http.chain(stream.filter_map(|backend| backend.to.service_identifier()))
     }
 
     /// Returns the objects that `ExtensionRef` filters name.
@@ -71,7 +74,7 @@ impl Rules {
     }
 
     /// Returns the unsupported parts of the rules.
-    pub(crate) fn unsupported(&self) -> Vec<&Unsupported> {
+    pub(crate) fn unsupported(&self) -> Vec<&UnsupportedPart> {
         match self {
             Self::Http(rules) => rules.iter().filter_map(RuleInput::unsupported).collect(),
             Self::Stream(stream) => stream.unsupported().into_iter().collect(),
@@ -82,19 +85,24 @@ impl Rules {
 impl RouteInput {
     /// Returns the objects that the route refers to: its backends, mirrors and `ExtensionRef` filters.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        let services = self.rules.named().filter_map(|named| match named {
-            Named::Object(key) => Some(key),
-            Named::Host(_) => None,
-        });
+        let services = self
+            .rules
+            .service_identifiers()
+            .filter_map(|named| match named {
+                ServiceIdentifier::Object(key) => Some(key),
+                ServiceIdentifier::Host(_) => None,
+            });
         services.chain(self.rules.extension_targets())
     }
 
     /// Returns the hosts of backends and mirrors of the kind `Hostname`.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
-        self.rules.named().filter_map(|named| match named {
-            Named::Host(host) => Some(host),
-            Named::Object(_) => None,
-        })
+        self.rules
+            .service_identifiers()
+            .filter_map(|named| match named {
+                ServiceIdentifier::Host(host) => Some(host),
+                ServiceIdentifier::Object(_) => None,
+            })
     }
 
     pub(crate) fn namespace(&self) -> &ArcStr {

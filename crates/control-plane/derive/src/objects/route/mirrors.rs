@@ -4,14 +4,14 @@ use ambit_k8s_api::gateway::HttpRequestMirror;
 use ambit_model::Share;
 
 use crate::{
-    objects::{route::references::Reference, share},
+    objects::{route::references::ServiceReference, share},
     problem::{FieldError, Note},
 };
 
 /// Parsed mirror of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MirrorInput {
-    pub(crate) to: Reference,
+    pub(crate) to: ServiceReference,
     pub(crate) share: Share,
 }
 
@@ -28,7 +28,7 @@ impl MirrorInput {
         let at = format!("{at}.backendRef");
         let otherwise = "nothing is mirrored there";
         Ok(Self {
-            to: Reference::read(reference, namespace, &at, otherwise, notes)?,
+            to: ServiceReference::read(reference, namespace, &at, otherwise, notes)?,
             share,
         })
     }

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::{
     objects::{
-        readable::Read,
+        readable::Parsed,
         route::{
-            input::{Parent, RouteInput, Rules},
+            input::{Parent, RouteInput, RouteRules},
             references::{self, service_kind},
         },
     },
@@ -27,22 +27,22 @@ pub(crate) trait RouteObject: ObjectType {
     fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>);
 
     /// Parses the rules; unsupported parts are noted.
-    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError>;
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<RouteRules, FieldError>;
 
     /// Returns the rules that replace invalid ones: all traffic that the route may be for is refused.
-    fn unusable(&self) -> Rules;
+    fn unusable(&self) -> RouteRules;
 }
 
-pub(crate) fn read<K: RouteObject>(object: &K) -> Result<Read<RouteInput>, FieldError> {
+pub(crate) fn read<K: RouteObject>(object: &K) -> Result<Parsed<RouteInput>, FieldError> {
     let mut notes = Vec::new();
     let namespace = namespace(object.metadata());
     let parents = parents(object.parent_refs(), namespace)?;
     if parents.is_empty() {
         // Of other controllers' Gateways.
-        return Ok(Read::of(None, notes));
+        return Ok(Parsed::new(None, notes));
     }
     let rules = object.rules(namespace, &mut notes)?;
-    Ok(Read::of(Some(route(object, parents, rules)), notes))
+    Ok(Parsed::new(Some(route(object, parents, rules)), notes))
 }
 
 /// Adds a note that `hostnames` have no effect on routes of services.
@@ -82,7 +82,11 @@ pub(crate) fn parents(
     Ok(parents)
 }
 
-pub(crate) fn route<K: RouteObject>(from: &K, parents: Vec<Parent>, rules: Rules) -> RouteInput {
+pub(crate) fn route<K: RouteObject>(
+    from: &K,
+    parents: Vec<Parent>,
+    rules: RouteRules,
+) -> RouteInput {
     let metadata = from.metadata();
     RouteInput {
         kind: K::OBJECT_KIND,

@@ -5,24 +5,24 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
-    objects::route::unsupported::{UNSUPPORTED_VALUE, Unsupported},
+    objects::route::unsupported::{UNSUPPORTED_VALUE, UnsupportedPart},
     problem::{FieldError, Note},
 };
 
 /// Maximum number of rules of a route, and of matches in all its rules.
-const MOST_RULES: usize = 1024;
-const MOST_MATCHES: usize = 8192;
+const MAX_RULES: usize = 1024;
+const MAX_MATCHES: usize = 8192;
 
 /// Parser of the rules of a route, used for one rule after the other.
-pub(crate) struct Reader<'a> {
+pub(crate) struct RuleReader<'a> {
     pub(crate) notes: &'a mut Vec<Note>,
     /// First unsupported part of the current rule.
-    pub(crate) unsupported: Option<Unsupported>,
+    pub(crate) unsupported: Option<UnsupportedPart>,
     /// Whether path prefixes match text rather than whole segments, as in VirtualServices.
     pub(crate) has_text_prefixes: bool,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RuleReader<'a> {
     pub(crate) fn new(notes: &'a mut Vec<Note>) -> Self {
         Self {
             notes,
@@ -32,7 +32,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Creates a parser whose path prefixes match text rather than whole segments.
-    pub(crate) fn of_text_prefixes(notes: &'a mut Vec<Note>) -> Self {
+    pub(crate) fn with_text_prefixes(notes: &'a mut Vec<Note>) -> Self {
         Self {
             has_text_prefixes: true,
             ..Self::new(notes)
@@ -40,19 +40,19 @@ impl<'a> Reader<'a> {
     }
 
     /// Begins the next rule; `unsupported` is an unsupported part of the route that affects all its rules.
-    pub(crate) fn begin(&mut self, unsupported: Option<&Unsupported>) {
+    pub(crate) fn begin_rule(&mut self, unsupported: Option<&UnsupportedPart>) {
         self.unsupported = unsupported.cloned();
     }
 
-    pub(crate) fn take_unsupported(&mut self) -> Option<Unsupported> {
+    pub(crate) fn take_unsupported(&mut self) -> Option<UnsupportedPart> {
         self.unsupported.take()
     }
 
     /// Checks that a route has not too many rules and matches.
     pub(crate) fn check_size(rules: usize, matches: usize) -> Result<(), FieldError> {
-        if rules > MOST_RULES || matches > MOST_MATCHES {
+        if rules > MAX_RULES || matches > MAX_MATCHES {
             let message = format!(
-                "{rules} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}"
+                "{rules} rules with {matches} matches are too many: at most {MAX_RULES} with {MAX_MATCHES}"
             );
             return Err(FieldError::new("spec.rules", message));
         }
@@ -60,25 +60,26 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn unsupported(&mut self, field: String, what: &str) {
-        self.refuse(UNSUPPORTED_VALUE, field, what);
+        self.mark_unusable(UNSUPPORTED_VALUE, field, what);
     }
 
     /// Marks the rule as unusable because of a value, with a note: its requests are answered with an error.
-    pub(crate) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
+    pub(crate) fn mark_unusable(&mut self, reason: &'static str, field: String, what: &str) {
         let text = arcstr::format!("{field}: {what}");
-        self.unsupported.get_or_insert(Unsupported { reason, text });
+        self.unsupported
+            .get_or_insert(UnsupportedPart { reason, text });
         let message = format!("{what}: requests that the rule matches are answered with 500");
         self.notes.push(Note::new(field, message));
     }
 
-    pub(crate) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
+    pub(crate) fn note_unknown_fields(&mut self, at: &str, other: &BTreeMap<String, Value>) {
         for name in other.keys() {
             self.unsupported(format!("{at}.{name}"), "is not supported");
         }
     }
 
     /// Adds a note without marking the rule as unusable.
-    pub(crate) fn remark(&mut self, field: String, message: impl Into<String>) {
+    pub(crate) fn add_note(&mut self, field: String, message: impl Into<String>) {
         self.notes.push(Note::new(field, message));
     }
 }

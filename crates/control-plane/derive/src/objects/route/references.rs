@@ -15,27 +15,27 @@ pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
 }
 
 /// The group of Istio's kinds.
-const ISTIO: &str = "networking.istio.io";
+const ISTIO_NETWORKING_GROUP: &str = "networking.istio.io";
 
 /// Parsed reference to a service that receives requests or connections.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Reference {
+pub(crate) struct ServiceReference {
     /// Service that the reference names; the reason if the reference is invalid.
-    pub(crate) target: Result<Named, ArcStr>,
+    pub(crate) target: Result<ServiceIdentifier, ArcStr>,
     /// Port of the service; if `None`, the service's only port, or the port that the client called.
     pub(crate) port: Option<u16>,
 }
 
 /// Name of a service: its object or its host.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Named {
+pub(crate) enum ServiceIdentifier {
     /// Key of the Service or ServiceEntry.
     Object(ObjectKey),
     /// Host name of the service.
     Host(ArcStr),
 }
 
-impl Reference {
+impl ServiceReference {
     /// Parses a reference. An invalid one is noted, with its consequence (`otherwise`).
     pub(crate) fn read(
         from: &gateway::BackendReference,
@@ -48,9 +48,10 @@ impl Reference {
         let kind = from.kind.as_deref().unwrap_or("Service");
         let namespace = from.namespace.as_deref().unwrap_or(namespace);
         let named = match (group, kind) {
-            (ISTIO, "Hostname") => host_name(from, at, notes)?,
-            _ => service_kind(group, kind)
-                .map(|kind| Named::Object(ObjectKey::new(kind, namespace, from.name.as_str()))),
+            (ISTIO_NETWORKING_GROUP, "Hostname") => host_name(from, at, notes)?,
+            _ => service_kind(group, kind).map(|kind| {
+                ServiceIdentifier::Object(ObjectKey::new(kind, namespace, from.name.as_str()))
+            }),
         };
         let (target, port) = match (named, from.port) {
             (Some(named), Some(number)) => {
@@ -75,13 +76,13 @@ impl Reference {
     /// Builds a reference to a host, or an invalid reference with the reason.
     pub(crate) fn to_host(host: Result<ArcStr, ArcStr>, port: Option<u16>) -> Self {
         Self {
-            target: host.map(Named::Host),
+            target: host.map(ServiceIdentifier::Host),
             port,
         }
     }
 
     /// Returns the name of the service; `None` if the reference is invalid.
-    pub(crate) fn named(&self) -> Option<&Named> {
+    pub(crate) fn service_identifier(&self) -> Option<&ServiceIdentifier> {
         self.target.as_ref().ok()
     }
 }
@@ -91,7 +92,7 @@ fn host_name(
     from: &gateway::BackendReference,
     at: &str,
     notes: &mut Vec<Note>,
-) -> Result<Option<Named>, FieldError> {
+) -> Result<Option<ServiceIdentifier>, FieldError> {
     let name = from.name.to_ascii_lowercase();
     if !is_dns_name(&name, 253) {
         let message = format!("{:?} is not a host name", from.name);
@@ -101,7 +102,7 @@ fn host_name(
         let message = "has no effect on a Hostname";
         notes.push(Note::new(format!("{at}.namespace"), message));
     }
-    Ok(Some(Named::Host(name.into())))
+    Ok(Some(ServiceIdentifier::Host(name.into())))
 }
 
 /// Validates a port number.

@@ -15,14 +15,14 @@ use regex::RegexBuilder;
 
 use crate::{
     objects::route::{
-        backends::{BackendInput, Share},
+        backends::{BackendInput, WeightedTraffic},
         extension::ExtensionInput,
-        filters::{self, FilterInput, INCOMPATIBLE},
+        filters::{self, FilterInput, INCOMPATIBLE_FILTERS},
         mirrors::MirrorInput,
-        reader::Reader,
-        references::{Named, Reference},
+        reader::RuleReader,
+        references::{ServiceIdentifier, ServiceReference},
         retries,
-        unsupported::{UNSUPPORTED_VALUE, Unsupported},
+        unsupported::{UNSUPPORTED_VALUE, UnsupportedPart},
     },
     problem::{FieldError, Note},
 };
@@ -39,7 +39,7 @@ pub(crate) struct RuleInput {
     pub(crate) timeouts: HttpTimeouts,
     pub(crate) retry: Option<HttpRetry>,
     pub(crate) session: Option<HttpSession>,
-    pub(crate) unsupported: Option<Unsupported>,
+    pub(crate) unsupported: Option<UnsupportedPart>,
 }
 
 /// Conditions of a match on port and client, which only VirtualServices have.
@@ -55,7 +55,7 @@ impl RuleInput {
     /// Builds the only rule of an invalid route, which answers all requests with an error.
     pub(crate) fn unusable() -> Self {
         Self {
-            unsupported: Some(Unsupported {
+            unsupported: Some(UnsupportedPart {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
             }),
@@ -74,10 +74,12 @@ impl RuleInput {
     }
 
     /// Returns the services that receive requests or mirrored requests.
-    pub(crate) fn named(&self) -> impl Iterator<Item = &Named> {
+    pub(crate) fn service_identifiers(&self) -> impl Iterator<Item = &ServiceIdentifier> {
         let backends = self.backends.iter().map(|backend| &backend.to);
         let mirrors = self.mirrors().map(|mirror| &mirror.to);
-        backends.chain(mirrors).filter_map(Reference::named)
+        backends
+            .chain(mirrors)
+            .filter_map(ServiceReference::service_identifier)
     }
 
     /// Returns the objects that `ExtensionRef` filters of the rule and its backends name.
@@ -98,7 +100,7 @@ impl RuleInput {
     }
 
     /// Returns the first unsupported part of the rule.
-    pub(crate) fn unsupported(&self) -> Option<&Unsupported> {
+    pub(crate) fn unsupported(&self) -> Option<&UnsupportedPart> {
         self.unsupported.as_ref()
     }
 }
@@ -109,8 +111,8 @@ pub(crate) fn read(
     namespace: &str,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<RuleInput>, FieldError> {
-    let mut reader = Reader::new(notes);
-    reader.unknown("spec", &spec.other);
+    let mut reader = RuleReader::new(notes);
+    reader.note_unknown_fields("spec", &spec.other);
     let of_all = reader.take_unsupported();
     // As the API server has it: one rule that matches everything and has no backend.
     let default = [gateway::HttpRouteRule::default()];
@@ -120,7 +122,7 @@ pub(crate) fn read(
         spec.rules.as_slice()
     };
     let matches = rules.iter().map(|rule| rule.matches.len()).sum::<usize>();
-    Reader::check_size(rules.len(), matches)?;
+    RuleReader::check_size(rules.len(), matches)?;
     let mut read = Vec::new();
     let mut names = BTreeSet::new();
     for (index, rule) in rules.iter().enumerate() {
@@ -133,13 +135,13 @@ pub(crate) fn read(
                 message,
             ));
         }
-        reader.begin(of_all.as_ref());
+        reader.begin_rule(of_all.as_ref());
         read.push(reader.rule(rule, namespace, &format!("spec.rules[{index}]"))?);
     }
     Ok(read)
 }
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     /// Checks that the rest of the rule is compatible with its filters.
     fn check_filters(
         &mut self,
@@ -149,18 +151,22 @@ impl Reader<'_> {
         backends: &[BackendInput],
     ) {
         let at = format!("{at}.filters");
-        let redirects =
-            |filter: &FilterInput| matches!(filter, FilterInput::Known(HttpFilter::Redirect(_)));
+        let redirects = |filter: &FilterInput| {
+            matches!(
+                filter,
+                FilterInput::WithoutReferences(HttpFilter::Redirect(_))
+            )
+        };
         if filters.iter().any(redirects) && !rule.backend_refs.is_empty() {
             let what = "RequestRedirect and backendRefs exclude each other";
-            self.refuse(INCOMPATIBLE, at.clone(), what);
+            self.mark_unusable(INCOMPATIBLE_FILTERS, at.clone(), what);
         }
         let of_backends = backends.iter().flat_map(|backend| &backend.filters);
         let mut all = filters.iter().chain(of_backends);
         let is_fault = |filter: &FilterInput| matches!(filter, FilterInput::Extension(one) if one.target().kind == Kind::HTTPFault);
         if all.clone().any(redirects) && all.any(is_fault) {
             let what = "RequestRedirect and an HTTPFault exclude each other";
-            self.refuse(INCOMPATIBLE, at.clone(), what);
+            self.mark_unusable(INCOMPATIBLE_FILTERS, at.clone(), what);
         }
         let is_prefix = |one: &gateway::HttpRouteMatch| {
             let path = one.path.as_ref();
@@ -169,8 +175,12 @@ impl Reader<'_> {
         };
         let needs_prefix = |filter: &FilterInput| {
             let path = match filter {
-                FilterInput::Known(HttpFilter::Redirect(redirect)) => redirect.path.as_ref(),
-                FilterInput::Known(HttpFilter::Rewrite(rewrite)) => rewrite.path.as_ref(),
+                FilterInput::WithoutReferences(HttpFilter::Redirect(redirect)) => {
+                    redirect.path.as_ref()
+                }
+                FilterInput::WithoutReferences(HttpFilter::Rewrite(rewrite)) => {
+                    rewrite.path.as_ref()
+                }
                 _ => None,
             };
             matches!(path, Some(PathChange::Prefix(_)))
@@ -179,7 +189,7 @@ impl Reader<'_> {
         let mut all = filters.iter().chain(of_backends);
         if all.any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
             let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
-            self.refuse(INCOMPATIBLE, at, what);
+            self.mark_unusable(INCOMPATIBLE_FILTERS, at, what);
         }
     }
 
@@ -189,7 +199,7 @@ impl Reader<'_> {
         namespace: &str,
         at: &str,
     ) -> Result<RuleInput, FieldError> {
-        self.unknown(at, &rule.other);
+        self.note_unknown_fields(at, &rule.other);
         let filters = self.filters(at, &rule.filters, namespace)?;
         let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
         let retry = rule.retry.as_ref();
@@ -227,7 +237,7 @@ impl Reader<'_> {
         from: &gateway::HttpRouteMatch,
         at: &str,
     ) -> Result<HttpRouteMatch, FieldError> {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let path = match &from.path {
             Some(path) => self.path(path, &format!("{at}.path"))?,
             None => None,
@@ -236,7 +246,8 @@ impl Reader<'_> {
             path,
             method: from.method.as_deref().map(ArcStr::from),
             headers: self.header_matches(&from.headers, at),
-            query_params: self.named(&from.query_params, &format!("{at}.queryParams")),
+            query_params: self
+                .parse_named_matches(&from.query_params, &format!("{at}.queryParams")),
             ..HttpRouteMatch::default()
         })
     }
@@ -247,7 +258,7 @@ impl Reader<'_> {
         from: &[HttpNamedMatch],
         at: &str,
     ) -> Vec<(ArcStr, HttpValueMatch)> {
-        let headers = self.named(from, &format!("{at}.headers"));
+        let headers = self.parse_named_matches(from, &format!("{at}.headers"));
         let lower = |(name, value): (ArcStr, HttpValueMatch)| {
             (ArcStr::from(name.to_ascii_lowercase()), value)
         };
@@ -288,7 +299,7 @@ impl Reader<'_> {
     /// unsupported.
     pub(crate) fn expression(&mut self, field: &str, pattern: &str) {
         let built = RegexBuilder::new(pattern)
-            .size_limit(ambit_model::MAX_EXPRESSION)
+            .size_limit(ambit_model::MAX_COMPILED_REGEX_BYTES)
             .build();
         if built.is_err() {
             let what = "no regular expression of RE2's syntax, or too large";
@@ -296,7 +307,11 @@ impl Reader<'_> {
         }
     }
 
-    fn named(&mut self, from: &[HttpNamedMatch], at: &str) -> Vec<(ArcStr, HttpValueMatch)> {
+    fn parse_named_matches(
+        &mut self,
+        from: &[HttpNamedMatch],
+        at: &str,
+    ) -> Vec<(ArcStr, HttpValueMatch)> {
         let mut read = Vec::new();
         for (index, one) in from.iter().enumerate() {
             let value = match one.type_.as_deref() {
@@ -322,8 +337,14 @@ impl Reader<'_> {
         namespace: &str,
         at: &str,
     ) -> Result<BackendInput, FieldError> {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let filters = self.filters(at, &from.filters, namespace)?;
-        BackendInput::read(from, namespace, (at, Share::Requests), filters, self.notes)
+        BackendInput::read(
+            from,
+            namespace,
+            (at, WeightedTraffic::Requests),
+            filters,
+            self.notes,
+        )
     }
 }

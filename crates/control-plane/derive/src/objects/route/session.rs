@@ -6,22 +6,22 @@ use ambit_model::{ArcStr, HttpSession, RouteName, is_reserved_header};
 use crate::{
     objects::{
         durations,
-        route::reader::{Reader, is_token},
+        route::reader::{RuleReader, is_token},
     },
     problem::FieldError,
 };
 
 /// Maximum length of a session name, as in the Gateway API.
-const MOST_NAME: usize = 128;
+const MAX_SESSION_NAME_LENGTH: usize = 128;
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     /// Parses the field; a session without a name gets one by [`name`].
     pub(crate) fn session(
         &mut self,
         at: &str,
         from: &SessionPersistence,
     ) -> Result<Option<HttpSession>, FieldError> {
-        self.unknown(at, &from.other);
+        self.note_unknown_fields(at, &from.other);
         let error =
             |field: &str, message: String| FieldError::new(format!("{at}.{field}"), message);
         let is_header = match from.type_.as_deref() {
@@ -34,7 +34,7 @@ impl Reader<'_> {
             }
         };
         let name = from.session_name.as_deref().unwrap_or_default();
-        if !name.is_empty() && (name.len() > MOST_NAME || !is_token(name)) {
+        if !name.is_empty() && (name.len() > MAX_SESSION_NAME_LENGTH || !is_token(name)) {
             let message = format!("{name:?} is no name of a cookie or header");
             return Err(error("sessionName", message));
         }
@@ -51,7 +51,7 @@ impl Reader<'_> {
         let mut is_permanent = false;
         if let Some(cookie) = &from.cookie_config {
             let at = format!("{at}.cookieConfig");
-            self.unknown(&at, &cookie.other);
+            self.note_unknown_fields(&at, &cookie.other);
             match cookie.lifetime_type.as_deref() {
                 None | Some("Session") => {}
                 Some("Permanent") => is_permanent = true,
@@ -62,7 +62,7 @@ impl Reader<'_> {
                 }
             }
             if is_header {
-                self.remark(at, "has no effect on a header");
+                self.add_note(at, "has no effect on a header");
             }
         }
         if is_permanent && absolute_timeout.is_none() {

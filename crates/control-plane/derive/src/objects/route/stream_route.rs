@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use crate::{
     objects::{
-        readable::field,
+        readable::deserialize_field,
         route::{
-            input::Rules,
+            input::RouteRules,
             object::RouteObject,
-            stream_rules::{MOST_HOSTNAMES, Reader, StreamInput, server_name},
+            stream_rules::{MAX_HOSTNAMES, RuleReader, StreamInput, server_name},
         },
     },
     problem::{FieldError, Note},
@@ -24,15 +24,15 @@ impl RouteObject for TCPRoute {
         self.spec.parent_refs = parent_refs;
     }
 
-    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
-        let mut reader = Reader::new(notes);
-        reader.unknown("spec", &self.spec.other);
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<RouteRules, FieldError> {
+        let mut reader = RuleReader::new(notes);
+        reader.note_unknown_fields("spec", &self.spec.other);
         let stream = reader.read(&self.spec.rules, namespace)?;
-        Ok(Rules::Stream(stream))
+        Ok(RouteRules::Stream(stream))
     }
 
-    fn unusable(&self) -> Rules {
-        Rules::Stream(StreamInput::unusable(&[]))
+    fn unusable(&self) -> RouteRules {
+        RouteRules::Stream(StreamInput::unusable(&[]))
     }
 }
 
@@ -43,14 +43,14 @@ impl RouteObject for TLSRoute {
 
     fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>) {
         self.spec.parent_refs = parent_refs;
-        self.spec.hostnames = field(spec, "hostnames").unwrap_or_default();
+        self.spec.hostnames = deserialize_field(spec, "hostnames").unwrap_or_default();
     }
 
-    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<RouteRules, FieldError> {
         let mut hostnames = Vec::new();
         let given = &self.spec.hostnames;
-        if given.len() > MOST_HOSTNAMES {
-            let message = format!("{} are too many: at most {MOST_HOSTNAMES}", given.len());
+        if given.len() > MAX_HOSTNAMES {
+            let message = format!("{} are too many: at most {MAX_HOSTNAMES}", given.len());
             return Err(FieldError::new("spec.hostnames", message));
         }
         for (index, one) in given.iter().enumerate() {
@@ -62,20 +62,20 @@ impl RouteObject for TLSRoute {
             })?;
             hostnames.push(name);
         }
-        let mut reader = Reader::new(notes);
-        reader.unknown("spec", &self.spec.other);
+        let mut reader = RuleReader::new(notes);
+        reader.note_unknown_fields("spec", &self.spec.other);
         let stream = reader.read(&self.spec.rules, namespace)?;
-        Ok(Rules::Stream(StreamInput {
+        Ok(RouteRules::Stream(StreamInput {
             hostnames,
             ..stream
         }))
     }
 
     /// Returns rules that refuse connections with the route's server names, or all connections if no name can be read.
-    fn unusable(&self) -> Rules {
+    fn unusable(&self) -> RouteRules {
         let names = &self.spec.hostnames;
         let all_are_known = names.iter().all(|one| server_name(one).is_some());
-        Rules::Stream(StreamInput::unusable(if all_are_known {
+        RouteRules::Stream(StreamInput::unusable(if all_are_known {
             names
         } else {
             &[]

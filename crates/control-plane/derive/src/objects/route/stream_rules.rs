@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::{
     objects::route::{
-        backends::{BackendInput, Share},
-        unsupported::{UNSUPPORTED_VALUE, Unsupported},
+        backends::{BackendInput, WeightedTraffic},
+        unsupported::{UNSUPPORTED_VALUE, UnsupportedPart},
     },
     problem::{FieldError, Note},
 };
 
 /// Maximum number of `hostnames` of a route.
-pub(crate) const MOST_HOSTNAMES: usize = 1024;
+pub(crate) const MAX_HOSTNAMES: usize = 1024;
 
 /// Parsed rules of a TCPRoute or TLSRoute.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub(crate) struct StreamInput {
     /// Server names (SNI) in lower case; all connections if empty.
     pub(crate) hostnames: Vec<ArcStr>,
     pub(crate) backends: Vec<BackendInput>,
-    pub(crate) unsupported: Option<Unsupported>,
+    pub(crate) unsupported: Option<UnsupportedPart>,
 }
 
 impl StreamInput {
@@ -35,7 +35,7 @@ impl StreamInput {
                 .filter_map(|one| server_name(one))
                 .collect(),
             backends: Vec::new(),
-            unsupported: Some(Unsupported {
+            unsupported: Some(UnsupportedPart {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
             }),
@@ -46,7 +46,7 @@ impl StreamInput {
         self.backends.iter()
     }
 
-    pub(crate) fn unsupported(&self) -> Option<&Unsupported> {
+    pub(crate) fn unsupported(&self) -> Option<&UnsupportedPart> {
         self.unsupported.as_ref()
     }
 }
@@ -61,12 +61,12 @@ pub(crate) fn server_name(text: &str) -> Option<ArcStr> {
 }
 
 /// Parser of the rules of a TCPRoute or TLSRoute.
-pub(crate) struct Reader<'a> {
+pub(crate) struct RuleReader<'a> {
     notes: &'a mut Vec<Note>,
-    unsupported: Option<Unsupported>,
+    unsupported: Option<UnsupportedPart>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RuleReader<'a> {
     pub(crate) fn new(notes: &'a mut Vec<Note>) -> Self {
         Self {
             notes,
@@ -74,11 +74,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(crate) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
+    pub(crate) fn note_unknown_fields(&mut self, at: &str, other: &BTreeMap<String, Value>) {
         for name in other.keys() {
             let field = format!("{at}.{name}");
             let text = arcstr::format!("{field}: is not supported");
-            self.unsupported.get_or_insert(Unsupported {
+            self.unsupported.get_or_insert(UnsupportedPart {
                 reason: UNSUPPORTED_VALUE,
                 text,
             });
@@ -99,15 +99,15 @@ impl<'a> Reader<'a> {
         let mut backends = Vec::new();
         if let Some(rule) = rules.first() {
             let at = "spec.rules[0]";
-            self.unknown(at, &rule.other);
+            self.note_unknown_fields(at, &rule.other);
             for (index, one) in rule.backend_refs.iter().enumerate() {
                 let at = format!("{at}.backendRefs[{index}]");
-                self.unknown(&at, &one.other);
+                self.note_unknown_fields(&at, &one.other);
                 let one = as_http(one);
                 let read = BackendInput::read(
                     &one,
                     namespace,
-                    (&at, Share::Connections),
+                    (&at, WeightedTraffic::Connections),
                     Vec::new(),
                     self.notes,
                 );

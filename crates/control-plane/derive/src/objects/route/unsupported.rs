@@ -7,7 +7,7 @@ pub(crate) const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
 
 /// Unsupported part of a rule, because of which the rule refuses its traffic.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Unsupported {
+pub(crate) struct UnsupportedPart {
     /// Reason of the status condition.
     pub(crate) reason: &'static str,
     pub(crate) text: ArcStr,

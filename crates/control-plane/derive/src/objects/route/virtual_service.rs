@@ -9,23 +9,23 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     objects::{
-        readable::{Extent, Followed, Read, Readable, field},
+        readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
         route::{
-            input::{RouteInput, Rules},
+            input::{RouteInput, RouteRules},
             rules::{MatchScope, RuleInput},
         },
     },
     problem::FieldError,
 };
 
-impl Followed for VirtualService {
-    const EXTENT: Extent = Extent::Whole { labels: None };
+impl FetchedKind for VirtualService {
+    const FETCH_EXTENT: FetchExtent = FetchExtent::Whole { labels: None };
 }
 
 impl Readable for VirtualService {
     type Input = RouteInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<RouteInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<RouteInput>, FieldError> {
         read::read(self, config)
     }
 
@@ -42,9 +42,9 @@ impl Readable for VirtualService {
             metadata,
             ..Self::default()
         };
-        part.spec.hosts = field(spec, "hosts").unwrap_or_default();
-        part.spec.gateways = field(spec, "gateways").unwrap_or_default();
-        part.spec.export_to = field(spec, "exportTo").unwrap_or_default();
+        part.spec.hosts = deserialize_field(spec, "hosts").unwrap_or_default();
+        part.spec.gateways = deserialize_field(spec, "gateways").unwrap_or_default();
+        part.spec.export_to = deserialize_field(spec, "exportTo").unwrap_or_default();
         part.spec.http = has_http.then(HttpRule::default).into_iter().collect();
         Some(part)
     }
@@ -57,7 +57,7 @@ pub(crate) fn is_for_mesh(route: &RouteInput) -> bool {
 
 impl RouteInput {
     /// Whether a waypoint applies the VirtualService to requests to a service.
-    pub(crate) fn is_followed(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
+    pub(crate) fn is_applied_by(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
         let of = match self.is_for_all(target, gateway) {
             true => &gateway.namespace,
             false => self.namespace(),
@@ -68,8 +68,8 @@ impl RouteInput {
 
     pub(crate) fn http_rules(&self) -> &[RuleInput] {
         match &self.rules {
-            Rules::Http(rules) => rules,
-            Rules::Stream(_) => &[],
+            RouteRules::Http(rules) => rules,
+            RouteRules::Stream(_) => &[],
         }
     }
 

@@ -2,7 +2,7 @@
 
 use ambit_k8s_api::ObjectKey;
 
-use crate::objects::telemetry::read::{LogPart, MetricPart, TracingPart};
+use crate::objects::telemetry::read::{AccessLogSettings, MetricSettings, TracingSettings};
 
 /// Parsed Telemetry object.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,7 +11,7 @@ pub(crate) struct TelemetryInput {
     pub(crate) created: String,
     /// Objects that `targetRefs` name; if empty, the whole namespace, or from the root namespace the whole mesh.
     pub(crate) targets: Vec<ObjectKey>,
-    pub(crate) tracing: Vec<TracingPart>,
-    pub(crate) logs: Vec<LogPart>,
-    pub(crate) metrics: Vec<MetricPart>,
+    pub(crate) tracing: Vec<TracingSettings>,
+    pub(crate) logs: Vec<AccessLogSettings>,
+    pub(crate) metrics: Vec<MetricSettings>,
 }

@@ -4,7 +4,7 @@ use ambit_k8s_api::telemetry::{
     AccessLogging, CustomTag, Metrics, MetricsOverride, ProviderRef, Tracing,
 };
 use ambit_model::{ArcStr, TelemetryFamily, TelemetryTag, TelemetryTagValue};
-use ambit_observation::{Expression, Format};
+use ambit_observation::{Expression, LogFormat};
 
 use crate::problem::{FieldError, Note};
 
@@ -13,7 +13,7 @@ const MAX_TAGS: usize = 64;
 
 /// Tracing settings of a Telemetry object. A `None` is inherited from a less specific level (namespace, mesh).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct TracingPart {
+pub(crate) struct TracingSettings {
     pub(crate) providers: Vec<ArcStr>,
     /// Number of requests per 10,000 that are traced.
     pub(crate) sampling: Option<u32>,
@@ -22,12 +22,12 @@ pub(crate) struct TracingPart {
     pub(crate) by_request_id: Option<bool>,
     pub(crate) istio_tags: Option<bool>,
     /// Whether requests are forwarded without their trace context.
-    pub(crate) is_kept_to_itself: Option<bool>,
+    pub(crate) omits_trace_context: Option<bool>,
 }
 
 /// Access log settings of a Telemetry object.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct LogPart {
+pub(crate) struct AccessLogSettings {
     pub(crate) providers: Vec<ArcStr>,
     pub(crate) is_disabled: bool,
     pub(crate) filter: Option<ArcStr>,
@@ -35,14 +35,14 @@ pub(crate) struct LogPart {
 
 /// Metric settings of a Telemetry object.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct MetricPart {
+pub(crate) struct MetricSettings {
     pub(crate) providers: Vec<ArcStr>,
-    pub(crate) overrides: Vec<Override>,
+    pub(crate) overrides: Vec<MetricOverride>,
 }
 
 /// Override of some metric families: disabled, or with changed labels.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Override {
+pub(crate) struct MetricOverride {
     pub(crate) families: Vec<TelemetryFamily>,
     pub(crate) disabled: Option<bool>,
     /// Labels to set, with the expression of their value; a label with `None` is removed.
@@ -54,7 +54,11 @@ fn providers(of: &[ProviderRef]) -> Vec<ArcStr> {
 }
 
 /// Whether the `mode` of a match applies to waypoints, which report as servers.
-fn concerns(mode: Option<&str>, field: &str, notes: &mut Vec<Note>) -> Result<bool, FieldError> {
+fn applies_to_servers(
+    mode: Option<&str>,
+    field: &str,
+    notes: &mut Vec<Note>,
+) -> Result<bool, FieldError> {
     match mode {
         None | Some("" | "CLIENT_AND_SERVER" | "SERVER") => Ok(true),
         Some("CLIENT") => {
@@ -70,15 +74,15 @@ fn concerns(mode: Option<&str>, field: &str, notes: &mut Vec<Note>) -> Result<bo
     }
 }
 
-pub(crate) fn tracing(
+pub(crate) fn parse_tracing(
     all: &[Tracing],
     notes: &mut Vec<Note>,
-) -> Result<Vec<TracingPart>, FieldError> {
+) -> Result<Vec<TracingSettings>, FieldError> {
     let mut parts = Vec::new();
     for (at, one) in all.iter().enumerate() {
         let field = |name: &str| format!("spec.tracing[{at}].{name}");
         let mode = one.r#match.as_ref().and_then(|one| one.mode.as_deref());
-        if !concerns(mode, &field("match.mode"), notes)? {
+        if !applies_to_servers(mode, &field("match.mode"), notes)? {
             continue;
         }
         if one.providers.len() > 1 {
@@ -104,22 +108,22 @@ pub(crate) fn tracing(
                 ));
             }
         };
-        parts.push(TracingPart {
+        parts.push(TracingSettings {
             providers: providers(&one.providers),
             sampling,
             is_disabled: one.disable_span_reporting,
             tags: (!one.custom_tags.is_empty())
-                .then(|| tags(one, &field("customTags")))
+                .then(|| parse_tags(one, &field("customTags")))
                 .transpose()?,
             by_request_id: one.use_request_id_for_trace_sampling,
             istio_tags: one.enable_istio_tags,
-            is_kept_to_itself: one.disable_context_propagation,
+            omits_trace_context: one.disable_context_propagation,
         });
     }
     Ok(parts)
 }
 
-fn tags(of: &Tracing, field: &str) -> Result<Vec<TelemetryTag>, FieldError> {
+fn parse_tags(of: &Tracing, field: &str) -> Result<Vec<TelemetryTag>, FieldError> {
     if of.custom_tags.len() > MAX_TAGS {
         return Err(FieldError::new(
             field,
@@ -128,7 +132,7 @@ fn tags(of: &Tracing, field: &str) -> Result<Vec<TelemetryTag>, FieldError> {
     }
     let tag = |(name, tag): (&String, &CustomTag)| {
         let field = format!("{field}.{name}");
-        let value = tag_value(tag).map_err(|message| FieldError::new(field, message))?;
+        let value = parse_tag_value(tag).map_err(|message| FieldError::new(field, message))?;
         Ok(TelemetryTag {
             name: name.as_str().into(),
             value,
@@ -137,7 +141,7 @@ fn tags(of: &Tracing, field: &str) -> Result<Vec<TelemetryTag>, FieldError> {
     of.custom_tags.iter().map(tag).collect()
 }
 
-fn tag_value(tag: &CustomTag) -> Result<TelemetryTagValue, String> {
+fn parse_tag_value(tag: &CustomTag) -> Result<TelemetryTagValue, String> {
     let CustomTag {
         literal,
         environment,
@@ -159,7 +163,7 @@ fn tag_value(tag: &CustomTag) -> Result<TelemetryTagValue, String> {
         }
         (None, None, Some(named), None) => Err(format!("{:?} is no header's name", named.name)),
         (None, None, None, Some(formatter)) => {
-            Format::text(&formatter.value).map_err(|error| error.to_string())?;
+            LogFormat::parse_text(&formatter.value).map_err(|error| error.to_string())?;
             Ok(TelemetryTagValue::Formatter(
                 formatter.value.as_str().into(),
             ))
@@ -173,15 +177,15 @@ fn is_header(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(is_token)
 }
 
-pub(crate) fn logs(
+pub(crate) fn parse_access_logging(
     all: &[AccessLogging],
     notes: &mut Vec<Note>,
-) -> Result<Vec<LogPart>, FieldError> {
+) -> Result<Vec<AccessLogSettings>, FieldError> {
     let mut parts = Vec::new();
     for (at, one) in all.iter().enumerate() {
         let field = |name: &str| format!("spec.accessLogging[{at}].{name}");
         let mode = one.r#match.as_ref().and_then(|one| one.mode.as_deref());
-        if !concerns(mode, &field("match.mode"), notes)? {
+        if !applies_to_servers(mode, &field("match.mode"), notes)? {
             continue;
         }
         let filter = one.filter.as_ref().map(|filter| filter.expression.as_str());
@@ -190,7 +194,7 @@ pub(crate) fn logs(
             let error = |error| FieldError::new(field("filter.expression"), format!("{error}"));
             Expression::new(text).map_err(error)?;
         }
-        parts.push(LogPart {
+        parts.push(AccessLogSettings {
             providers: providers(&one.providers),
             is_disabled: one.disabled.unwrap_or_default(),
             filter: filter.map(ArcStr::from),
@@ -199,10 +203,10 @@ pub(crate) fn logs(
     Ok(parts)
 }
 
-pub(crate) fn metrics(
+pub(crate) fn parse_metrics(
     all: &[Metrics],
     notes: &mut Vec<Note>,
-) -> Result<Vec<MetricPart>, FieldError> {
+) -> Result<Vec<MetricSettings>, FieldError> {
     let mut parts = Vec::new();
     for (at, one) in all.iter().enumerate() {
         let field = |name: &str| format!("spec.metrics[{at}].{name}");
@@ -213,9 +217,9 @@ pub(crate) fn metrics(
         let mut overrides = Vec::new();
         for (place, of) in one.overrides.iter().enumerate() {
             let field = field(&format!("overrides[{place}]"));
-            overrides.extend(change(of, &field, notes)?);
+            overrides.extend(parse_override(of, &field, notes)?);
         }
-        parts.push(MetricPart {
+        parts.push(MetricSettings {
             providers: providers(&one.providers),
             overrides,
         });
@@ -223,13 +227,13 @@ pub(crate) fn metrics(
     Ok(parts)
 }
 
-fn change(
+fn parse_override(
     of: &MetricsOverride,
     field: &str,
     notes: &mut Vec<Note>,
-) -> Result<Option<Override>, FieldError> {
+) -> Result<Option<MetricOverride>, FieldError> {
     let selector = of.r#match.clone().unwrap_or_default();
-    if !concerns(
+    if !applies_to_servers(
         selector.mode.as_deref(),
         &format!("{field}.match.mode"),
         notes,
@@ -290,7 +294,7 @@ fn change(
         };
         labels.push((name.as_str().into(), value));
     }
-    Ok(Some(Override {
+    Ok(Some(MetricOverride {
         families,
         disabled: of.disabled,
         labels,

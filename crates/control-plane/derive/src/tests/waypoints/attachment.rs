@@ -72,7 +72,8 @@ const FOR_SERVICES: &str = ", labels: {istio.io/waypoint-for: service}";
 const FOR_NOTHING: &str = ", labels: {istio.io/waypoint-for: none}";
 const USE_WP: &str = "istio.io/use-waypoint: wp";
 const USE_NONE: &str = "istio.io/use-waypoint: none";
-const ELSEWHERE: &str = "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
+const USE_WP_OF_OTHER_NAMESPACE: &str =
+    "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
 
 /// Row of a table: description, objects, expected waypoint of the pod, and of the service. Waypoints of `shop` are
 /// given by name, others by their full host.
@@ -328,37 +329,43 @@ fn waypoints_of_other_namespaces_serve_whom_they_allow() {
         vec![
             (
                 "elsewhere, same only",
-                vec![bank("from: Same"), namespace(ELSEWHERE)],
+                vec![bank("from: Same"), namespace(USE_WP_OF_OTHER_NAMESPACE)],
                 denied,
                 denied,
             ),
             (
                 "elsewhere, all",
-                vec![bank("from: All"), namespace(ELSEWHERE)],
+                vec![bank("from: All"), namespace(USE_WP_OF_OTHER_NAMESPACE)],
                 there,
                 there,
             ),
             (
                 "elsewhere, nobody",
-                vec![bank("from: None"), namespace(ELSEWHERE)],
+                vec![bank("from: None"), namespace(USE_WP_OF_OTHER_NAMESPACE)],
                 denied,
                 denied,
             ),
             (
                 "elsewhere, unknown",
-                vec![bank("from: Some"), namespace(ELSEWHERE)],
+                vec![bank("from: Some"), namespace(USE_WP_OF_OTHER_NAMESPACE)],
                 denied,
                 denied,
             ),
             (
                 "elsewhere, selected",
-                vec![bank(selector), namespace(&format!("{ELSEWHERE}, team: a"))],
+                vec![
+                    bank(selector),
+                    namespace(&format!("{USE_WP_OF_OTHER_NAMESPACE}, team: a")),
+                ],
                 there,
                 there,
             ),
             (
                 "elsewhere, not selected",
-                vec![bank(selector), namespace(&format!("{ELSEWHERE}, team: b"))],
+                vec![
+                    bank(selector),
+                    namespace(&format!("{USE_WP_OF_OTHER_NAMESPACE}, team: b")),
+                ],
                 denied,
                 denied,
             ),
@@ -366,8 +373,8 @@ fn waypoints_of_other_namespaces_serve_whom_they_allow() {
                 "elsewhere, by the namespace's name",
                 vec![
                     bank(by_name),
-                    pod_labelled(ELSEWHERE),
-                    service_labelled(ELSEWHERE),
+                    pod_labelled(USE_WP_OF_OTHER_NAMESPACE),
+                    service_labelled(USE_WP_OF_OTHER_NAMESPACE),
                 ],
                 there,
                 there,
@@ -523,9 +530,12 @@ fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
         .waypoint_services
         .contains_key(&format!("shop/wq {name}"));
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
-    let verdict = mesh.index.standing(&key).unwrap().verdict.clone();
-    let verdict = verdict.unwrap();
-    let condition = format!("{} {} {}", verdict.is_true, verdict.reason, verdict.message);
+    let condition = mesh.index.derived_status(&key).unwrap().condition.clone();
+    let condition = condition.unwrap();
+    let condition = format!(
+        "{} {} {}",
+        condition.is_true, condition.reason, condition.message
+    );
     (weighted.collect(), is_published, condition)
 }
 

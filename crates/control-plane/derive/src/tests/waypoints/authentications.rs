@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::JwtKeys;
 
 use super::{routes_and_conditions::grant, *};
-use crate::{KeyForm, KeySource, KeyState, condition::Subject};
+use crate::{KeyFormat, KeySetState, KeySource, condition::ConditionInput};
 
 const PUBLISHED: &str = "shop/wp by shop/ra";
 const KEYS: &str =
@@ -34,16 +34,16 @@ fn condition(mesh: &TestMesh) -> String {
     };
     assert_eq!(of_object.name, "WaypointAccepted");
     let problems = mesh.index.problems_of(&key);
-    let subject = Subject {
+    let subject = ConditionInput {
         problems: &problems,
         in_force: false,
         is_attached: true,
-        standing: mesh.index.standing(&key),
+        derived_status: mesh.index.derived_status(&key),
     };
-    let verdict = (of_object.verdict)(&subject).unwrap();
+    let condition = (of_object.build)(&subject).unwrap();
     format!(
         "{} {}: {}",
-        verdict.is_true, verdict.reason, verdict.message
+        condition.is_true, condition.reason, condition.message
     )
 }
 
@@ -189,13 +189,13 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         panic!("{sources:?}")
     };
     assert_eq!(
-        (by_address.url.as_str(), by_address.form),
-        ("https://i/keys", KeyForm::KeySet)
+        (by_address.url.as_str(), by_address.format),
+        ("https://i/keys", KeyFormat::KeySet)
     );
     assert_eq!(by_address.timeout.as_secs(), 5);
     assert_eq!(
-        (by_issuer.url.as_str(), by_issuer.form),
-        ("https://j", KeyForm::Issuer)
+        (by_issuer.url.as_str(), by_issuer.format),
+        ("https://j", KeyFormat::Issuer)
     );
     assert_eq!(by_issuer.timeout.as_secs(), 30);
     let keys = |mesh: &TestMesh, rule: usize| {
@@ -207,9 +207,9 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         (keys(&mesh, 0), keys(&mesh, 1)),
         (JwtKeys::Pending, JwtKeys::Pending)
     );
-    let had = |keys: Option<&str>, trouble: Option<&str>| KeyState {
+    let had = |keys: Option<&str>, last_error: Option<&str>| KeySetState {
         keys: keys.map(Into::into),
-        trouble: trouble.map(Into::into),
+        last_error: last_error.map(Into::into),
     };
     mesh.index.set_keys(by_address, had(Some(KEYS), None));
     mesh.index.set_keys(by_issuer, had(None, Some("no answer")));

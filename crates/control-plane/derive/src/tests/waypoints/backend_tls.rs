@@ -34,7 +34,7 @@ fn with(more: &str) -> TestMesh {
     TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), more]))
 }
 
-fn of_port(mesh: &TestMesh, port: u16) -> DestinationPolicy {
+fn port_policy(mesh: &TestMesh, port: u16) -> DestinationPolicy {
     let record = mesh.waypoint_destinations.get(CART_RECORD);
     record
         .map(|record| record.policy(port).clone())
@@ -42,23 +42,23 @@ fn of_port(mesh: &TestMesh, port: u16) -> DestinationPolicy {
 }
 
 fn tls(mesh: &TestMesh) -> DestinationTls {
-    let policy = of_port(mesh, 80);
+    let policy = port_policy(mesh, 80);
     assert_eq!(policy.unsupported, None);
     DestinationTls::clone(&policy.tls.expect("TLS"))
 }
 
 /// Returns the status conditions of a BackendTLSPolicy at its single ancestor.
-fn standing(mesh: &TestMesh, name: &str) -> String {
+fn derived_status(mesh: &TestMesh, name: &str) -> String {
     let key = ObjectKey::new(Kind::BackendTLSPolicy, "shop", name);
-    let standing = mesh.index.standing(&key).expect("a standing");
-    let [part] = &standing.parts[..] else {
-        panic!("one ancestor: {standing:?}");
+    let derived_status = mesh.index.derived_status(&key).expect("a standing");
+    let [part] = &derived_status.entries[..] else {
+        panic!("one ancestor: {derived_status:?}");
     };
     let conditions = part.conditions.iter();
-    let texts = conditions.map(|(name, verdict)| {
+    let texts = conditions.map(|(name, condition)| {
         format!(
             "{name}={} {}: {}",
-            verdict.is_true, verdict.reason, verdict.message
+            condition.is_true, condition.reason, condition.message
         )
     });
     texts.collect::<Vec<_>>().join("\n")
@@ -102,8 +102,8 @@ fn rule_originates_tls_with_its_settings() {
     let mesh = with(&rule(
         "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
     ));
-    assert!(of_port(&mesh, 80).tls.is_some());
-    assert_eq!(of_port(&mesh, 81).tls, None);
+    assert!(port_policy(&mesh, 80).tls.is_some());
+    assert_eq!(port_policy(&mesh, 81).tls, None);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "mode: MUTUAL, clientCertificate: /etc/certs/shop/a, privateKey: /etc/certs/bank/b",
     ] {
         let mesh = with(&rule(&format!("tls: {{{wished}}}")));
-        let record = of_port(&mesh, 80);
+        let record = port_policy(&mesh, 80);
         assert!(record.unsupported.is_some(), "{wished}: {record:?}");
         assert_eq!(record.tls, None, "{wished}");
         let problems = mesh.problems();
@@ -134,7 +134,7 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "tls: {mode: MUTUAL}, portLevelSettings: [{port: {number: 70000}}]",
     ] {
         let mesh = with(&rule(broken));
-        let record = of_port(&mesh, 80);
+        let record = port_policy(&mesh, 80);
         assert!(record.unsupported.is_some(), "{broken}: {record:?}");
     }
 }
@@ -147,15 +147,15 @@ fn a_policy_counts_in_place_of_a_rule_and_the_oldest_of_several() {
         &policy("aa", "", &format!("hostname: a.example, {system}")),
     ]));
     assert_eq!(tls(&mesh).server_name.as_deref(), Some("a.example"));
-    assert_eq!(of_port(&mesh, 80).limits.retries, 7);
+    assert_eq!(port_policy(&mesh, 80).limits.retries, 7);
     assert_eq!(
-        standing(&mesh, "aa"),
+        derived_status(&mesh, "aa"),
         "Accepted=true Accepted: the policy is followed\nResolvedRefs=true ResolvedRefs: every reference is found"
     );
     mesh.apply(&policy("b", "", &format!("hostname: b.example, {system}")));
     assert_eq!(tls(&mesh).server_name.as_deref(), Some("b.example"));
     assert!(
-        standing(&mesh, "aa")
+        derived_status(&mesh, "aa")
             .starts_with("Accepted=false Conflicted: BackendTLSPolicy shop/b is followed")
     );
     // One for the port counts before it, however young.
@@ -165,7 +165,7 @@ fn a_policy_counts_in_place_of_a_rule_and_the_oldest_of_several() {
         &format!("hostname: c.example, {system}"),
     ));
     assert_eq!(tls(&mesh).server_name.as_deref(), Some("c.example"));
-    let elsewhere = of_port(&mesh, 81).tls.expect("TLS");
+    let elsewhere = port_policy(&mesh, 81).tls.expect("TLS");
     assert_eq!(elsewhere.server_name.as_deref(), Some("b.example"));
     for name in ["cccc", "b", "aa"] {
         mesh.delete(Kind::BackendTLSPolicy, "shop", name);
@@ -178,9 +178,9 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     let by_map =
         "hostname: a.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]";
     let mut mesh = with(&policy("a", "", by_map));
-    let why = of_port(&mesh, 80).unsupported.unwrap();
+    let why = port_policy(&mesh, 80).unsupported.unwrap();
     assert!(why.contains("ConfigMap shop/roots does not exist"), "{why}");
-    let condition = standing(&mesh, "a");
+    let condition = derived_status(&mesh, "a");
     assert!(
         condition.starts_with("Accepted=false NoValidCACertificate"),
         "{condition}"
@@ -192,11 +192,11 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     mesh.apply(&map("-----BEGIN CERTIFICATE----- x"));
     assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x")));
     mesh.apply(&map("none"));
-    assert!(of_port(&mesh, 80).unsupported.is_some());
+    assert!(port_policy(&mesh, 80).unsupported.is_some());
     mesh.apply(&map("-----BEGIN CERTIFICATE----- y"));
     assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- y")));
     mesh.delete(Kind::ConfigMap, "shop", "roots");
-    assert!(of_port(&mesh, 80).unsupported.is_some());
+    assert!(port_policy(&mesh, 80).unsupported.is_some());
     for (validation, reason) in [
         ("hostname: a.example", "Invalid"),
         (
@@ -221,8 +221,8 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
         ),
     ] {
         mesh.apply(&policy("a", "", validation));
-        assert!(of_port(&mesh, 80).unsupported.is_some(), "{validation}");
-        let condition = standing(&mesh, "a");
+        assert!(port_policy(&mesh, 80).unsupported.is_some(), "{validation}");
+        let condition = derived_status(&mesh, "a");
         assert!(
             condition.starts_with(&format!("Accepted=false {reason}: ")),
             "{condition}"
@@ -231,7 +231,7 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
 }
 
 /// Returns a waypoint in another namespace, which forwards no requests to the service `cart`.
-fn elsewhere() -> String {
+fn waypoint_in_other_namespace() -> String {
     gateway("far", "").replace("namespace: shop", "namespace: bank")
 }
 
@@ -239,7 +239,7 @@ fn elsewhere() -> String {
 fn every_waypoint_gets_rules_that_originate_tls() {
     const FAR: &str = "bank/far to shop/cart.shop.svc.cluster.local";
     let mut mesh = with(&rule("connectionPool: {http: {maxRetries: 1}}"));
-    mesh.apply(&elsewhere());
+    mesh.apply(&waypoint_in_other_namespace());
     assert!(!mesh.waypoint_destinations.contains_key(FAR));
     for wished in [
         "tls: {mode: SIMPLE}",
@@ -256,7 +256,7 @@ fn every_waypoint_gets_rules_that_originate_tls() {
         // Whether the rule or the waypoint was there first.
         mesh.delete(Kind::Gateway, "bank", "far");
         assert!(!mesh.waypoint_destinations.contains_key(FAR), "{wished}");
-        mesh.apply(&elsewhere());
+        mesh.apply(&waypoint_in_other_namespace());
         assert!(mesh.waypoint_destinations.contains_key(FAR), "{wished}");
     }
     // A rule for its own namespace alone is for no other's waypoints.
@@ -272,7 +272,7 @@ fn every_waypoint_gets_rules_that_originate_tls() {
     let record = mesh.waypoint_destinations[FAR].policy(80);
     assert!(record.tls.is_some());
     mesh.delete(Kind::Gateway, "bank", "far");
-    mesh.apply(&elsewhere());
+    mesh.apply(&waypoint_in_other_namespace());
     assert!(mesh.waypoint_destinations.contains_key(FAR));
     mesh.delete(Kind::BackendTLSPolicy, "shop", "p");
     assert!(!mesh.waypoint_destinations.contains_key(FAR));

@@ -9,7 +9,7 @@ use ambit_model::{
 };
 
 use super::*;
-use crate::condition::Subject;
+use crate::condition::ConditionInput;
 
 const CART_RECORD: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
 
@@ -55,16 +55,16 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
         panic!("one condition");
     };
     let problems = mesh.index.problems_of(&key);
-    let subject = Subject {
+    let subject = ConditionInput {
         problems: &problems,
         in_force: false,
         is_attached: false,
-        standing: mesh.index.standing(&key),
+        derived_status: mesh.index.derived_status(&key),
     };
-    let verdict = (of_rule.verdict)(&subject).unwrap();
+    let condition = (of_rule.build)(&subject).unwrap();
     format!(
         "{} {}: {}",
-        verdict.is_true, verdict.reason, verdict.message
+        condition.is_true, condition.reason, condition.message
     )
 }
 

@@ -6,13 +6,13 @@ use ambit_model::{AppTunnel, AppTunnelProtocol};
 use super::{
     attachment::{namespace, pod_labelled, service_labelled, service_waypoint, waypoint},
     instances::{LABEL, effective, own_service, pod},
-    routes_and_conditions::verdict,
+    routes_and_conditions::waypoint_condition,
     *,
 };
 
 const USE_WP: &str = "istio.io/use-waypoint: wp";
 const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
-const AT: &str = "[{type: IPAddress, value: 10.96.0.10}]";
+const STATUS_ADDRESSES: &str = "[{type: IPAddress, value: 10.96.0.10}]";
 const IP: &str = "/10.96.0.10";
 const BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 
@@ -23,10 +23,10 @@ fn foreign(more_metadata: &str, addresses: &str) -> String {
 }
 
 /// Returns the message of the condition `WaypointBound` of the Service `cart`.
-fn reported(mesh: &TestMesh) -> String {
+fn reported_condition(mesh: &TestMesh) -> String {
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
-    let standing = mesh.index.standing(&key).unwrap();
-    standing.verdict.as_ref().unwrap().message.clone()
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    derived_status.condition.as_ref().unwrap().message.clone()
 }
 
 #[test]
@@ -38,8 +38,14 @@ fn labels_may_name_any_gateway_that_has_an_address() {
     let unsupported = "shop/unsupported-type.wp.shop.waypoint.invalid";
     let of_class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: other, labels: {istio.io/waypoint-for: workload}}\nspec: {controllerName: example.com/other}\n";
     for (what, gateway, more, of_pod, of_service) in [
-        ("for services by itself", foreign("", AT), "", "", IP),
-        ("for both", foreign(FOR_ALL, AT), "", IP, IP),
+        (
+            "for services by itself",
+            foreign("", STATUS_ADDRESSES),
+            "",
+            "",
+            IP,
+        ),
+        ("for both", foreign(FOR_ALL, STATUS_ADDRESSES), "", IP, IP),
         (
             "a host name before addresses",
             foreign(FOR_ALL, by_name),
@@ -49,21 +55,21 @@ fn labels_may_name_any_gateway_that_has_an_address() {
         ),
         (
             "what its class is for",
-            foreign("", AT),
+            foreign("", STATUS_ADDRESSES),
             of_class,
             IP,
             unsupported,
         ),
         (
             "itself before its class",
-            foreign(FOR_ALL, AT),
+            foreign(FOR_ALL, STATUS_ADDRESSES),
             of_class,
             IP,
             IP,
         ),
         (
             "for nothing",
-            foreign(", labels: {istio.io/waypoint-for: none}", AT),
+            foreign(", labels: {istio.io/waypoint-for: none}", STATUS_ADDRESSES),
             "",
             "",
             unsupported,
@@ -101,10 +107,13 @@ fn labels_may_name_any_gateway_that_has_an_address() {
 
 #[test]
 fn without_a_label_no_gateway_of_another_class_takes_anything() {
-    let mesh = TestMesh::of(&all(&[&foreign(FOR_ALL, AT), CART, SERVICE]));
+    let mesh = TestMesh::of(&all(&[&foreign(FOR_ALL, STATUS_ADDRESSES), CART, SERVICE]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
     assert_eq!(service_waypoint(&mesh), None);
-    let for_account = foreign(", annotations: {istio.io/for-service-account: cart}", AT);
+    let for_account = foreign(
+        ", annotations: {istio.io/for-service-account: cart}",
+        STATUS_ADDRESSES,
+    );
     let mesh = TestMesh::of(&all(&[&for_account, CART, SERVICE]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
 }
@@ -114,7 +123,7 @@ fn a_gateway_of_another_revision_is_another_control_planes() {
     // Of our class: it is meant for the namespace, under any controller.
     let of = |revision: &str| {
         let labels = format!(", labels: {{istio.io/waypoint-for: all{revision}}}");
-        gateway("wp", &labels) + &format!("status: {{addresses: {AT}}}\n")
+        gateway("wp", &labels) + &format!("status: {{addresses: {STATUS_ADDRESSES}}}\n")
     };
     let other = of(", istio.io/rev: other");
     let mut mesh = TestMesh::of(&all(&[&other, CART, SERVICE]));
@@ -142,7 +151,7 @@ fn a_gateway_of_another_revision_is_another_control_planes() {
 fn gateways_of_all_revisions_of_the_mesh_are_its_own() {
     let of = |revision: &str| {
         let labels = format!(", labels: {{istio.io/waypoint-for: all, istio.io/rev: {revision}}}");
-        gateway("wp", &labels) + &format!("status: {{addresses: {AT}}}\n")
+        gateway("wp", &labels) + &format!("status: {{addresses: {STATUS_ADDRESSES}}}\n")
     };
     let control_plane = |name: &str, more: &str| {
         format!(
@@ -191,7 +200,7 @@ fn it_is_followed_as_its_address_comes_changes_and_goes() {
     let at = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
     let no_address = at("shop/no-address.wp.shop.waypoint.invalid");
     assert_eq!(both(&mesh), no_address);
-    mesh.apply(&foreign(FOR_ALL, AT));
+    mesh.apply(&foreign(FOR_ALL, STATUS_ADDRESSES));
     assert_eq!(both(&mesh), at(IP));
     mesh.apply(&foreign(FOR_ALL, "[{value: 'fd00::9'}]"));
     assert_eq!(both(&mesh), at("/fd00::9"));
@@ -200,7 +209,7 @@ fn it_is_followed_as_its_address_comes_changes_and_goes() {
     // It becomes one of ours, which have their name for an address.
     mesh.apply(&gateway("wp", FOR_ALL));
     assert_eq!(both(&mesh), at("shop/wp.shop.svc.cluster.local"));
-    mesh.apply(&foreign(FOR_ALL, AT));
+    mesh.apply(&foreign(FOR_ALL, STATUS_ADDRESSES));
     assert_eq!(both(&mesh), at(IP));
     assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
     mesh.delete(Kind::Gateway, "shop", "wp");
@@ -221,13 +230,13 @@ fn unresolved_foreign_waypoint_may_be_permitted() {
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
     assert_eq!(service_waypoint(&mesh), None);
     assert_eq!(
-        verdict(&mesh, Kind::Service, "shop", "cart"),
+        waypoint_condition(&mesh, Kind::Service, "shop", "cart"),
         "false WaypointIsNotReady"
     );
     assert!(
-        reported(&mesh).ends_with("traffic goes without one"),
+        reported_condition(&mesh).ends_with("traffic goes without one"),
         "{}",
-        reported(&mesh)
+        reported_condition(&mesh)
     );
 }
 
@@ -235,7 +244,7 @@ fn unresolved_foreign_waypoint_may_be_permitted() {
 fn only_namespaces_that_its_listener_allows_may_use_it() {
     let elsewhere = "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
     let there = |more: &str| {
-        foreign(FOR_ALL, AT)
+        foreign(FOR_ALL, STATUS_ADDRESSES)
             .replace("namespace: shop", "namespace: bank")
             .replace("protocol: HBONE", &format!("protocol: HBONE{more}"))
     };
@@ -257,7 +266,7 @@ fn only_namespaces_that_its_listener_allows_may_use_it() {
         let service = service_labelled(elsewhere);
         let mesh = TestMesh::of(&all(&[&gateway, CART, &service]));
         assert_eq!(service_waypoint(&mesh).as_deref(), Some(expected), "{what}");
-        let condition = verdict(&mesh, Kind::Service, "shop", "cart");
+        let condition = waypoint_condition(&mesh, Kind::Service, "shop", "cart");
         let expected = match expected {
             IP => "true WaypointAccepted",
             _ => "false AttachmentDenied",
@@ -269,7 +278,7 @@ fn only_namespaces_that_its_listener_allows_may_use_it() {
 #[test]
 fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
     let mut mesh = TestMesh::of(&all(&[
-        &foreign(FOR_ALL, AT),
+        &foreign(FOR_ALL, STATUS_ADDRESSES),
         &pod_labelled(USE_WP),
         &service_labelled(USE_WP),
         &own_service(),
@@ -282,9 +291,9 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
     };
     assert!(identities(&mesh).is_empty());
     assert!(
-        reported(&mesh).contains("nothing is known to be the waypoint"),
+        reported_condition(&mesh).contains("nothing is known to be the waypoint"),
         "{}",
-        reported(&mesh)
+        reported_condition(&mesh)
     );
     mesh.apply(&pod("gw-1", LABEL, "gw", "10.1.2.9"));
     mesh.apply(&pod("gw-2", LABEL, "gw", "10.1.2.10"));
@@ -297,7 +306,7 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
             "spiffe://cluster.local/ns/shop/sa/gw"
         ]
     );
-    let message = reported(&mesh);
+    let message = reported_condition(&mesh);
     assert!(
         message.contains("(class other)") && message.ends_with("accounts: default, gw"),
         "{message}"
@@ -318,12 +327,12 @@ fn service_record_has_readiness_of_a_foreign_waypoint() {
     let own = pod("gw-1", LABEL, "gw", "10.1.2.9");
     let starting = own.replace("status: \"True\"", "status: \"False\"");
     let mut mesh = TestMesh::of(&all(&[
-        &foreign("", AT),
+        &foreign("", STATUS_ADDRESSES),
         CART,
         &service_labelled(USE_WP),
         &starting,
     ]));
-    let says = |mesh: &TestMesh| verdict(mesh, Kind::Service, "shop", "cart");
+    let says = |mesh: &TestMesh| waypoint_condition(mesh, Kind::Service, "shop", "cart");
     assert_eq!(says(&mesh), "false NoReadyWaypoint");
     mesh.apply(&own);
     assert_eq!(says(&mesh), "true WaypointAccepted");
@@ -334,7 +343,7 @@ fn service_record_has_readiness_of_a_foreign_waypoint() {
 #[test]
 fn what_is_at_its_address_does_not_go_through_it() {
     let by_name = "[{type: Hostname, value: wp.shop.svc.cluster.local}]";
-    for addresses in [AT, by_name] {
+    for addresses in [STATUS_ADDRESSES, by_name] {
         let unmanaged = own_service().replace(
             "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
             "labels: {}",
@@ -357,7 +366,7 @@ fn policies_say_what_another_controllers_waypoint_means_for_them() {
     let attached = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRefs: [{kind: Service, name: cart}], rules: [{to: [{operation: {methods: [GET]}}]}]}\n";
     let callers = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: q, namespace: shop}\nspec: {selector: {matchLabels: {app: cart}}, rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]}\n";
     let mut mesh = TestMesh::of(&all(&[
-        &foreign(FOR_ALL, AT),
+        &foreign(FOR_ALL, STATUS_ADDRESSES),
         &pod_labelled(USE_WP),
         &service_labelled(USE_WP),
         &pod("gw-1", LABEL, "gw", "10.1.2.9"),
@@ -365,14 +374,20 @@ fn policies_say_what_another_controllers_waypoint_means_for_them() {
         callers,
     ]));
     let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "p");
-    let standing = mesh.index.standing(&key).unwrap().verdict.clone().unwrap();
+    let derived_status = mesh
+        .index
+        .derived_status(&key)
+        .unwrap()
+        .condition
+        .clone()
+        .unwrap();
     assert_eq!(
-        (standing.is_true, standing.reason),
+        (derived_status.is_true, derived_status.reason),
         (false, "AncestorNotBound")
     );
     assert!(
-        standing.message.contains("another control plane"),
-        "{standing:?}"
+        derived_status.message.contains("another control plane"),
+        "{derived_status:?}"
     );
     assert!(mesh.waypoint_policies.is_empty());
     // At the pod, the waypoint is the caller.
@@ -398,7 +413,7 @@ fn tunnels_are_passed_to_its_pods_by_their_record() {
     let part = || pod("wp-1", LABEL, "wp", "10.1.2.50");
     let of = |annotation: &str| {
         let annotations = format!(", annotations: {{{BINDING}: {annotation}}}");
-        foreign(&annotations, AT)
+        foreign(&annotations, STATUS_ADDRESSES)
     };
     let class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: other, annotations: {ambient.istio.io/waypoint-inbound-binding: NONE/8080}}\nspec: {controllerName: example.com/other}\n";
     let tunnel = |protocol, port| Some(AppTunnel { protocol, port });
@@ -420,7 +435,7 @@ fn tunnels_are_passed_to_its_pods_by_their_record() {
         let is_noted = mesh.problems().concat().contains(BINDING);
         assert_eq!(is_noted, expected.is_none(), "{annotation}");
     }
-    let mut mesh = TestMesh::of(&all(&[&foreign("", AT), &part()]));
+    let mut mesh = TestMesh::of(&all(&[&foreign("", STATUS_ADDRESSES), &part()]));
     let found = |mesh: &TestMesh| mesh.pod("wp-1").application_tunnel;
     assert_eq!(found(&mesh), None);
     mesh.apply(class);
@@ -446,7 +461,7 @@ fn receiving_listener_sets_who_may_use_the_handover() {
         ("TCP", "PROXY/15089", false),
     ] {
         let gateway = format!(
-            "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: wp, namespace: shop, annotations: {{{BINDING}: {annotation}}}}}\nspec:\n  gatewayClassName: other\n  listeners:\n  - {{name: mesh, port: 15008, protocol: HBONE}}\n  - {{name: behind, port: 15088, protocol: {protocol}, allowedRoutes: {{namespaces: {{from: All}}}}}}\nstatus: {{addresses: {AT}}}\n"
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: wp, namespace: shop, annotations: {{{BINDING}: {annotation}}}}}\nspec:\n  gatewayClassName: other\n  listeners:\n  - {{name: mesh, port: 15008, protocol: HBONE}}\n  - {{name: behind, port: 15088, protocol: {protocol}, allowedRoutes: {{namespaces: {{from: All}}}}}}\nstatus: {{addresses: {STATUS_ADDRESSES}}}\n"
         );
         let mesh = TestMesh::of(&all(&[&gateway, service]));
         let found = mesh.services.values().next().unwrap().waypoint.as_ref();

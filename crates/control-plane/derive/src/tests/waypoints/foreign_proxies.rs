@@ -28,7 +28,7 @@ fn gateway_names_nodes_where_another_proxy_lets_callers_pass() {
         message.contains("the node proxy of n1 is another"),
         "{message}"
     );
-    let survey = mesh.index.survey();
+    let survey = mesh.index.all_problems();
     let is_listed = |one: &Problem| one.object.kind == Kind::Gateway && one.message == message;
     assert!(survey.iter().any(is_listed), "{survey:?}");
     // It goes with the pods there, and with the proxy.

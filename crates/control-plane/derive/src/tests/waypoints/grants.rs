@@ -70,7 +70,7 @@ const CART_HOST: &str = "cart.shop.svc.cluster.local";
 const TILL_HOST: &str = "till.bank.svc.cluster.local";
 
 /// Returns backend references to a Service: by its object, and by its host.
-fn forms(service: &str) -> [String; 2] {
+fn reference_forms(service: &str) -> [String; 2] {
     [
         format!("{{name: {service}, namespace: bank, port: PORT}}"),
         format!(
@@ -90,7 +90,7 @@ fn grant(kind: &str, service: &str) -> String {
 #[test]
 fn a_parent_is_a_backend_without_a_grant_for_its_own_requests_alone() {
     for kind in KINDS {
-        for backend in forms("till").map(|form| form.replace("PORT", "80")) {
+        for backend in reference_forms("till").map(|form| form.replace("PORT", "80")) {
             for parents in [
                 [OWN, FOREIGN].as_slice(),
                 &[FOREIGN, OWN],
@@ -131,7 +131,7 @@ fn a_parent_is_a_backend_without_a_grant_for_its_own_requests_alone() {
 #[test]
 fn a_foreign_parent_does_not_lead_to_its_neighbours() {
     for kind in KINDS {
-        for backend in forms("vault").map(|form| form.replace("PORT", "81")) {
+        for backend in reference_forms("vault").map(|form| form.replace("PORT", "81")) {
             for parents in [
                 [FOREIGN].as_slice(),
                 &[FOREIGN, OTHER],
@@ -162,7 +162,7 @@ fn mirrors_need_the_grant_that_backends_need() {
         rules.flat_map(of_backends).count()
     };
     for kind in ["HTTPRoute", "GRPCRoute"] {
-        for backend in forms("till").map(|form| form.replace("PORT", "80")) {
+        for backend in reference_forms("till").map(|form| form.replace("PORT", "80")) {
             let mirror = format!(
                 "filters: [{{type: RequestMirror, requestMirror: {{backendRef: {backend}}}}}]"
             );
@@ -188,10 +188,10 @@ fn each_parent_has_its_own_condition() {
         "{backendRefs: [{name: till, namespace: bank, port: 80}]}",
     );
     let key = ObjectKey::new(ambit_k8s_api::Kind::HTTPRoute, "shop", "r");
-    let standing = mesh.index.standing(&key).unwrap();
-    let resolved = standing.parts.iter().map(|part| {
-        let (_, verdict) = &part.conditions[1];
-        (verdict.is_true, verdict.reason)
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    let resolved = derived_status.entries.iter().map(|part| {
+        let (_, condition) = &part.conditions[1];
+        (condition.is_true, condition.reason)
     });
     let resolved: Vec<_> = resolved.collect();
     assert_eq!(

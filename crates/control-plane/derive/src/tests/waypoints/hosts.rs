@@ -23,7 +23,7 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
 /// Builds a mesh with a route of `shop` that has one backend.
-fn leading_to(backend: &str) -> TestMesh {
+fn mesh_with_route_to(backend: &str) -> TestMesh {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{{backend}, port: 80}}]}}]");
     TestMesh::of(&all(&[
         OPEN,
@@ -51,7 +51,7 @@ const FORBIDDEN: &str = "ResolvedRefs=false RefNotPermitted";
 
 #[test]
 fn a_host_is_the_one_that_the_routes_namespace_sees() {
-    let mut mesh = leading_to(&host("API.example"));
+    let mut mesh = mesh_with_route_to(&host("API.example"));
     assert_eq!(backends_of(&mesh), MISSING);
     let of = |namespace: &str, more: &str| {
         entry(namespace, "api", &format!("hosts: [api.example]{more}"))
@@ -85,7 +85,7 @@ fn a_host_is_the_one_that_the_routes_namespace_sees() {
 
 #[test]
 fn the_host_of_a_service_needs_the_grant_that_the_service_needs() {
-    let mut mesh = leading_to(&host("till.bank.svc.cluster.local"));
+    let mut mesh = mesh_with_route_to(&host("till.bank.svc.cluster.local"));
     assert_eq!(backends_of(&mesh), MISSING);
     mesh.apply(&backend("till", 80).replace("namespace: shop", "namespace: bank"));
     assert_eq!(backends_of(&mesh), FORBIDDEN);
@@ -103,7 +103,7 @@ fn the_host_of_a_service_needs_the_grant_that_the_service_needs() {
     ));
     assert_eq!(backends_of(&mesh), FORBIDDEN);
     // Of its own namespace, it may.
-    let mut own = leading_to(&host("till.shop.svc.cluster.local"));
+    let mut own = mesh_with_route_to(&host("till.shop.svc.cluster.local"));
     own.apply(&backend("till", 80));
     assert_eq!(backends_of(&own), "shop/till.shop.svc.cluster.local");
 }
@@ -113,7 +113,7 @@ fn shared_entry_with_one_host_is_routable() {
     let of = |namespace: &str| {
         format!("group: networking.istio.io, kind: ServiceEntry, name: api, namespace: {namespace}")
     };
-    let mut mesh = leading_to(&of("bank"));
+    let mut mesh = mesh_with_route_to(&of("bank"));
     let entry = |spec: &str| entry("bank", "api", spec);
     mesh.apply(&entry("hosts: [api.example]"));
     assert_eq!(backends_of(&mesh), "bank/api.example");
@@ -146,7 +146,7 @@ fn shared_entry_with_one_host_is_routable() {
 
 #[test]
 fn rule_for_a_routed_host_goes_to_its_waypoint() {
-    let mut mesh = leading_to(&host("api.example"));
+    let mut mesh = mesh_with_route_to(&host("api.example"));
     mesh.apply(&entry("bank", "api", "hosts: [api.example]"));
     let rule = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: api, namespace: bank}\n\
                 spec: {host: api.example, trafficPolicy: {connectionPool: {http: {maxRetries: 7}}}}\n";
@@ -160,7 +160,7 @@ fn rule_for_a_routed_host_goes_to_its_waypoint() {
 #[test]
 fn values_that_are_no_host_are_reported() {
     for name in ["'*.example'", "''", "a b"] {
-        let mesh = leading_to(&host(name));
+        let mesh = mesh_with_route_to(&host(name));
         assert!(
             mesh.problems()[0].contains("is not a host name"),
             "{name}: {:?}",

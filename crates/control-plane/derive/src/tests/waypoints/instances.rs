@@ -3,9 +3,9 @@
 use ambit_k8s_api::Kind;
 use ambit_model::WorkloadStatus;
 
-use super::{routes_and_conditions::verdict, *};
+use super::{routes_and_conditions::waypoint_condition, *};
 use crate::{
-    condition::{EFFECTIVE, Subject},
+    condition::{ConditionInput, GATEWAY_EFFECTIVE},
     tests::waypoints::attachment::{labelled, namespace, waypoint},
 };
 
@@ -43,15 +43,15 @@ pub(super) fn own_service() -> String {
 pub(super) fn effective(mesh: &TestMesh) -> Option<String> {
     let key = ObjectKey::new(Kind::Gateway, "shop", "wp");
     let problems = mesh.index.problems_of(&key);
-    let verdict = (EFFECTIVE.verdict)(&Subject {
+    let condition = (GATEWAY_EFFECTIVE.build)(&ConditionInput {
         problems: &problems,
         in_force: false,
         is_attached: false,
-        standing: mesh.index.standing(&key),
+        derived_status: mesh.index.derived_status(&key),
     });
-    verdict.map(|verdict| {
-        assert!(!verdict.is_true && verdict.is_trouble);
-        verdict.message
+    condition.map(|condition| {
+        assert!(!condition.is_true && condition.needs_attention);
+        condition.message
     })
 }
 
@@ -206,7 +206,7 @@ fn service_record_has_readiness_of_its_waypoint() {
             waypoint_attachment: attachment,
             ..MeshConfig::default()
         });
-        let says = |mesh: &TestMesh| verdict(mesh, Kind::Service, "shop", "cart");
+        let says = |mesh: &TestMesh| waypoint_condition(mesh, Kind::Service, "shop", "cart");
         mesh.apply(&all(&[service, cart, &for_all, &own_service()]));
         assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
         mesh.apply(&starting);

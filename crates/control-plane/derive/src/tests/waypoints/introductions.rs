@@ -36,7 +36,7 @@ fn for_all(name: &str, uid: &str) -> String {
     gateway(name, &format!("{FOR_ALL}, uid: {uid}"))
 }
 
-fn introduced(gateway: &str, is_true: &str) -> String {
+fn with_introduced_condition(gateway: &str, is_true: &str) -> String {
     format!(
         "{gateway}status: {{conditions: [{{type: ambit.io/Introduced, status: \"{is_true}\"}}]}}\n"
     )
@@ -115,7 +115,7 @@ const ON_SERVICE: &str = "{group: '', kind: Service, name: cart}";
 const ON_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: a}";
 
 /// Returns the names of the waypoints that the pod and its Service have.
-fn bound(mesh: &TestMesh) -> (String, String) {
+fn bound_status(mesh: &TestMesh) -> (String, String) {
     let short = |name: Option<String>| {
         let name = name.unwrap_or_default();
         let own = name.strip_suffix(".shop.svc.cluster.local");
@@ -130,19 +130,27 @@ fn bound(mesh: &TestMesh) -> (String, String) {
 
 #[track_caller]
 fn assert_bound(mesh: &TestMesh, expected: &str) {
-    assert_eq!(bound(mesh), (expected.to_owned(), expected.to_owned()));
+    assert_eq!(
+        bound_status(mesh),
+        (expected.to_owned(), expected.to_owned())
+    );
 }
 
-fn verdict(mesh: &TestMesh) -> crate::condition::Verdict {
+fn waypoint_condition(mesh: &TestMesh) -> crate::condition::ConditionContent {
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
-    mesh.index.standing(&key).unwrap().verdict.clone().unwrap()
+    mesh.index
+        .derived_status(&key)
+        .unwrap()
+        .condition
+        .clone()
+        .unwrap()
 }
 
 fn introduction(mesh: &TestMesh, gateway: &str) -> (bool, &'static str) {
     let key = ObjectKey::new(Kind::Gateway, "shop", gateway);
-    let standing = mesh.index.standing(&key).unwrap();
-    let verdict = standing.introduction.clone().unwrap();
-    (verdict.is_true, verdict.reason)
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    let condition = derived_status.introduction.clone().unwrap();
+    (condition.is_true, condition.reason)
 }
 
 #[test]
@@ -156,7 +164,7 @@ fn waypoint_binds_from_its_first_readiness_on() {
         let mut mesh = mesh(&[&all(&objects), &for_all("a", "u1"), &pod_of("a", false)]);
         assert_bound(&mesh, "");
         assert_eq!(introduction(&mesh, "a"), (false, "Waiting"));
-        let state = verdict(&mesh);
+        let state = waypoint_condition(&mesh);
         assert_eq!((state.is_true, state.reason), (false, "Waiting"));
         assert_eq!(
             state.message,
@@ -172,21 +180,21 @@ fn waypoint_binds_from_its_first_readiness_on() {
         mesh.apply(&pod_of("a", true));
         assert_bound(&mesh, "a");
         assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
-        assert_eq!(verdict(&mesh).reason, "WaypointAccepted");
+        assert_eq!(waypoint_condition(&mesh).reason, "WaypointAccepted");
         mesh.apply(&pod_of("a", false));
         assert_bound(&mesh, "a");
-        assert_eq!(verdict(&mesh).reason, "NoReadyWaypoint");
+        assert_eq!(waypoint_condition(&mesh).reason, "NoReadyWaypoint");
         mesh.delete(Kind::Pod, "shop", "a-pod");
         assert_bound(&mesh, "a");
         // Another writer of the status changes it.
-        mesh.apply(&introduced(&for_all("a", "u1"), "False"));
+        mesh.apply(&with_introduced_condition(&for_all("a", "u1"), "False"));
         assert_bound(&mesh, "a");
         assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
     }
 }
 
 /// Returns the layer 4 policy `callers`, and its waypoint copy as `ambit waypoint apply --migrate-policies` writes it.
-fn migrated(target: &str) -> [String; 2] {
+fn migrated_policies(target: &str) -> [String; 2] {
     let copy = policy("AuthorizationPolicy", target).replace(
         "{name: p, ",
         "{name: p, annotations: {ambit.io/migrated-from: callers}, ",
@@ -199,7 +207,7 @@ fn migrated(target: &str) -> [String; 2] {
 #[test]
 fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
     for target in [ON_SERVICE, ON_GATEWAY] {
-        let [copy, original] = migrated(target);
+        let [copy, original] = migrated_policies(target);
         let meshed = |policies: &[&str]| {
             let waypoint = for_all("a", "u1");
             let objects = [&namespace(USE_A), CART, SERVICE, &waypoint];
@@ -230,7 +238,7 @@ fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
         ] {
             let policies: Vec<_> = policies.into_iter().map(String::as_str).collect();
             assert_eq!(
-                bound(&meshed(&policies)),
+                bound_status(&meshed(&policies)),
                 ("a".to_owned(), "a".to_owned()),
                 "{what}"
             );
@@ -245,8 +253,8 @@ fn restarted_control_plane_knows_who_has_been_ready() {
     let addresses = "status: {addresses: [{type: IPAddress, value: 10.96.0.7}]}\n";
     for (gateway, expected) in [
         (for_all("a", "u1"), ""),
-        (introduced(&for_all("a", "u1"), "False"), ""),
-        (introduced(&for_all("a", "u1"), "True"), "a"),
+        (with_introduced_condition(&for_all("a", "u1"), "False"), ""),
+        (with_introduced_condition(&for_all("a", "u1"), "True"), "a"),
         // As control planes wrote it that knew no such condition.
         (for_all("a", "u1") + addresses, "a"),
     ] {
@@ -271,7 +279,7 @@ fn recreated_gateway_is_introduced_anew() {
     mesh.apply(&pod_of("a", true));
     assert_bound(&mesh, "a");
     mesh.delete(Kind::Gateway, "shop", "a");
-    let (pod, service) = bound(&mesh);
+    let (pod, service) = bound_status(&mesh);
     assert!(
         pod.contains("missing") && service.contains("missing"),
         "{pod} {service}"
@@ -296,7 +304,7 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
             mesh.apply(more);
             mesh.apply(&after);
             assert_bound(&mesh, "a");
-            let state = verdict(&mesh);
+            let state = waypoint_condition(&mesh);
             assert_eq!(state.reason, "Waiting");
             assert!(
                 state
@@ -325,12 +333,12 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
 /// Returns the Gateway with the condition `Replaces` that the control plane computed for it.
 fn with_condition(gateway: &str, mesh: &TestMesh, name: &str) -> String {
     let key = ObjectKey::new(Kind::Gateway, "shop", name);
-    let standing = mesh.index.standing(&key).unwrap();
-    match &standing.replaces {
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    match &derived_status.replaces {
         None => gateway.to_owned(),
-        Some(verdict) => format!(
+        Some(condition) => format!(
             "{gateway}status: {{conditions: [{{type: ambit.io/Replaces, status: \"True\", message: '{}'}}]}}\n",
-            verdict.message
+            condition.message
         ),
     }
 }
@@ -424,7 +432,7 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
         let from_start = mesh(&[&policy, &all(&objects)]);
         assert_bound(&from_start, "a");
         assert!(
-            verdict(&from_start)
+            waypoint_condition(&from_start)
                 .message
                 .ends_with("because policies are attached to it or to its targets")
         );
@@ -475,7 +483,7 @@ fn strict_setting_binds_at_once() {
     assert_bound(&mesh, "a");
     assert_eq!(introduction(&mesh, "a"), (false, "Strict"));
     assert!(
-        verdict(&mesh)
+        waypoint_condition(&mesh)
             .message
             .ends_with("because of meshConfig.waypointBinding")
     );
@@ -505,7 +513,7 @@ fn gateway_that_takes_by_itself_waits_and_leaves_the_place_to_others() {
     let seed = |objects: &[&str]| with(WaypointAttachment::Seed, WaypointBinding::Ready, objects);
     let mut mesh = seed(&[CART, SERVICE, &gateway("a", "")]);
     assert_bound(&mesh, "");
-    assert_eq!(verdict(&mesh).reason, "Waiting");
+    assert_eq!(waypoint_condition(&mesh).reason, "Waiting");
     mesh.apply(&pod_of("a", true));
     assert_bound(&mesh, "a");
     // That of the pod's account, which would come first.
@@ -515,7 +523,7 @@ fn gateway_that_takes_by_itself_waits_and_leaves_the_place_to_others() {
     ));
     assert_bound(&mesh, "a");
     mesh.apply(&pod_of("b", true));
-    assert_eq!(bound(&mesh), ("b".to_owned(), String::new()));
+    assert_eq!(bound_status(&mesh), ("b".to_owned(), String::new()));
 }
 
 #[test]
@@ -524,5 +532,5 @@ fn waypoint_that_never_serves_such_objects_leaves_them_alone() {
     let mut mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &for_services]);
     assert_bound(&mesh, "");
     mesh.apply(&pod_of("a", true));
-    assert_eq!(bound(&mesh), (String::new(), "a".to_owned()));
+    assert_eq!(bound_status(&mesh), (String::new(), "a".to_owned()));
 }

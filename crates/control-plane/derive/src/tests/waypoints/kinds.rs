@@ -24,7 +24,9 @@ fn mesh(protocol: &str, routes: &[String]) -> TestMesh {
         let key = ObjectKey::read(&value).unwrap();
         match Object::from_value(key.kind, &value) {
             Ok(object) => mesh.index.apply(&object, None, &mut mesh.pods),
-            Err(error) => mesh.index.refuse(&key, &error, &value, &mut mesh.pods),
+            Err(error) => mesh
+                .index
+                .apply_invalid(&key, &error, &value, &mut mesh.pods),
         }
     }
     mesh.flush();
@@ -32,10 +34,12 @@ fn mesh(protocol: &str, routes: &[String]) -> TestMesh {
 }
 
 fn accepted(mesh: &TestMesh, kind: Kind, name: &str) -> (String, String) {
-    let standing = mesh.index.standing(&ObjectKey::new(kind, "shop", name));
-    let (_, verdict) = &standing.unwrap().parts[0].conditions[0];
-    let text = format!("{} {}", verdict.is_true, verdict.reason);
-    (text, verdict.message.clone())
+    let derived_status = mesh
+        .index
+        .derived_status(&ObjectKey::new(kind, "shop", name));
+    let (_, condition) = &derived_status.unwrap().entries[0].conditions[0];
+    let text = format!("{} {}", condition.is_true, condition.reason);
+    (text, condition.message.clone())
 }
 
 #[test]
@@ -151,8 +155,10 @@ fn connections_are_routed_by_the_first_rule() {
     }
     for (kind, name) in [(Kind::TCPRoute, "tcp"), (Kind::TLSRoute, "tls")] {
         assert_eq!(accepted(&mesh, kind, name).0, "true Accepted");
-        let standing = mesh.index.standing(&ObjectKey::new(kind, "shop", name));
-        let (_, resolved) = &standing.unwrap().parts[0].conditions[1];
+        let derived_status = mesh
+            .index
+            .derived_status(&ObjectKey::new(kind, "shop", name));
+        let (_, resolved) = &derived_status.unwrap().entries[0].conditions[1];
         assert_eq!(resolved.reason, "BackendNotFound");
         assert!(resolved.message.contains("connections is refused"));
     }

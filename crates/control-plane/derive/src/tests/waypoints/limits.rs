@@ -6,7 +6,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{HttpPathMatch, LimitKey, LimitValue, NamespacedHostname, RateLimit};
 
 use super::{
-    routes_and_conditions::{grant, verdict},
+    routes_and_conditions::{grant, waypoint_condition},
     *,
 };
 
@@ -31,8 +31,8 @@ fn published(mesh: &TestMesh) -> &RateLimit {
     &mesh.waypoint_rate_limits["shop/wp limits by shop/l"]
 }
 
-fn stands(mesh: &TestMesh) -> String {
-    verdict(mesh, Kind::RateLimit, "shop", "l")
+fn condition_text(mesh: &TestMesh) -> String {
+    waypoint_condition(mesh, Kind::RateLimit, "shop", "l")
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_limit_goes_to_the_waypoints_of_its_targets() {
     for (target, for_gateway, services) in [(OF_GATEWAY, true, 0), (OF_SERVICE, false, 1)] {
         let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &limit(target, LOCAL)]));
         assert!(mesh.waypoint_rate_limits.is_empty());
-        assert!(stands(&mesh).starts_with("false"));
+        assert!(condition_text(&mesh).starts_with("false"));
         mesh.apply(&gateway("wp", ""));
         let record = published(&mesh);
         assert_eq!(
@@ -48,11 +48,14 @@ fn a_limit_goes_to_the_waypoints_of_its_targets() {
             (for_gateway, services),
             "{target}"
         );
-        assert_eq!(stands(&mesh), "true Accepted");
+        assert_eq!(condition_text(&mesh), "true Accepted");
         mesh.delete(Kind::RateLimit, "shop", "l");
         assert!(mesh.waypoint_rate_limits.is_empty());
     }
-    assert_eq!(stands(&TestMesh::of(&limit("", LOCAL))), "false NoTargets");
+    assert_eq!(
+        condition_text(&TestMesh::of(&limit("", LOCAL))),
+        "false NoTargets"
+    );
 }
 
 #[test]
@@ -63,7 +66,7 @@ fn limit_record_is_complete() {
          by: [{source: Principal}, {source: Namespace}, {source: Address}, {header: X-User}, {request: Path}, {request: Method}]}]",
     );
     let told_of = published(&mesh);
-    assert!(told_of.fail_open && told_of.tells && told_of.dry_run);
+    assert!(told_of.fail_open && told_of.sends_headers && told_of.dry_run);
     let local = &told_of.local[0];
     assert_eq!((local.requests, local.burst, local.buckets), (5, 7, 3));
     assert_eq!(local.per, Duration::from_secs(90));
@@ -75,13 +78,13 @@ fn limit_record_is_complete() {
         LimitKey::Path,
         LimitKey::Method,
     ];
-    assert_eq!(local.by, keys);
+    assert_eq!(local.bucket_keys, keys);
     let matched = &local.matches[0];
     assert_eq!(matched.path, Some(HttpPathMatch::Prefix("/a".into())));
     assert_eq!(matched.headers[0].0, "x-a");
     let defaults = with(LOCAL);
     let told_of = published(&defaults);
-    assert!(!told_of.fail_open && !told_of.tells && !told_of.dry_run);
+    assert!(!told_of.fail_open && !told_of.sends_headers && !told_of.dry_run);
     assert_eq!(
         (told_of.local[0].burst, told_of.local[0].buckets),
         (10, 10_000)
@@ -91,13 +94,13 @@ fn limit_record_is_complete() {
 #[test]
 fn a_rate_limit_service_is_looked_for() {
     let mut mesh = with(GLOBAL);
-    let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().place.clone();
+    let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().target.clone();
     assert!(place(&mesh).unwrap_err().contains("there is no service"));
-    assert_eq!(stands(&mesh), "true PartiallyInvalid");
+    assert_eq!(condition_text(&mesh), "true PartiallyInvalid");
     mesh.apply(LIMITS);
     let name = NamespacedHostname::new("shop", "limits.shop.svc.cluster.local");
     assert_eq!(place(&mesh), Ok((name, 8081)));
-    assert_eq!(stands(&mesh), "true Accepted");
+    assert_eq!(condition_text(&mesh), "true Accepted");
     let global = published(&mesh).global.clone().unwrap();
     assert_eq!(
         (global.domain.as_str(), global.timeout, global.hits),
@@ -210,10 +213,10 @@ fn a_rate_limit_service_of_another_namespace_needs_a_grant() {
         );
         let mut mesh = with(&spec);
         mesh.apply(&LIMITS.replace("shop", namespace));
-        let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().place.clone();
+        let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().target.clone();
         let refused = |mesh: &TestMesh| {
             let why = place(mesh).unwrap_err();
-            why.contains("ReferenceGrant") && stands(mesh) == "true PartiallyInvalid"
+            why.contains("ReferenceGrant") && condition_text(mesh) == "true PartiallyInvalid"
         };
         assert!(refused(&mesh), "{namespace}");
         let of = |kind: &str, group: &str, from: &str| {
@@ -233,7 +236,7 @@ fn a_rate_limit_service_of_another_namespace_needs_a_grant() {
         let host = format!("limits.{namespace}.svc.cluster.local");
         let granted = (NamespacedHostname::new(namespace, host), 8081);
         assert_eq!(place(&mesh), Ok(granted));
-        assert_eq!(stands(&mesh), "true Accepted");
+        assert_eq!(condition_text(&mesh), "true Accepted");
         mesh.delete(Kind::ReferenceGrant, namespace, "g");
         assert!(refused(&mesh), "{namespace}");
     }

@@ -40,7 +40,9 @@ fn mesh((kind, version, spec): (Kind, &str, &str), target: &str) -> TestMesh {
     let key = ObjectKey::read(&value).unwrap();
     match Object::from_value(key.kind, &value) {
         Ok(object) => mesh.index.apply(&object, None, &mut mesh.pods),
-        Err(error) => mesh.index.refuse(&key, &error, &value, &mut mesh.pods),
+        Err(error) => mesh
+            .index
+            .apply_invalid(&key, &error, &value, &mut mesh.pods),
     }
     mesh.flush();
     mesh

@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRouteRule, Share};
 
 use super::*;
-use crate::condition::Subject;
+use crate::condition::ConditionInput;
 
 const PUBLISHED: &str = "shop/wp shop/cart.shop.svc.cluster.local";
 const DESTINATION: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
@@ -22,7 +22,7 @@ fn fault(name: &str, spec: &str) -> String {
     )
 }
 
-const NAMES_IT: &str =
+const FAULT_FILTER_RULE: &str =
     "filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: f}}]";
 
 fn mesh(objects: &[&str]) -> TestMesh {
@@ -46,32 +46,34 @@ fn aborts(status: u16) -> HttpFilter {
 }
 
 /// Returns the status conditions of a route, by type.
-fn of_route(mesh: &TestMesh, kind: Kind) -> Vec<String> {
-    let standing = mesh.index.standing(&ObjectKey::new(kind, "shop", "r"));
-    let parts = standing.unwrap().parts.clone();
+fn route_conditions(mesh: &TestMesh, kind: Kind) -> Vec<String> {
+    let derived_status = mesh
+        .index
+        .derived_status(&ObjectKey::new(kind, "shop", "r"));
+    let parts = derived_status.unwrap().entries.clone();
     let conditions = parts.iter().flat_map(|part| &part.conditions);
     conditions
-        .map(|(name, verdict)| format!("{name}={} {}", verdict.is_true, verdict.reason))
+        .map(|(name, condition)| format!("{name}={} {}", condition.is_true, condition.reason))
         .collect()
 }
 
 /// Returns the status condition of an object of Ambit's own kinds.
-fn of_own(mesh: &TestMesh, kind: Kind, name: &str) -> String {
+fn own_condition(mesh: &TestMesh, kind: Kind, name: &str) -> String {
     let key = ObjectKey::new(kind, "shop", name);
     let [of_kind] = crate::conditions(kind) else {
         panic!("one condition");
     };
     let problems = mesh.index.problems_of(&key);
-    let subject = Subject {
+    let subject = ConditionInput {
         problems: &problems,
         in_force: false,
         is_attached: false,
-        standing: mesh.index.standing(&key),
+        derived_status: mesh.index.derived_status(&key),
     };
-    let verdict = (of_kind.verdict)(&subject).unwrap();
+    let condition = (of_kind.build)(&subject).unwrap();
     format!(
         "{} {}: {}",
-        verdict.is_true, verdict.reason, verdict.message
+        condition.is_true, condition.reason, condition.message
     )
 }
 
@@ -79,12 +81,12 @@ fn of_own(mesh: &TestMesh, kind: Kind, name: &str) -> String {
 fn fault_follows_its_object() {
     let names_it = route(
         Kind::HTTPRoute,
-        &format!("{{{NAMES_IT}, backendRefs: [{{name: cart, port: 80}}]}}"),
+        &format!("{{{FAULT_FILTER_RULE}, backendRefs: [{{name: cart, port: 80}}]}}"),
     );
     let mut mesh = mesh(&[&names_it]);
     let text = "there is no HTTPFault shop/f that can be used";
     assert_eq!(rule(&mesh).unsupported.as_deref(), Some(text));
-    let conditions = of_route(&mesh, Kind::HTTPRoute);
+    let conditions = route_conditions(&mesh, Kind::HTTPRoute);
     assert_eq!(
         conditions[..2],
         [
@@ -96,17 +98,17 @@ fn fault_follows_its_object() {
     assert_eq!(rule(&mesh).unsupported, None);
     assert_eq!(rule(&mesh).filters, [aborts(503)]);
     assert_eq!(
-        of_route(&mesh, Kind::HTTPRoute)[1],
+        route_conditions(&mesh, Kind::HTTPRoute)[1],
         "ResolvedRefs=true ResolvedRefs"
     );
     assert_eq!(
-        of_own(&mesh, Kind::HTTPFault, "f"),
+        own_condition(&mesh, Kind::HTTPFault, "f"),
         "true Used: named by HTTPRoute shop/r"
     );
     // What cannot be used leaves the last good state.
     mesh.apply(&fault("f", "{abort: {httpStatus: 99}}"));
     assert_eq!(rule(&mesh).filters, [aborts(503)]);
-    let text_of_condition = of_own(&mesh, Kind::HTTPFault, "f");
+    let text_of_condition = own_condition(&mesh, Kind::HTTPFault, "f");
     assert!(
         text_of_condition.starts_with("false Invalid: spec.abort.httpStatus: 99"),
         "{text_of_condition}"
@@ -114,7 +116,7 @@ fn fault_follows_its_object() {
     mesh.apply(&fault("f", "{abort: {httpStatus: 418}}"));
     assert_eq!(rule(&mesh).filters, [aborts(418)]);
     mesh.delete(Kind::HTTPRoute, "shop", "r");
-    assert!(of_own(&mesh, Kind::HTTPFault, "f").starts_with("false NotReferenced"));
+    assert!(own_condition(&mesh, Kind::HTTPFault, "f").starts_with("false NotReferenced"));
     mesh.apply(&names_it);
     mesh.delete(Kind::HTTPFault, "shop", "f");
     assert_eq!(rule(&mesh).unsupported.as_deref(), Some(text));
@@ -125,7 +127,7 @@ fn a_backend_has_faults_of_its_own_and_grpc_routes_have_them_too() {
     let own = route(
         Kind::GRPCRoute,
         &format!(
-            "{{backendRefs: [{{name: cart, port: 80, {NAMES_IT}}}, {{name: cart, port: 80}}]}}"
+            "{{backendRefs: [{{name: cart, port: 80, {FAULT_FILTER_RULE}}}, {{name: cart, port: 80}}]}}"
         ),
     );
     let mut mesh = mesh(&[&own]);
@@ -142,7 +144,7 @@ fn a_backend_has_faults_of_its_own_and_grpc_routes_have_them_too() {
     );
     assert!(other.service.is_ok());
     assert_eq!(
-        of_route(&mesh, Kind::GRPCRoute)[1],
+        route_conditions(&mesh, Kind::GRPCRoute)[1],
         "ResolvedRefs=false FilterNotFound"
     );
     mesh.apply(&fault("f", "{abort: {httpStatus: 503}}"));
@@ -156,11 +158,11 @@ fn a_backend_has_faults_of_its_own_and_grpc_routes_have_them_too() {
 #[test]
 fn filters_that_contradict_a_fault_are_refused() {
     for rules in [
-        format!("{{{NAMES_IT}}}").replace(
+        format!("{{{FAULT_FILTER_RULE}}}").replace(
             "}}]",
             "}}, {type: RequestRedirect, requestRedirect: {scheme: https}}]",
         ),
-        format!("{{{NAMES_IT}}}").replace(
+        format!("{{{FAULT_FILTER_RULE}}}").replace(
             "}}]",
             "}}, {type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: g}}]",
         ),
@@ -171,7 +173,7 @@ fn filters_that_contradict_a_fault_are_refused() {
         ]);
         assert!(rule(&mesh).unsupported.is_some(), "{rules}");
         assert_eq!(
-            of_route(&mesh, Kind::HTTPRoute)[0],
+            route_conditions(&mesh, Kind::HTTPRoute)[0],
             "Accepted=false IncompatibleFilters",
             "{rules}"
         );
@@ -192,7 +194,8 @@ fn version(name: &str, version: &str) -> String {
     )
 }
 
-const TO_V1: &str = "{backendRefs: [{group: ambit.io, kind: Subset, name: cart.v1, port: 80}]}";
+const RULE_TO_SUBSET_V1: &str =
+    "{backendRefs: [{group: ambit.io, kind: Subset, name: cart.v1, port: 80}]}";
 
 fn subset<'a>(mesh: &'a TestMesh, name: &str) -> Option<&'a DestinationSubset> {
     mesh.waypoint_destinations
@@ -212,7 +215,7 @@ fn pods(mesh: &TestMesh, name: &str) -> Vec<String> {
 #[test]
 fn a_subset_holds_the_pods_with_its_labels_as_they_are_now() {
     let rule_of = subsets("subsets: [{name: v1, labels: {version: v1}}]");
-    let to_v1 = route(Kind::HTTPRoute, TO_V1);
+    let to_v1 = route(Kind::HTTPRoute, RULE_TO_SUBSET_V1);
     let mut mesh = mesh(&[&to_v1, &version("a", "v1"), &version("bb", "v2")]);
     assert!(
         rule(&mesh).backends[0]
@@ -222,12 +225,12 @@ fn a_subset_holds_the_pods_with_its_labels_as_they_are_now() {
             .contains("the subset v1")
     );
     assert_eq!(
-        of_route(&mesh, Kind::HTTPRoute)[1],
+        route_conditions(&mesh, Kind::HTTPRoute)[1],
         "ResolvedRefs=false BackendNotFound"
     );
     mesh.apply(&rule_of);
     assert_eq!(
-        of_route(&mesh, Kind::HTTPRoute)[1],
+        route_conditions(&mesh, Kind::HTTPRoute)[1],
         "ResolvedRefs=true ResolvedRefs"
     );
     let backend = &rule(&mesh).backends[0];
@@ -243,7 +246,7 @@ fn a_subset_holds_the_pods_with_its_labels_as_they_are_now() {
     mesh.apply(&subsets("subsets: [{name: v2, labels: {version: v2}}]"));
     assert!(pods(&mesh, "v2").is_empty());
     assert_eq!(
-        of_route(&mesh, Kind::HTTPRoute)[1],
+        route_conditions(&mesh, Kind::HTTPRoute)[1],
         "ResolvedRefs=false BackendNotFound"
     );
 }
@@ -303,6 +306,6 @@ fn subsets_that_cannot_be_are_refused_with_their_place() {
         let mesh = mesh(&[&route(Kind::HTTPRoute, rules)]);
         assert!(!mesh.problems().is_empty(), "{rules}");
     }
-    let tcp = route(Kind::TCPRoute, TO_V1);
+    let tcp = route(Kind::TCPRoute, RULE_TO_SUBSET_V1);
     assert!(mesh(&[&tcp]).problems()[0].contains("Subset is not supported"));
 }

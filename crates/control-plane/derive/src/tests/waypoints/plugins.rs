@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{ExtensionPhase, NamespacedHostname, WaypointExtension};
 
 use super::{
-    routes_and_conditions::{grant, verdict},
+    routes_and_conditions::{grant, waypoint_condition},
     *,
 };
 
@@ -41,7 +41,7 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
             &plugin(target, "url: r.example/tag"),
         ]));
         assert!(mesh.waypoint_extensions.is_empty());
-        assert!(verdict(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
+        assert!(waypoint_condition(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
         mesh.apply(&gateway("wp", ""));
         let extension = published(&mesh);
         assert_eq!(
@@ -50,7 +50,7 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
             "{target}"
         );
         assert_eq!(
-            verdict(&mesh, Kind::WasmPlugin, "shop", "tag"),
+            waypoint_condition(&mesh, Kind::WasmPlugin, "shop", "tag"),
             "true Accepted"
         );
         mesh.delete(Kind::WasmPlugin, "shop", "tag");
@@ -58,7 +58,7 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
     }
     let mesh = TestMesh::of(&plugin("", "url: r.example/tag"));
     assert_eq!(
-        verdict(&mesh, Kind::WasmPlugin, "shop", "tag"),
+        waypoint_condition(&mesh, Kind::WasmPlugin, "shop", "tag"),
         "false NoTargets"
     );
 }
@@ -158,7 +158,7 @@ fn secret(name: &str, labels: &str, more: &str) -> String {
 const LABEL: &str = "ambit.io/image-pull: 'true'";
 const OF_DOCKER: &str = "type: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '{\"auths\": {\"r\": {\"auth\": \"c2VjcmV0\"}}}'}";
 
-fn following() -> TestMesh {
+fn mesh_with_plugin() -> TestMesh {
     let mut mesh = TestMesh::with(MeshConfig {
         image_pull_secrets: true,
         ..MeshConfig::default()
@@ -174,14 +174,14 @@ fn following() -> TestMesh {
 
 #[test]
 fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
-    let mut mesh = following();
+    let mut mesh = mesh_with_plugin();
     let missing = "false NoPullSecret";
-    let stands = |mesh: &TestMesh| verdict(mesh, Kind::WasmPlugin, "shop", "tag");
+    let stands = |mesh: &TestMesh| waypoint_condition(mesh, Kind::WasmPlugin, "shop", "tag");
     assert!(published(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
     let key = ObjectKey::new(Kind::WasmPlugin, "shop", "tag");
-    let standing = mesh.index.standing(&key).unwrap();
-    let condition = standing.verdict.as_ref().unwrap().message.as_str();
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    let condition = derived_status.condition.as_ref().unwrap().message.as_str();
     assert!(
         condition.contains("there is no Secret shop/creds "),
         "{condition}"

@@ -32,10 +32,13 @@ pub(super) fn routes(mesh: &TestMesh) -> &[ambit_model::HttpRoute] {
 
 pub(super) fn parent_conditions(mesh: &TestMesh, namespace: &str, name: &str) -> Vec<String> {
     let key = ObjectKey::new(Kind::HTTPRoute, namespace, name);
-    let standing = mesh.index.standing(&key).unwrap();
-    let conditions = standing.parts.iter().flat_map(|part| &part.conditions);
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    let conditions = derived_status
+        .entries
+        .iter()
+        .flat_map(|part| &part.conditions);
     conditions
-        .map(|(name, verdict)| format!("{name}={} {}", verdict.is_true, verdict.reason))
+        .map(|(name, condition)| format!("{name}={} {}", condition.is_true, condition.reason))
         .collect()
 }
 
@@ -602,13 +605,18 @@ fn attached(namespace: &str, target: &str) -> String {
     )
 }
 
-pub(super) fn verdict(mesh: &TestMesh, kind: Kind, namespace: &str, name: &str) -> String {
-    let standing = mesh
+pub(super) fn waypoint_condition(
+    mesh: &TestMesh,
+    kind: Kind,
+    namespace: &str,
+    name: &str,
+) -> String {
+    let derived_status = mesh
         .index
-        .standing(&ObjectKey::new(kind, namespace, name))
+        .derived_status(&ObjectKey::new(kind, namespace, name))
         .unwrap();
-    let verdict = standing.verdict.as_ref();
-    verdict
+    let condition = derived_status.condition.as_ref();
+    condition
         .map(|one| format!("{} {}", one.is_true, one.reason))
         .unwrap_or_default()
 }
@@ -626,7 +634,7 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
         let policy = attached(namespace, target);
         let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &policy]));
         assert!(mesh.waypoint_policies.is_empty() && mesh.policies.is_empty());
-        let unbound = verdict(&mesh, Kind::AuthorizationPolicy, namespace, "p");
+        let unbound = waypoint_condition(&mesh, Kind::AuthorizationPolicy, namespace, "p");
         assert!(unbound.starts_with("false"), "{target}: {unbound}");
         mesh.apply(&gateway("wp", ""));
         let record = &mesh.waypoint_policies[&format!("shop/wp {namespace}/p")];
@@ -636,7 +644,7 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
             "{target}"
         );
         assert_eq!(
-            verdict(&mesh, Kind::AuthorizationPolicy, namespace, "p"),
+            waypoint_condition(&mesh, Kind::AuthorizationPolicy, namespace, "p"),
             "true Accepted"
         );
         mesh.delete(Kind::Gateway, "shop", "wp");
@@ -644,7 +652,7 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
     }
     let mesh = TestMesh::of(&attached("shop", "{kind: Service, name: gone}"));
     assert_eq!(
-        verdict(&mesh, Kind::AuthorizationPolicy, "shop", "p"),
+        waypoint_condition(&mesh, Kind::AuthorizationPolicy, "shop", "p"),
         "false TargetNotFound"
     );
 }
@@ -691,8 +699,9 @@ fn services_report_their_waypoint_or_why_they_have_none() {
             &ready.replace("serviceAccountName: cart", "serviceAccountName: wp"),
         ])
     };
-    let of =
-        |objects: &[&str]| verdict(&TestMesh::of(&all(objects)), Kind::Service, "shop", "cart");
+    let of = |objects: &[&str]| {
+        waypoint_condition(&TestMesh::of(&all(objects)), Kind::Service, "shop", "cart")
+    };
     let mine = bound("istio.io/use-waypoint: wp");
     let far = bound("istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank");
     let of_bank = gw("wp", "").replace("namespace: shop", "namespace: bank");
@@ -710,11 +719,14 @@ fn the_listeners_of_a_waypoint_are_judged() {
     let accepted = |gateway: &str| {
         let mesh = TestMesh::of(gateway);
         let key = ObjectKey::new(Kind::Gateway, "shop", "wp");
-        let standing = mesh.index.standing(&key).unwrap().clone();
-        let conditions = standing.parts.into_iter().flat_map(|part| part.conditions);
+        let derived_status = mesh.index.derived_status(&key).unwrap().clone();
+        let conditions = derived_status
+            .entries
+            .into_iter()
+            .flat_map(|part| part.conditions);
         let accepted = conditions.filter(|(name, _)| *name == "Accepted");
         accepted
-            .map(|(_, verdict)| verdict.reason)
+            .map(|(_, condition)| condition.reason)
             .collect::<Vec<_>>()
     };
     assert_eq!(accepted(&gateway("wp", "")), ["Accepted"]);

@@ -12,9 +12,9 @@ const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name
 
 fn message(mesh: &TestMesh) -> String {
     let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "p");
-    let standing = mesh.index.standing(&key).unwrap();
-    let verdict = standing.verdict.as_ref();
-    verdict.map(|one| one.message.clone()).unwrap_or_default()
+    let derived_status = mesh.index.derived_status(&key).unwrap();
+    let condition = derived_status.condition.as_ref();
+    condition.map(|one| one.message.clone()).unwrap_or_default()
 }
 
 #[test]
@@ -32,7 +32,10 @@ fn policies_of_services_say_that_they_leave_out_pods() {
         let policy = POLICY.replace("TARGET", target);
         mesh.apply(&all(&[SERVICE, CART, &gateway("wp", ""), &policy]));
         let settings = &mesh.waypoint_gateways["gateway shop/wp"];
-        assert_eq!(settings.services_alone, scope == ServicePolicyScope::Istio);
+        assert_eq!(
+            settings.policies_only_for_services,
+            scope == ServicePolicyScope::Istio
+        );
         let message = message(&mesh);
         let says = message.contains("global.waypoint.servicePolicyScope");
         assert_eq!(says, leaves_out, "{scope:?} {target}: {message}");
@@ -42,7 +45,7 @@ fn policies_of_services_say_that_they_leave_out_pods() {
 #[test]
 fn a_namespace_grants_that_attachments_of_others_concern_its_pods() {
     let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
-    let grantors = |mesh: &TestMesh| {
+    let pod_grants = |mesh: &TestMesh| {
         let mut served = mesh.waypoint_services.values();
         served
             .find(|one| one.service.namespace == "shop")
@@ -50,7 +53,7 @@ fn a_namespace_grants_that_attachments_of_others_concern_its_pods() {
             .grantors
             .clone()
     };
-    assert_eq!(grantors(&mesh), []);
+    assert_eq!(pod_grants(&mesh), []);
     let service = "{group: '', kind: Service, namespace: shop}";
     for (namespace, from, to, pod) in [
         ("bank", service, "{group: '', kind: Pod}", Some("")),
@@ -88,9 +91,9 @@ fn a_namespace_grants_that_attachments_of_others_concern_its_pods() {
             pod: pod.into(),
         });
         let expected: Vec<_> = expected.into_iter().collect();
-        assert_eq!(grantors(&mesh), expected, "{namespace} {from} {to}");
+        assert_eq!(pod_grants(&mesh), expected, "{namespace} {from} {to}");
         mesh.delete(Kind::ReferenceGrant, namespace, "g");
-        assert_eq!(grantors(&mesh), []);
+        assert_eq!(pod_grants(&mesh), []);
     }
 }
 

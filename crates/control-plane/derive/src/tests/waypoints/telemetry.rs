@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{TelemetryFamily, TelemetryFormat, WaypointTelemetry};
 
 use super::*;
-use crate::condition::Subject;
+use crate::condition::ConditionInput;
 
 const ALL: &str = "shop/wp observes all";
 const CART_TELEMETRY: &str = "shop/wp observes shop/cart.shop.svc.cluster.local";
@@ -60,14 +60,17 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
         panic!("one condition");
     };
     let problems = mesh.index.problems_of(&key);
-    let subject = Subject {
+    let subject = ConditionInput {
         problems: &problems,
         in_force: false,
         is_attached: false,
-        standing: mesh.index.standing(&key),
+        derived_status: mesh.index.derived_status(&key),
     };
-    let verdict = (of_object.verdict)(&subject).expect("a verdict");
-    format!("{} {} {}", verdict.is_true, verdict.reason, verdict.message)
+    let condition = (of_object.build)(&subject).expect("a verdict");
+    format!(
+        "{} {} {}",
+        condition.is_true, condition.reason, condition.message
+    )
 }
 
 #[test]

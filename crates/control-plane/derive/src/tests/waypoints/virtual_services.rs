@@ -8,7 +8,7 @@ use super::{
     *,
 };
 
-const ITSELF: &str = "http: [{route: [{destination: {host: cart}}]}]";
+const ROUTE_TO_CART: &str = "http: [{route: [{destination: {host: cart}}]}]";
 
 /// Returns the manifest of a VirtualService; `key` is `namespace/name`.
 fn service(key: &str, spec: &str) -> String {
@@ -31,16 +31,16 @@ fn mesh(more: &[&str]) -> TestMesh {
 fn condition(mesh: &TestMesh, key: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap();
     let key = ObjectKey::new(Kind::VirtualService, namespace, name);
-    let standing = mesh.index.standing(&key);
-    let verdict = standing.and_then(|standing| standing.verdict.clone());
-    verdict.map_or_else(String::new, |one| {
-        assert_eq!(one.is_trouble, one.reason != "Used", "{one:?}");
+    let derived_status = mesh.index.derived_status(&key);
+    let condition = derived_status.and_then(|derived_status| derived_status.condition.clone());
+    condition.map_or_else(String::new, |one| {
+        assert_eq!(one.needs_attention, one.reason != "Used", "{one:?}");
         format!("{} {}: {}", one.is_true, one.reason, one.message)
     })
 }
 
 /// Summarizes routes: name, clients, ports and names of rules.
-fn short(routes: &[HttpRoute]) -> Vec<String> {
+fn summarize_routes(routes: &[HttpRoute]) -> Vec<String> {
     let one = |route: &HttpRoute| {
         let rules = route
             .rules
@@ -229,7 +229,7 @@ fn unsupported_fields_refuse_their_rule_and_no_other() {
         );
     }
     // A condition that is not known does not widen the rule, and neither does it of the whole object.
-    let mesh = mesh(&[&for_cart(&format!("{ITSELF}, onlyOnSundays: true"))]);
+    let mesh = mesh(&[&for_cart(&format!("{ROUTE_TO_CART}, onlyOnSundays: true"))]);
     assert!(routes(&mesh)[0].rules[0].unsupported.is_some());
 }
 
@@ -246,11 +246,14 @@ fn unreadable_objects_refuse_the_host_or_keep_the_last_form() {
     let key = ObjectKey::read(&value).unwrap();
     let error = ambit_k8s_api::Object::from_value(key.kind, &value).unwrap_err();
     let mut fresh = mesh(&[]);
-    fresh.index.refuse(&key, &error, &value, &mut fresh.pods);
+    fresh
+        .index
+        .apply_invalid(&key, &error, &value, &mut fresh.pods);
     fresh.flush();
     assert!(routes(&fresh)[0].rules[0].unsupported.is_some());
-    let mut kept = mesh(&[&for_cart(ITSELF)]);
-    kept.index.refuse(&key, &error, &value, &mut kept.pods);
+    let mut kept = mesh(&[&for_cart(ROUTE_TO_CART)]);
+    kept.index
+        .apply_invalid(&key, &error, &value, &mut kept.pods);
     kept.flush();
     assert_eq!(routes(&kept)[0].rules[0].unsupported, None);
     assert!(kept.problems()[0].contains("its last good version stays in force"));
@@ -259,7 +262,7 @@ fn unreadable_objects_refuse_the_host_or_keep_the_last_form() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 fn attachment_follows_namespaces_exports_and_gateways() {
-    let rule = ITSELF;
+    let rule = ROUTE_TO_CART;
     let all_clients = |key: &str| vec![format!("VirtualService/{key} \"\" [] http[0]")];
     let own_clients = |key: &str, of: &str| vec![format!("VirtualService/{key} {of:?} [] http[0]")];
     let full = "hosts: [cart.shop.svc.cluster.local]";
@@ -376,7 +379,7 @@ fn attachment_follows_namespaces_exports_and_gateways() {
     ] {
         let to = rule.replace("host: cart", "host: cart.shop.svc.cluster.local");
         let mesh = mesh(&[&service(key, &format!("{spec}, {to}"))]);
-        assert_eq!(short(routes(&mesh)), expected, "{key} {spec}");
+        assert_eq!(summarize_routes(routes(&mesh)), expected, "{key} {spec}");
         let found = condition(&mesh, key);
         assert!(found.starts_with(reason), "{key} {spec}: {found}");
     }
@@ -398,7 +401,7 @@ fn hosts_of_service_entries_have_virtual_services() {
     mesh.apply(entry);
     let record = &mesh.waypoint_services["shop/wp shop/api.example.com"];
     assert_eq!(
-        short(&record.routes),
+        summarize_routes(&record.routes),
         ["VirtualService/shop/vs \"\" [] http[0]"]
     );
     assert!(record.routes[0].rules[0].backends[0].service.is_ok());
@@ -413,9 +416,12 @@ fn hosts_of_service_entries_have_virtual_services() {
 #[test]
 fn gateway_api_routes_go_before_virtual_services() {
     let http = route("r", "shop", &format!("{PARENT}, rules: [{{}}]"));
-    let mut mesh = mesh(&[&for_cart(ITSELF)]);
+    let mut mesh = mesh(&[&for_cart(ROUTE_TO_CART)]);
     mesh.apply(&http);
-    assert_eq!(short(routes(&mesh)), ["HTTPRoute/shop/r \"\" [] -"]);
+    assert_eq!(
+        summarize_routes(routes(&mesh)),
+        ["HTTPRoute/shop/r \"\" [] -"]
+    );
     let found = condition(&mesh, "shop/vs");
     assert!(
         found.starts_with("false Conflict: HTTPRoute/shop/r is followed"),
@@ -426,7 +432,7 @@ fn gateway_api_routes_go_before_virtual_services() {
     mesh.apply(&route("r", "bank", &format!("{PARENT}, rules: [{{}}]")));
     let of_bank = "HTTPRoute/bank/r \"bank\" [] -";
     assert_eq!(
-        short(routes(&mesh)),
+        summarize_routes(routes(&mesh)),
         [of_bank, "VirtualService/shop/vs \"\" [] http[0]"]
     );
     assert!(condition(&mesh, "shop/vs").starts_with("true Used"));
@@ -434,7 +440,7 @@ fn gateway_api_routes_go_before_virtual_services() {
     mesh.apply(&for_cart(
         "http: [{match: [{sourceNamespace: bank}], route: [{destination: {host: cart}}]}]",
     ));
-    assert_eq!(short(routes(&mesh)), [of_bank]);
+    assert_eq!(summarize_routes(routes(&mesh)), [of_bank]);
 }
 
 #[test]
@@ -448,11 +454,11 @@ fn gateway_api_routes_of_a_port_leave_the_others() {
             PARENT.replace("shop}", "shop, port: 80}")
         ),
     );
-    let mut mesh = mesh(&[&for_cart(ITSELF)]);
+    let mut mesh = mesh(&[&for_cart(ROUTE_TO_CART)]);
     mesh.apply(&two);
     mesh.apply(&http);
     assert_eq!(
-        short(routes(&mesh)),
+        summarize_routes(routes(&mesh)),
         [
             "HTTPRoute/shop/r \"\" [80] -",
             "VirtualService/shop/vs \"\" [81] http[0]"
@@ -470,7 +476,7 @@ fn rules_for_ports_and_namespaces_are_for_those_alone() {
         {name: rest, route: [{destination: {host: cart}}]}]";
     let mut mesh = mesh(&[&for_cart(spec)]);
     mesh.apply(&two);
-    let mut found = short(routes(&mesh));
+    let mut found = summarize_routes(routes(&mesh));
     found.sort();
     assert_eq!(
         found,
@@ -490,7 +496,7 @@ fn rules_for_ports_and_namespaces_are_for_those_alone() {
         "http: [{name: n, match: [{sourceNamespace: bank}], route: [{destination: {host: cart, port: {number: 80}}}]}]",
     ));
     assert_eq!(
-        short(routes(&mesh)),
+        summarize_routes(routes(&mesh)),
         ["VirtualService/shop/vs \"bank\" [] n"]
     );
 }
@@ -504,17 +510,17 @@ fn the_older_of_two_comes_first_until_it_matches_all() {
         )
     };
     let part = "http: [{match: [{uri: {prefix: /a}}], route: [{destination: {host: cart}}]}]";
-    let (old, new) = (dated("z", 2024, part), dated("a", 2025, ITSELF));
+    let (old, new) = (dated("z", 2024, part), dated("a", 2025, ROUTE_TO_CART));
     let mut mesh = mesh(&[&new, &old]);
     assert_eq!(
-        short(routes(&mesh)),
+        summarize_routes(routes(&mesh)),
         [
             "VirtualService/shop/z \"\" [] http[0]",
             "VirtualService/shop/a \"\" [] http[0]"
         ]
     );
     assert!(condition(&mesh, "shop/a").starts_with("true Used"));
-    mesh.apply(&dated("z", 2024, ITSELF));
+    mesh.apply(&dated("z", 2024, ROUTE_TO_CART));
     let found = condition(&mesh, "shop/a");
     assert!(
         found.starts_with("false Conflict: VirtualService/shop/z is older"),

@@ -24,7 +24,7 @@ fn problems_of(mesh: &TestMesh, kind: Kind, namespace: &str, name: &str) -> Vec<
     text.collect()
 }
 
-fn of_policy(mesh: &TestMesh, namespace: &str) -> Option<String> {
+fn policy_problem(mesh: &TestMesh, namespace: &str) -> Option<String> {
     let mut problems = problems_of(mesh, Kind::AuthorizationPolicy, namespace, "p");
     assert!(problems.len() <= 1, "{problems:?}");
     problems.pop()
@@ -58,9 +58,9 @@ fn policies_that_name_callers_learn_of_the_waypoint() {
         ("shop", selecting("serviceAccounts: [a/b, wp]"), ""),
     ] {
         let mut mesh = TestMesh::of(&all(&[CART, &policy(namespace, &spec)]));
-        assert_eq!(of_policy(&mesh, namespace), None, "{spec}");
+        assert_eq!(policy_problem(&mesh, namespace), None, "{spec}");
         mesh.apply(&gateway("wp", ""));
-        let found = of_policy(&mesh, namespace).unwrap_or_default();
+        let found = policy_problem(&mesh, namespace).unwrap_or_default();
         let is_expected = match expected {
             "" => found.is_empty(),
             expected => found.starts_with(expected) && found.contains("spec.targetRefs"),
@@ -68,11 +68,11 @@ fn policies_that_name_callers_learn_of_the_waypoint() {
         assert!(is_expected, "{spec}: {found:?}");
         // It goes with the pods, and with the waypoint.
         mesh.delete(Kind::Pod, "shop", "cart-1");
-        assert_eq!(of_policy(&mesh, namespace), None, "{spec}");
+        assert_eq!(policy_problem(&mesh, namespace), None, "{spec}");
         mesh.apply(CART);
-        assert_eq!(of_policy(&mesh, namespace).unwrap_or_default(), found, "{spec}");
+        assert_eq!(policy_problem(&mesh, namespace).unwrap_or_default(), found, "{spec}");
         mesh.delete(Kind::Gateway, "shop", "wp");
-        assert_eq!(of_policy(&mesh, namespace), None, "{spec}");
+        assert_eq!(policy_problem(&mesh, namespace), None, "{spec}");
     }
 }
 
@@ -91,16 +91,16 @@ fn gateways_name_the_policies_that_they_make_moot() {
         problems.concat().contains("AuthorizationPolicy shop/p;")
     };
     assert!(is_warned(&mesh));
-    assert!(of_policy(&mesh, "shop").is_some());
+    assert!(policy_problem(&mesh, "shop").is_some());
     // One beside it that admits the waypoint.
     let admission = policy("shop", &format!("{selector}{}", source("wp")));
     let admission = admission.replace("name: p,", "name: q,");
     mesh.apply(&admission);
     assert!(!is_warned(&mesh));
-    assert_eq!(of_policy(&mesh, "shop"), None);
+    assert_eq!(policy_problem(&mesh, "shop"), None);
     mesh.delete(Kind::AuthorizationPolicy, "shop", "q");
     assert!(is_warned(&mesh));
-    assert!(of_policy(&mesh, "shop").is_some());
+    assert!(policy_problem(&mesh, "shop").is_some());
     // It goes with the pods.
     mesh.delete(Kind::Pod, "shop", "cart-1");
     assert!(!is_warned(&mesh));
@@ -122,7 +122,7 @@ fn services_waypoint_is_no_caller_of_pods_called_directly() {
     let spec = "rules: [{from: [{source: {namespaces: [a]}}]}]";
     let for_services = gateway("wp", ", labels: {istio.io/waypoint-for: service}");
     let mesh = TestMesh::of(&all(&[CART, &policy("shop", spec), &for_services]));
-    assert_eq!(of_policy(&mesh, "shop"), None);
+    assert_eq!(policy_problem(&mesh, "shop"), None);
 }
 
 fn configured(config: &str) -> String {

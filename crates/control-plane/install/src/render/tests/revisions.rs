@@ -10,7 +10,7 @@ const CANARY: &[&str] = &[
 ];
 
 fn names(objects: &[Value]) -> BTreeSet<String> {
-    let names = objects.iter().filter_map(ObjectRef::of);
+    let names = objects.iter().filter_map(ObjectRef::from_object);
     names.map(|name| name.to_string()).collect()
 }
 
@@ -21,9 +21,9 @@ fn env_of<'a>(objects: &'a [Value], kind: &str, name: &str, variable: &str) -> O
 }
 
 fn refusal(setting: &str) -> String {
-    let mut overrides = Overrides::default();
+    let mut overrides = ValueOverrides::default();
     overrides.set(setting, false).unwrap();
-    let refused = objects(&Release::default(), &overrides.complete().unwrap());
+    let refused = render_objects(&Release::default(), &overrides.with_defaults().unwrap());
     format!("{:?}", refused.unwrap_err())
 }
 
@@ -157,11 +157,11 @@ fn alias_and_labels_must_agree_with_the_revision() {
 
 #[test]
 fn notes_of_a_control_plane_alone_are_about_revisions() {
-    let mut values = Overrides::default();
+    let mut values = ValueOverrides::default();
     for setting in CANARY {
         values.set(setting, false).unwrap();
     }
-    let text = notes(&Release::default(), &values.complete().unwrap()).unwrap();
+    let text = render_notes(&Release::default(), &values.with_defaults().unwrap()).unwrap();
     assert!(text.contains("istio.io/rev=canary"), "{text}");
     assert!(!text.contains("enroll"), "{text}");
     assert!(text.contains("this control plane alone"), "{text}");

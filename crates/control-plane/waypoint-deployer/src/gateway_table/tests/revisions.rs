@@ -4,12 +4,16 @@ use super::*;
 
 /// Adds the Gateway's existing objects, which are equal for any revision.
 fn with_objects(table: &mut GatewayTable) {
-    for part in [Part::ServiceAccount, Part::Service, Part::Deployment] {
-        let mut metadata = metadata(json!([applied_by(MANAGER, json!({}))]));
+    for part in [
+        WaypointObjectKind::ServiceAccount,
+        WaypointObjectKind::Service,
+        WaypointObjectKind::Deployment,
+    ] {
+        let mut metadata = metadata(json!([applied_by(FIELD_MANAGER, json!({}))]));
         let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
             "name": "way", "uid": "1"}]);
         metadata.owner_references = serde_json::from_value(owner).unwrap();
-        table.object(part, name(), Some(ExistingObject::of(&metadata)));
+        table.set_object(part, name(), Some(ExistingObject::from_metadata(&metadata)));
     }
 }
 
@@ -25,12 +29,15 @@ fn owners(tables: &[GatewayTable; 2]) -> Vec<&'static str> {
     let names = ["default", "canary"].into_iter().zip(tables);
     let plans = names.filter_map(|(revision, table)| Some((revision, table.plan(&name())?)));
     let plans = plans.map(|(revision, plan)| {
-        let Plan::Apply(writes, removals) = plan else {
+        let DeploymentPlan::Apply(writes, removals) = plan else {
             panic!("{plan:?}");
         };
         assert_eq!(removals, []);
         let new: Vec<_> = writes.iter().filter(|write| write.is_new).collect();
-        assert!(new.iter().all(|write| write.part == Part::DisruptionBudget));
+        assert!(
+            new.iter()
+                .all(|write| write.part == WaypointObjectKind::DisruptionBudget)
+        );
         revision
     });
     plans.collect()
@@ -44,7 +51,7 @@ fn control_plane(revision: &str, tag: &str) -> Option<ControlPlane> {
         ("istio.io/tag", tag),
     ];
     let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    ControlPlane::of(Some(&labels.into()))
+    ControlPlane::from_labels(Some(&labels.into()))
 }
 
 #[test]
@@ -58,7 +65,7 @@ fn gateway_moves_to_another_revision_without_loss() {
     ] {
         for table in &mut tables {
             let moved = json!({"labels": {"istio.io/rev": label}});
-            table.gateway(name(), Some(gateway(moved, Value::Null)));
+            table.set_gateway(name(), Some(gateway(moved, Value::Null)));
             assert_eq!(table.take_due(), [name()].into());
         }
         assert_eq!(owners(&tables), owner, "{label}");
@@ -79,11 +86,11 @@ fn moved_tag_moves_its_gateways() {
         let service = format!("istiod-revision-tag-{tag}");
         let of = revision.and_then(|revision| control_plane(revision, tag));
         for table in &mut tables {
-            table.gateway(name(), Some(gateway(labels.clone(), Value::Null)));
+            table.set_gateway(name(), Some(gateway(labels.clone(), Value::Null)));
             table.take_due();
-            table.control_plane(&service, of.clone());
+            table.set_control_plane(&service, of.clone());
             assert_eq!(table.take_due(), [name()].into(), "{tag} {revision:?}");
-            table.control_plane(&service, of.clone());
+            table.set_control_plane(&service, of.clone());
             assert!(table.take_due().is_empty(), "the same again");
         }
         assert_eq!(owners(&tables), owner, "{tag} {revision:?}");
@@ -96,12 +103,15 @@ fn only_the_own_revision_cleans_up_after_a_class_change() {
     with_objects(&mut table);
     let mut other = gateway(json!({}), Value::Null);
     other.spec.gateway_class_name = "other".into();
-    table.gateway(name(), Some(other.clone()));
+    table.set_gateway(name(), Some(other.clone()));
     assert_eq!(table.plan(&name()), None);
     let labels = [("istio.io/rev".to_owned(), "canary".to_owned())];
     other.metadata.labels = Some(labels.into());
-    table.gateway(name(), Some(other));
-    assert!(matches!(table.plan(&name()), Some(Plan::Release(_))));
+    table.set_gateway(name(), Some(other));
+    assert!(matches!(
+        table.plan(&name()),
+        Some(DeploymentPlan::Release(_))
+    ));
 }
 
 #[test]
@@ -110,13 +120,13 @@ fn waypoints_in_undiscovered_namespaces_are_ignored() {
     with_objects(&mut table);
     table.take_due();
     let selector = json!({"matchLabels": {"mesh": "yes"}});
-    table.discover(vec![serde_json::from_value(selector).unwrap()]);
+    table.set_discovery_selectors(vec![serde_json::from_value(selector).unwrap()]);
     assert_eq!(table.take_due(), [name()].into());
     assert_eq!(table.plan(&name()), None);
     let labels = [("mesh".to_owned(), "yes".to_owned())];
-    table.namespace("shop".into(), Some(labels.into()));
+    table.set_namespace("shop".into(), Some(labels.into()));
     assert!(table.plan(&name()).is_some());
-    table.namespace("shop".into(), Some(BTreeMap::new()));
-    table.discover(Vec::new());
+    table.set_namespace("shop".into(), Some(BTreeMap::new()));
+    table.set_discovery_selectors(Vec::new());
     assert!(table.plan(&name()).is_some());
 }

@@ -5,8 +5,8 @@ use super::*;
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-type Eff = Effect<u32, &'static str>;
-type Ev = Event<u32, &'static str>;
+type TestEffect = Effect<u32, &'static str>;
+type TestEvent = Event<u32, &'static str>;
 
 fn id(name: &str) -> Identity {
     Identity::new("td", "ns", name)
@@ -19,15 +19,15 @@ fn day() -> Lifetime {
     }
 }
 
-struct Run {
+struct StateRun {
     state: State,
     now: Instant,
 }
 
-impl Run {
+impl StateRun {
     fn new(parallel: usize) -> Self {
         let options = CertificatesOptions {
-            parallel,
+            max_parallel_fetches: parallel,
             ..CertificatesOptions::default()
         };
         Self {
@@ -36,16 +36,16 @@ impl Run {
         }
     }
 
-    fn on(&mut self, event: Ev) -> Vec<Eff> {
+    fn on(&mut self, event: TestEvent) -> Vec<TestEffect> {
         self.state.on_event(event, self.now)
     }
 
-    fn request(&mut self, name: &str, priority: Priority) -> Vec<Eff> {
+    fn request(&mut self, name: &str, priority: Priority) -> Vec<TestEffect> {
         self.on(Event::Request(id(name), priority))
     }
 
     /// Advances the clock to the next wake-up; returns the time until it, and the effects.
-    fn wake(&mut self) -> (Duration, Vec<Eff>) {
+    fn wake(&mut self) -> (Duration, Vec<TestEffect>) {
         let wake = self.state.next_wake().expect("something to come");
         let waited = wake - self.now;
         self.now = wake;
@@ -53,13 +53,13 @@ impl Run {
     }
 }
 
-fn fetch(name: &str, attempt: u64) -> Eff {
+fn fetch(name: &str, attempt: u64) -> TestEffect {
     Effect::Fetch(id(name), attempt)
 }
 
 #[test]
 fn a_request_is_fetched_at_once_and_a_second_one_joins_it() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     assert_eq!(run.request("a", Priority::Warmup), [fetch("a", 1)]);
     assert_eq!(run.request("a", Priority::RealTime), []);
     assert_eq!(
@@ -71,7 +71,7 @@ fn a_request_is_fetched_at_once_and_a_second_one_joins_it() {
 
 #[test]
 fn fetches_for_waiting_connections_go_first() {
-    let mut run = Run::new(1);
+    let mut run = StateRun::new(1);
     run.request("busy", Priority::Background);
     for (name, priority) in [
         ("background", Priority::Background),
@@ -102,7 +102,7 @@ fn fetches_for_waiting_connections_go_first() {
 
 #[test]
 fn concurrent_fetches_are_limited() {
-    let mut run = Run::new(2);
+    let mut run = StateRun::new(2);
     assert_eq!(run.request("a", Priority::Warmup).len(), 1);
     assert_eq!(run.request("b", Priority::Warmup).len(), 1);
     assert_eq!(run.request("c", Priority::RealTime), []);
@@ -115,7 +115,7 @@ fn concurrent_fetches_are_limited() {
 
 #[test]
 fn certificates_are_renewed_at_half_of_their_lifetime() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));
     let (waited, effects) = run.wake();
@@ -126,7 +126,7 @@ fn certificates_are_renewed_at_half_of_their_lifetime() {
 
 #[test]
 fn certificate_without_lifetime_causes_no_busy_loop() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::Warmup);
     let life = Lifetime {
         renew_in: Duration::ZERO,
@@ -138,7 +138,7 @@ fn certificate_without_lifetime_causes_no_busy_loop() {
 
 #[test]
 fn failures_are_reported_at_once_and_retried_with_backoff() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::RealTime);
     let mut attempt = 1;
     let mut delays = Vec::new();
@@ -167,7 +167,7 @@ fn failures_are_reported_at_once_and_retried_with_backoff() {
 
 #[test]
 fn an_unreachable_ca_is_probed_with_one_identity_for_all() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     for (attempt, name) in (1..).zip(["a", "b", "c"]) {
         run.request(name, Priority::RealTime);
         assert_eq!(run.state.running, attempt);
@@ -184,7 +184,7 @@ fn an_unreachable_ca_is_probed_with_one_identity_for_all() {
             if let Effect::Fetch(identity, attempt) = effect {
                 attempts += 1;
                 let effects = run.on(Event::Unreachable(identity, attempt, "down", 0.5));
-                let is_report = |effect: &&Eff| matches!(effect, Effect::Report { .. });
+                let is_report = |effect: &&TestEffect| matches!(effect, Effect::Report { .. });
                 reports += effects.iter().filter(is_report).count();
             }
         }
@@ -208,7 +208,7 @@ fn an_unreachable_ca_is_probed_with_one_identity_for_all() {
 
 #[test]
 fn refusal_ends_the_outage_and_resets_delays() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::RealTime);
     let mut attempt = 1;
     for _ in 0..20 {
@@ -222,7 +222,7 @@ fn refusal_ends_the_outage_and_resets_delays() {
 
 #[test]
 fn outage_ends_when_no_identity_waits() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::RealTime);
     run.on(Event::Unreachable(id("a"), 1, "down", 0.5));
     run.on(Event::Forget(id("a")));
@@ -233,7 +233,7 @@ fn outage_ends_when_no_identity_waits() {
 #[test]
 fn retry_delays_are_randomized() {
     for (random, millis) in [(0.0, 800), (0.999_999, 1_199)] {
-        let mut run = Run::new(8);
+        let mut run = StateRun::new(8);
         run.request("a", Priority::RealTime);
         run.on(Event::Failed(id("a"), 1, "down", random));
         assert_eq!(run.wake().0.as_millis(), millis);
@@ -242,7 +242,7 @@ fn retry_delays_are_randomized() {
 
 #[test]
 fn a_valid_certificate_stays_in_use_while_renewal_fails() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));
     let received = run.now;
@@ -275,7 +275,7 @@ fn a_valid_certificate_stays_in_use_while_renewal_fails() {
 
 #[test]
 fn expired_certificate_is_fetched_at_once_and_retries_keep_delays() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));
     assert_eq!(run.on(Event::Expired(id("a"))), [fetch("a", 2)]);
@@ -291,7 +291,7 @@ fn expired_certificate_is_fetched_at_once_and_retries_keep_delays() {
 
 #[test]
 fn forgotten_identities_are_not_fetched_renewed_or_published() {
-    let mut run = Run::new(1);
+    let mut run = StateRun::new(1);
     run.request("fetching", Priority::Warmup);
     run.request("queued", Priority::Warmup);
     run.on(Event::Forget(id("queued")));
@@ -307,7 +307,7 @@ fn forgotten_identities_are_not_fetched_renewed_or_published() {
 
 #[test]
 fn stale_response_after_resubscription_is_ignored() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Forget(id("a")));
     assert_eq!(run.request("a", Priority::RealTime), [fetch("a", 2)]);
@@ -326,7 +326,7 @@ enum Step {
     Expired(u8),
     /// Ends the oldest fetch in flight: with a certificate, a rejection, or without a response.
     End(Option<bool>),
-    Pass(u32),
+    Advance(u32),
 }
 
 fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
@@ -341,7 +341,7 @@ fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
         2 => (0..12u8).prop_map(Step::Forget),
         1 => (0..12u8).prop_map(Step::Expired),
         4 => any::<Option<bool>>().prop_map(Step::End),
-        2 => (0..100_000u32).prop_map(Step::Pass),
+        2 => (0..100_000u32).prop_map(Step::Advance),
     ];
     proptest::collection::vec(step, 0..200)
 }
@@ -349,7 +349,7 @@ fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
 proptest::proptest! {
     #[test]
     fn any_order_of_events_keeps_the_invariants(steps in steps()) {
-        let mut run = Run::new(3);
+        let mut run = StateRun::new(3);
         let mut running: std::collections::VecDeque<(Identity, u64)> = Default::default();
         for step in steps {
             let effects = match step {
@@ -368,7 +368,7 @@ proptest::proptest! {
                     }
                     (None, _) => Vec::new(),
                 },
-                Step::Pass(seconds) => {
+                Step::Advance(seconds) => {
                     run.now += SECOND * seconds;
                     run.on(Event::Tick)
                 }
@@ -388,11 +388,11 @@ proptest::proptest! {
             let mut waiting = 0;
             for (identity, entry) in &state.entries {
                 match entry.phase {
-                    Phase::Ready(priority, due) => {
+                    Phase::Queued(priority, due) => {
                         ready += 1;
                         assert!(state.ready.contains(&(Reverse(priority), due, identity.clone())));
                     }
-                    Phase::Waiting(due) => {
+                    Phase::Scheduled(due) => {
                         waiting += 1;
                         assert!(state.timers.contains(&(due, identity.clone())));
                     }
@@ -408,7 +408,7 @@ proptest::proptest! {
 
 #[test]
 fn a_replaced_certificate_is_fetched_before_it_is_due() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     assert_eq!(run.on(Event::Renew(id("unknown"))), []);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));
@@ -425,7 +425,7 @@ fn a_replaced_certificate_is_fetched_before_it_is_due() {
 
 #[test]
 fn a_certificate_replaced_during_a_failing_fetch_is_fetched_at_once() {
-    let mut run = Run::new(8);
+    let mut run = StateRun::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Renew(id("a")));
     let effects = run.on(Event::Failed(id("a"), 1, "no", 0.5));

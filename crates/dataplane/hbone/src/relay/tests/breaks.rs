@@ -124,9 +124,9 @@ async fn stream_reset_with_any_code_is_no_end_of_data() {
         let (mut peer, mut open, relay) = relaying(side).await;
         open.send(b"part", false);
         let mut got = [0; 4];
-        peer.while_doing(app.read_exact(&mut got)).await.unwrap();
+        peer.drive_while(app.read_exact(&mut got)).await.unwrap();
         open.reset(reason);
-        let (_side, result) = peer.while_doing(relay).await.unwrap();
+        let (_side, result) = peer.drive_while(relay).await.unwrap();
         assert!(matches!(result, Err(RelayError::Tunnel(_))), "{reason}");
         assert!(is_silent(&mut app), "{reason}");
     }
@@ -139,7 +139,7 @@ async fn closed_or_timed_out_connection_is_no_end_of_data() {
         let (mut peer, mut open, relay) = relaying(side).await;
         open.send(b"part", false);
         let mut got = [0; 4];
-        peer.while_doing(app.read_exact(&mut got)).await.unwrap();
+        peer.drive_while(app.read_exact(&mut got)).await.unwrap();
         if goaway {
             peer.abort(Reason::INTERNAL_ERROR).await;
         } else {
@@ -157,10 +157,10 @@ async fn full_response_stays_intact_when_the_server_stops_reading() {
     let (mut peer, mut open, relay) = relaying(side).await;
     open.send(b"all", true);
     let mut got = Vec::new();
-    peer.while_doing(app.read_to_end(&mut got)).await.unwrap();
+    peer.drive_while(app.read_to_end(&mut got)).await.unwrap();
     assert_eq!(got, b"all");
     open.reset(Reason::NO_ERROR);
-    let (_side, result) = peer.while_doing(relay).await.unwrap();
+    let (_side, result) = peer.drive_while(relay).await.unwrap();
     result.unwrap();
 }
 
@@ -170,13 +170,13 @@ async fn crash_is_a_connect_error_after_all_sent_bytes() {
     // More than the peer's window.
     let (mut peer, mut open, relay) = relaying(Crashed(&SENT)).await;
     let error = peer
-        .while_doing(async {
+        .drive_while(async {
             open.expect_data(&SENT).await;
             open.body.data().await.unwrap().unwrap_err()
         })
         .await;
     assert_eq!(error.reason(), Some(Reason::CONNECT_ERROR));
-    let (_app, result) = peer.while_doing(relay).await.unwrap();
+    let (_app, result) = peer.drive_while(relay).await.unwrap();
     assert!(matches!(result, Err(RelayError::Receive(_))), "{result:?}");
 }
 
@@ -186,7 +186,7 @@ async fn stalled_peers_time_out() {
     // Within the peer's window, but the connection takes no more than 4 kB.
     let begin = Arc::new(Barrier::new(2));
     let (mut peer, _open, relay) = relaying_over(4096, begin.clone(), Crashed(&SENT)).await;
-    peer.while_doing(begin.wait()).await;
+    peer.drive_while(begin.wait()).await;
     let (_app, result) = relay.await.unwrap();
     assert!(matches!(result, Err(RelayError::Receive(_))), "{result:?}");
 }
@@ -199,9 +199,9 @@ async fn application_that_does_not_read_times_out() {
         .send_data(Bytes::from(vec![7; 10_000]), false)
         .unwrap();
     // One byte, and then nothing more.
-    peer.while_doing(app.read_u8()).await.unwrap();
+    peer.drive_while(app.read_u8()).await.unwrap();
     open.reset(Reason::CONNECT_ERROR);
-    let (_side, result) = peer.while_doing(relay).await.unwrap();
+    let (_side, result) = peer.drive_while(relay).await.unwrap();
     assert!(matches!(result, Err(RelayError::Tunnel(_))), "{result:?}");
 }
 

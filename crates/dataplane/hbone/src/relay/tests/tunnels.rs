@@ -6,7 +6,7 @@ use h2::Reason;
 use tokio::{sync::oneshot, task::JoinHandle};
 
 use super::*;
-use crate::piece::Piece;
+use crate::send_chunk::SendChunk;
 
 /// Counter of bytes that the first tunnel sends and receives.
 #[derive(Default)]
@@ -45,7 +45,7 @@ async fn scene(settings: Settings) -> Scene {
     let upstream = ambit_rt::spawn("upstream", connection(far, settings.clone()));
     let mut server = H2Peer::accept(server_io, 100).await;
     let open = server.expect_connect("10.0.0.2:80").await.accept();
-    let mut upstream = server.while_doing(upstream).await.unwrap();
+    let mut upstream = server.drive_while(upstream).await.unwrap();
 
     let (near, proxy_io) = tokio::io::duplex(1 << 20);
     let (done, relay) = oneshot::channel();
@@ -93,7 +93,7 @@ async fn next(client: &mut Tunnel) -> Option<Result<Bytes, h2::Error>> {
 async fn each_direction_ends_by_itself() {
     let mut scene = scene(Settings::default()).await;
     let unsent = scene.client.unsent.clone();
-    let request = Piece::new(Bytes::from_static(b"request"), &unsent);
+    let request = SendChunk::new(Bytes::from_static(b"request"), &unsent);
     scene.client.send.send_data(request, true).unwrap();
     let Scene {
         server,
@@ -102,7 +102,7 @@ async fn each_direction_ends_by_itself() {
         ..
     } = &mut scene;
     server
-        .while_doing(async {
+        .drive_while(async {
             open.expect_data(b"request").await;
             open.expect_end().await;
             open.send(b"answer", true);
@@ -129,7 +129,7 @@ async fn server_reset_reaches_the_client_after_earlier_bytes() {
         ..
     } = &mut scene;
     server
-        .while_doing(async {
+        .drive_while(async {
             assert_eq!(&next(client).await.unwrap().unwrap()[..], b"begun");
             open.reset(Reason::INTERNAL_ERROR);
             let reset = next(client).await.unwrap().unwrap_err();
@@ -153,7 +153,7 @@ async fn client_reset_reaches_the_server() {
     open.send(b"", true);
     client.reset();
     server
-        .while_doing(async {
+        .drive_while(async {
             let reset = open.body.data().await.unwrap().unwrap_err();
             assert_eq!(reset.reason(), Some(Reason::CONNECT_ERROR));
         })
@@ -173,7 +173,7 @@ async fn server_reset_after_its_response_is_noticed() {
     } = &mut scene;
     open.send(b"answer", true);
     server
-        .while_doing(async {
+        .drive_while(async {
             assert_eq!(&next(client).await.unwrap().unwrap()[..], b"answer");
             while let Some(end) = next(client).await {
                 assert!(end.unwrap().is_empty());
@@ -215,7 +215,7 @@ async fn bytes_of_any_amount_arrive_through_small_windows() {
         let _answer = app.read_to_end(&mut Vec::new()).await;
     });
     server
-        .while_doing(async {
+        .drive_while(async {
             open.expect_data(&expected).await;
             open.expect_end().await;
             open.send(b"", true);

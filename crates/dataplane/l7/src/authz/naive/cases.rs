@@ -12,7 +12,7 @@ use super::super::ServicePort;
 
 /// Service or pod that a generated request calls.
 #[derive(Clone, Debug)]
-pub(super) enum Called {
+pub(super) enum CallTarget {
     Service(NamespacedHostname),
     /// Pod, with the service ports that forward to the called port.
     Pod(Vec<(NamespacedHostname, u16)>),
@@ -22,7 +22,7 @@ pub(super) enum Called {
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) is_http: bool,
-    pub(super) called: Called,
+    pub(super) called: CallTarget,
     pub(super) source: Option<Identity>,
     pub(super) source_ip: [u8; 4],
     pub(super) remote_ip: [u8; 4],
@@ -37,7 +37,7 @@ pub(super) struct Call {
 
 impl Call {
     /// Returns a copy of the request that calls another port.
-    pub(super) fn at(&self, port: u16) -> Self {
+    pub(super) fn with_port(&self, port: u16) -> Self {
         Self {
             port,
             ..self.clone()
@@ -47,8 +47,8 @@ impl Call {
     /// Returns the service ports that forward to the called pod.
     pub(super) fn ports(&self) -> impl Iterator<Item = ServicePort> {
         let all = match &self.called {
-            Called::Service(_) => &[][..],
-            Called::Pod(all) => all,
+            CallTarget::Service(_) => &[][..],
+            CallTarget::Pod(all) => all,
         };
         all.iter().map(|(service, port)| ServicePort {
             service: service.clone(),
@@ -57,15 +57,15 @@ impl Call {
     }
 
     /// Whether a policy is attached to the called service.
-    pub(super) fn is_of(&self, policy: &HttpPolicy) -> bool {
-        matches!(&self.called, Called::Service(service) if policy.services.contains(service))
+    pub(super) fn is_target_of(&self, policy: &HttpPolicy) -> bool {
+        matches!(&self.called, CallTarget::Service(service) if policy.services.contains(service))
     }
 }
 
 /// Source of generated choices, which takes one byte for each; at the end of the bytes always the first choice.
-pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+pub(super) struct FuzzInput<'a>(pub(super) &'a [u8]);
 
-impl Bytes<'_> {
+impl FuzzInput<'_> {
     pub(super) fn up_to(&mut self, limit: u8) -> u8 {
         match self.0.split_first() {
             Some((first, rest)) => {
@@ -76,11 +76,11 @@ impl Bytes<'_> {
         }
     }
 
-    pub(super) fn one_in(&mut self, chances: u8) -> bool {
+    pub(super) fn one_chance_in(&mut self, chances: u8) -> bool {
         self.up_to(chances) == chances - 1
     }
 
-    fn among<T: Copy + Default>(&mut self, choices: &[T]) -> T {
+    fn choose_from<T: Copy + Default>(&mut self, choices: &[T]) -> T {
         let count = u8::try_from(choices.len()).unwrap_or(u8::MAX);
         let choice = self.up_to(count.max(1));
         choices
@@ -90,7 +90,7 @@ impl Bytes<'_> {
     }
 
     /// Generates a short list, mostly empty, since most fields of policies are unset.
-    fn few<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
+    fn up_to_two<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
         let count = match self.up_to(8) {
             7 => 2,
             5 | 6 => 1,
@@ -100,12 +100,12 @@ impl Bytes<'_> {
     }
 
     fn patterns(&mut self, choices: &[&str]) -> Vec<StringMatch> {
-        self.few(|bytes| StringMatch::from_pattern(bytes.among(choices)))
+        self.up_to_two(|bytes| StringMatch::from_pattern(bytes.choose_from(choices)))
     }
 
     fn nets(&mut self) -> Vec<IpNet> {
-        self.few(|bytes| {
-            let (last, length) = (bytes.up_to(4), bytes.among(&[32, 0, 31]));
+        self.up_to_two(|bytes| {
+            let (last, length) = (bytes.up_to(4), bytes.choose_from(&[32, 0, 31]));
             IpNet::new_assert(std::net::IpAddr::from([10, 0, 0, last]), length)
         })
     }
@@ -113,33 +113,35 @@ impl Bytes<'_> {
     fn service(&mut self) -> NamespacedHostname {
         NamespacedHostname {
             namespace: "ns".into(),
-            hostname: self.among(&["a", "b"]).into(),
+            hostname: self.choose_from(&["a", "b"]).into(),
         }
     }
 
     pub(super) fn policy(&mut self) -> HttpPolicy {
         let action = self.up_to(5);
         HttpPolicy {
-            key: PolicyKey::of_record(self.among(&["ns/a", "ns/b", "ns/c", "ns/d", "ns/e"])),
+            key: PolicyKey::from_resource_name(
+                self.choose_from(&["ns/a", "ns/b", "ns/c", "ns/d", "ns/e"]),
+            ),
             for_gateway: self.up_to(2) == 0,
-            services: self.few(Self::service),
+            services: self.up_to_two(Self::service),
             action: match action {
                 0 | 1 => HttpAction::Allow,
                 2 | 3 => HttpAction::Deny,
                 _ => HttpAction::Audit,
             },
-            dry_run: self.one_in(6),
+            dry_run: self.one_chance_in(6),
             rules: (0..self.up_to(3)).map(|_| self.rule()).collect(),
-            not_understood: self.one_in(12).then(|| "odd".into()),
+            not_understood: self.one_chance_in(12).then(|| "odd".into()),
             provider: None,
         }
     }
 
     fn rule(&mut self) -> HttpRule {
         HttpRule {
-            sources: self.few(Self::source),
-            operations: self.few(Self::operation),
-            conditions: self.few(Self::condition),
+            sources: self.up_to_two(Self::source),
+            operations: self.up_to_two(Self::operation),
+            conditions: self.up_to_two(Self::condition),
         }
     }
 
@@ -147,16 +149,16 @@ impl Bytes<'_> {
         const PRINCIPALS: &[&str] = &["td/ns/a/sa/b", "td/*", "*/sa/b", "*", "td/ns/a/sa/"];
         const WORDS: &[&str] = &["a", "b", "*", "a*", "*b"];
         let account = |bytes: &mut Self| ServiceAccountMatch {
-            namespace: bytes.among(&["a", "b"]).into(),
-            service_account: bytes.among(&["a", "b"]).into(),
+            namespace: bytes.choose_from(&["a", "b"]).into(),
+            service_account: bytes.choose_from(&["a", "b"]).into(),
         };
         HttpSource {
             principals: self.patterns(PRINCIPALS),
             not_principals: self.patterns(PRINCIPALS),
             namespaces: self.patterns(WORDS),
             not_namespaces: self.patterns(WORDS),
-            service_accounts: self.few(account),
-            not_service_accounts: self.few(account),
+            service_accounts: self.up_to_two(account),
+            not_service_accounts: self.up_to_two(account),
             trust_domains: self.patterns(&["td", "t*", "x"]),
             not_trust_domains: self.patterns(&["td", "x"]),
             ip_blocks: self.nets(),
@@ -171,21 +173,21 @@ impl Bytes<'_> {
     fn operation(&mut self) -> HttpOperation {
         const HOSTS: &[&str] = &["a.com", "*.com", "a.*", "*", "a.com:80", "*:80", "a.com:*"];
         const METHODS: &[&str] = &["GET", "PUT", "*", "G*", "get"];
-        let port = |bytes: &mut Self| bytes.among(&[80, 81]);
+        let port = |bytes: &mut Self| bytes.choose_from(&[80, 81]);
         HttpOperation {
             hosts: self.patterns(HOSTS),
             not_hosts: self.patterns(HOSTS),
-            ports: self.few(port),
-            not_ports: self.few(port),
+            ports: self.up_to_two(port),
+            not_ports: self.up_to_two(port),
             methods: self.patterns(METHODS),
             not_methods: self.patterns(METHODS),
-            paths: self.few(Self::path),
-            not_paths: self.few(Self::path),
+            paths: self.up_to_two(Self::path),
+            not_paths: self.up_to_two(Self::path),
         }
     }
 
     fn path(&mut self) -> PathPattern {
-        let text = self.among(&[
+        let text = self.choose_from(&[
             "/admin",
             "/admin/*",
             "*.css",
@@ -216,14 +218,14 @@ impl Bytes<'_> {
                 let net = IpNet::new_assert([10, 0, 0, bytes.up_to(4)].into(), 32);
                 HttpValue::Net(net)
             }
-            A::DestinationPort => HttpValue::Port(bytes.among(&[80, 81])),
-            _ => HttpValue::Text(StringMatch::from_pattern(bytes.among(&[
+            A::DestinationPort => HttpValue::Port(bytes.choose_from(&[80, 81])),
+            _ => HttpValue::Text(StringMatch::from_pattern(bytes.choose_from(&[
                 "1", "1*", "*2", "*", "a/b", "a/*", "*/b", "a.com", "1,2", "*.com",
             ]))),
         };
         HttpCondition {
-            values: self.few(value),
-            not_values: self.few(value),
+            values: self.up_to_two(value),
+            not_values: self.up_to_two(value),
             attribute,
         }
     }
@@ -231,38 +233,47 @@ impl Bytes<'_> {
     pub(super) fn call(&mut self) -> Call {
         let mut headers = HeaderMap::new();
         for _ in 0..self.up_to(4) {
-            let name = self.among(&["x-a", "x-a", "x-a", "x_a"]);
-            let value = self.among(&["1", "2", "12", "3", "3, 1", "1,2"]);
+            let name = self.choose_from(&["x-a", "x-a", "x-a", "x_a"]);
+            let value = self.choose_from(&["1", "2", "12", "3", "3, 1", "1,2"]);
             headers.append(name, HeaderValue::from_static(value));
         }
-        if self.one_in(6) {
-            let path = self.among(&["/admin", "/x", "/Admin/"]);
+        if self.one_chance_in(6) {
+            let path = self.choose_from(&["/admin", "/x", "/Admin/"]);
             headers.insert("x-original-url", HeaderValue::from_static(path));
         }
-        if self.one_in(6) {
-            let method = self.among(&["PUT", "put"]);
+        if self.one_chance_in(6) {
+            let method = self.choose_from(&["PUT", "put"]);
             headers.insert("x-http-method-override", HeaderValue::from_static(method));
         }
-        if self.one_in(6) {
-            let host = self.among(&["a.com", "b.com", "A.com:81"]);
+        if self.one_chance_in(6) {
+            let host = self.choose_from(&["a.com", "b.com", "A.com:81"]);
             headers.insert("x-forwarded-host", HeaderValue::from_static(host));
         }
-        let has_source = !self.one_in(4);
+        let has_source = !self.one_chance_in(4);
         Call {
-            is_http: !self.one_in(4),
+            is_http: !self.one_chance_in(4),
             called: match self.up_to(3) {
-                0 => Called::Pod(self.few(|bytes| (bytes.service(), bytes.among(&[80, 81])))),
-                _ => Called::Service(self.service()),
+                0 => CallTarget::Pod(
+                    self.up_to_two(|bytes| (bytes.service(), bytes.choose_from(&[80, 81]))),
+                ),
+                _ => CallTarget::Service(self.service()),
             },
-            source: has_source
-                .then(|| Identity::new("td", self.among(&["a", "b"]), self.among(&["b", "a"]))),
+            source: has_source.then(|| {
+                Identity::new(
+                    "td",
+                    self.choose_from(&["a", "b"]),
+                    self.choose_from(&["b", "a"]),
+                )
+            }),
             source_ip: [10, 0, 0, self.up_to(4)],
             remote_ip: [10, 0, 0, self.up_to(4)],
             destination_ip: [10, 0, 0, self.up_to(4)],
-            port: self.among(&[80, 81]),
-            sni: self.one_in(2).then(|| self.among(&["A.com", "b.com"])),
-            method: self.among(&["GET", "PUT", "put"]),
-            host: self.among(&[
+            port: self.choose_from(&[80, 81]),
+            sni: self
+                .one_chance_in(2)
+                .then(|| self.choose_from(&["A.com", "b.com"])),
+            method: self.choose_from(&["GET", "PUT", "put"]),
+            host: self.choose_from(&[
                 "a.com",
                 "A.com:80",
                 "b.com",
@@ -271,7 +282,7 @@ impl Bytes<'_> {
                 "",
                 "a.com:",
             ]),
-            path: self.among(&[
+            path: self.choose_from(&[
                 "/admin",
                 "//admin",
                 "/admin;x",

@@ -4,15 +4,15 @@ use ambit_jwt::Claims;
 
 use super::*;
 
-fn with(claims: &str) -> Call {
-    let claims = Claims::read(claims.as_bytes(), &["roles".into()]).unwrap();
+fn call_with_claims(claims: &str) -> Call {
+    let claims = Claims::parse(claims.as_bytes(), &["roles".into()]).unwrap();
     Call {
         claims: Some(claims),
         ..Call::default()
     }
 }
 
-fn decided(action: HttpAction, rule: HttpRule, call: &Call) -> bool {
+fn is_allowed(action: HttpAction, rule: HttpRule, call: &Call) -> bool {
     let policies = policies([policy("p", action, vec![rule])]);
     policies
         .evaluate(Scope::Pod(&[]), &call.request())
@@ -35,7 +35,7 @@ fn principals(any: &[&str], none: &[&str]) -> HttpRule {
     }
 }
 
-fn asks(attribute: HttpAttribute, value: &str) -> HttpRule {
+fn claim_condition(attribute: HttpAttribute, value: &str) -> HttpRule {
     HttpRule {
         conditions: vec![HttpCondition {
             attribute,
@@ -48,12 +48,12 @@ fn asks(attribute: HttpAttribute, value: &str) -> HttpRule {
 
 fn claim(path: &[&str], value: &str) -> HttpRule {
     let path = path.iter().map(|one| (*one).into()).collect();
-    asks(HttpAttribute::RequestClaim(path), value)
+    claim_condition(HttpAttribute::RequestClaim(path), value)
 }
 
 #[test]
 fn request_principal_comes_from_its_token() {
-    let call = with(r#"{"iss":"https://i","sub":"alice"}"#);
+    let call = call_with_claims(r#"{"iss":"https://i","sub":"alice"}"#);
     for (any, none, allowed) in [
         (&["https://i/alice"][..], &[][..], true),
         (&["https://i/*"], &[], true),
@@ -65,30 +65,38 @@ fn request_principal_comes_from_its_token() {
     ] {
         let rule = principals(any, none);
         assert_eq!(
-            decided(HttpAction::Allow, rule, &call),
+            is_allowed(HttpAction::Allow, rule, &call),
             allowed,
             "{any:?} {none:?}"
         );
     }
     for nobody in [
         Call::default(),
-        with(r#"{"iss":"https://i"}"#),
-        with(r#"{"sub":"alice"}"#),
+        call_with_claims(r#"{"iss":"https://i"}"#),
+        call_with_claims(r#"{"sub":"alice"}"#),
     ] {
-        assert!(!decided(
+        assert!(!is_allowed(
             HttpAction::Allow,
             principals(&["*"], &[]),
             &nobody
         ));
-        assert!(!decided(HttpAction::Deny, principals(&[], &["*"]), &nobody));
-        assert!(decided(HttpAction::Deny, principals(&["*"], &[]), &nobody));
+        assert!(!is_allowed(
+            HttpAction::Deny,
+            principals(&[], &["*"]),
+            &nobody
+        ));
+        assert!(is_allowed(
+            HttpAction::Deny,
+            principals(&["*"], &[]),
+            &nobody
+        ));
     }
 }
 
 #[test]
 fn subjects_of_different_issuers_are_distinguished() {
     // Joined, issuer and subject are the same text as `carol` of `https://i/tenant`.
-    let call = with(r#"{"iss":"https://i","sub":"tenant/carol"}"#);
+    let call = call_with_claims(r#"{"iss":"https://i","sub":"tenant/carol"}"#);
     for pattern in [
         "https://i/tenant/carol",
         "https://i/tenant/*",
@@ -97,21 +105,21 @@ fn subjects_of_different_issuers_are_distinguished() {
         "*/carol",
     ] {
         assert!(
-            !decided(HttpAction::Allow, principals(&[pattern], &[]), &call),
+            !is_allowed(HttpAction::Allow, principals(&[pattern], &[]), &call),
             "{pattern}"
         );
         assert!(
-            !decided(HttpAction::Deny, principals(&[pattern], &[]), &call),
+            !is_allowed(HttpAction::Deny, principals(&[pattern], &[]), &call),
             "{pattern}"
         );
     }
     for pattern in ["https://i/*", "*", "https*", "*rol"] {
         assert!(
-            decided(HttpAction::Allow, principals(&[pattern], &[]), &call),
+            is_allowed(HttpAction::Allow, principals(&[pattern], &[]), &call),
             "{pattern}"
         );
     }
-    let other = with(r#"{"iss":"https://i/tenant","sub":"carol"}"#);
+    let other = call_with_claims(r#"{"iss":"https://i/tenant","sub":"carol"}"#);
     for pattern in [
         "https://i/tenant/carol",
         "https://i/tenant/*",
@@ -119,7 +127,7 @@ fn subjects_of_different_issuers_are_distinguished() {
         "*nant/carol",
     ] {
         assert!(
-            decided(HttpAction::Allow, principals(&[pattern], &[]), &other),
+            is_allowed(HttpAction::Allow, principals(&[pattern], &[]), &other),
             "{pattern}"
         );
     }
@@ -127,11 +135,11 @@ fn subjects_of_different_issuers_are_distinguished() {
 
 #[test]
 fn each_value_of_a_claim_is_compared() {
-    let call = with(
+    let call = call_with_claims(
         r#"{"iss":"i","sub":"s","aud":["a","b"],"azp":"app","groups":["dev","ops"],
             "scope":"read write","roles":"one two","realm":{"role":["admin"]},"level":5}"#,
     );
-    let allowed = |rule| decided(HttpAction::Allow, rule, &call);
+    let allowed = |rule| is_allowed(HttpAction::Allow, rule, &call);
     assert!(allowed(claim(&["groups"], "ops")));
     assert!(allowed(claim(&["groups"], "o*")));
     assert!(allowed(claim(&["scope"], "write")));
@@ -139,20 +147,32 @@ fn each_value_of_a_claim_is_compared() {
     assert!(allowed(claim(&["realm", "role"], "admin")));
     assert!(!allowed(claim(&["realm"], "admin")));
     assert!(!allowed(claim(&["role"], "admin")));
-    assert!(allowed(asks(HttpAttribute::RequestAudiences, "b")));
-    assert!(!allowed(asks(HttpAttribute::RequestAudiences, "c")));
-    assert!(allowed(asks(HttpAttribute::RequestPresenter, "app")));
-    assert!(allowed(asks(HttpAttribute::RequestPrincipal, "i/s")));
+    assert!(allowed(claim_condition(
+        HttpAttribute::RequestAudiences,
+        "b"
+    )));
+    assert!(!allowed(claim_condition(
+        HttpAttribute::RequestAudiences,
+        "c"
+    )));
+    assert!(allowed(claim_condition(
+        HttpAttribute::RequestPresenter,
+        "app"
+    )));
+    assert!(allowed(claim_condition(
+        HttpAttribute::RequestPrincipal,
+        "i/s"
+    )));
     // A number is not text, but DENY policies match it.
     assert!(!allowed(claim(&["level"], "5")));
-    assert!(!decided(HttpAction::Deny, claim(&["level"], "5"), &call));
+    assert!(!is_allowed(HttpAction::Deny, claim(&["level"], "5"), &call));
 }
 
 #[test]
 fn policies_with_claims_apply_to_http_only() {
     for rule in [principals(&["*"], &[]), claim(&["a"], "b")] {
         let policies = policies([policy("p", HttpAction::Allow, vec![rule])]);
-        assert!(policies.need_http(Scope::Pod(&[])));
+        assert!(policies.needs_http(Scope::Pod(&[])));
         let connection =
             policies.evaluate_connection(Scope::Pod(&[]), &Call::default().connection());
         assert!(!connection.is_allowed());

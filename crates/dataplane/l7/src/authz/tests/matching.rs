@@ -12,7 +12,7 @@ fn anonymous() -> Call {
 #[test]
 fn source_identities_match_by_each_attribute() {
     let source = |patterns: &[&str]| {
-        from(HttpSource {
+        source_rule(HttpSource {
             principals: texts(patterns),
             ..HttpSource::default()
         })
@@ -30,7 +30,7 @@ fn source_identities_match_by_each_attribute() {
         assert_eq!(plainly_matches(&rule, &Call::default()), expected);
         assert!(!plainly_matches(&rule, &anonymous()), "{pattern}");
     }
-    let not = from(HttpSource {
+    let not = source_rule(HttpSource {
         not_principals: texts(&["td/ns/ns/sa/sa"]),
         ..HttpSource::default()
     });
@@ -46,9 +46,12 @@ fn source_identities_match_by_each_attribute() {
         trust_domains: texts(&["td"]),
         ..HttpSource::default()
     };
-    assert!(plainly_matches(&from(of("ns")), &Call::default()));
-    assert!(!plainly_matches(&from(of("other")), &Call::default()));
-    assert!(!plainly_matches(&from(of("ns")), &anonymous()));
+    assert!(plainly_matches(&source_rule(of("ns")), &Call::default()));
+    assert!(!plainly_matches(
+        &source_rule(of("other")),
+        &Call::default()
+    ));
+    assert!(!plainly_matches(&source_rule(of("ns")), &anonymous()));
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn hosts_are_compared_without_case_and_with_any_port() {
         ("*", "", false),
         ("*", "a", true),
     ] {
-        let rule = to(HttpOperation {
+        let rule = operation_rule(HttpOperation {
             hosts: texts(&[pattern]),
             ..HttpOperation::default()
         });
@@ -116,7 +119,7 @@ fn hosts_are_compared_without_case_and_with_any_port() {
 
 #[test]
 fn host_is_denied_at_the_dialed_port() {
-    let rule = to(HttpOperation {
+    let rule = operation_rule(HttpOperation {
         hosts: texts(&["shop.example.com:80"]),
         ..HttpOperation::default()
     });
@@ -171,11 +174,11 @@ fn methods_are_denied_in_any_case_and_allowed_exactly() {
         ),
         ("POST", replaced("x-method-override", b"POST"), true, true),
     ] {
-        let any = to(HttpOperation {
+        let any = operation_rule(HttpOperation {
             methods: texts(&[pattern]),
             ..HttpOperation::default()
         });
-        let none = to(HttpOperation {
+        let none = operation_rule(HttpOperation {
             not_methods: texts(&[pattern]),
             ..HttpOperation::default()
         });
@@ -197,13 +200,13 @@ fn methods_are_denied_in_any_case_and_allowed_exactly() {
 #[test]
 fn paths_are_denied_in_any_reading_and_allowed_in_all() {
     let any = |patterns: &[&str]| {
-        to(HttpOperation {
+        operation_rule(HttpOperation {
             paths: paths(patterns),
             ..HttpOperation::default()
         })
     };
     let none = |patterns: &[&str]| {
-        to(HttpOperation {
+        operation_rule(HttpOperation {
             not_paths: paths(patterns),
             ..HttpOperation::default()
         })
@@ -264,11 +267,11 @@ fn a_wildcard_allows_only_paths_that_match_in_every_reading() {
         ("*.css", "/admin%2500.css"),
         ("/public/{*}", "/public/a%2Fb"),
     ] {
-        let any = to(HttpOperation {
+        let any = operation_rule(HttpOperation {
             paths: paths(&[pattern]),
             ..HttpOperation::default()
         });
-        let none = to(HttpOperation {
+        let none = operation_rule(HttpOperation {
             not_paths: paths(&[pattern]),
             ..HttpOperation::default()
         });
@@ -282,7 +285,7 @@ fn a_wildcard_allows_only_paths_that_match_in_every_reading() {
 
 #[test]
 fn path_override_headers_are_denied_like_the_path() {
-    let admin = to(HttpOperation {
+    let admin = operation_rule(HttpOperation {
         paths: paths(&["/admin/*"]),
         ..HttpOperation::default()
     });
@@ -300,15 +303,15 @@ fn path_override_headers_are_denied_like_the_path() {
 
 #[test]
 fn exceptions_must_hold_for_override_headers() {
-    let public = to(HttpOperation {
+    let public = operation_rule(HttpOperation {
         not_paths: paths(&["/public*"]),
         ..HttpOperation::default()
     });
-    let safe = to(HttpOperation {
+    let safe = operation_rule(HttpOperation {
         not_methods: texts(&["GET", "POST"]),
         ..HttpOperation::default()
     });
-    let own = to(HttpOperation {
+    let own = operation_rule(HttpOperation {
         not_hosts: texts(&["own.example"]),
         ..HttpOperation::default()
     });
@@ -351,7 +354,7 @@ fn exceptions_must_hold_for_override_headers() {
 
 #[test]
 fn host_override_headers_are_denied_like_the_host() {
-    let admin = to(HttpOperation {
+    let admin = operation_rule(HttpOperation {
         hosts: texts(&["admin.example"]),
         ..HttpOperation::default()
     });
@@ -374,7 +377,7 @@ fn host_override_headers_are_denied_like_the_host() {
 #[test]
 fn header_spellings_are_joined_in_every_order_to_deny() {
     let is = |value: &str| {
-        when(
+        condition_rule(
             HttpAttribute::Header("x-a-b".into()),
             vec![HttpValue::Text(StringMatch::Exact(value.into()))],
             vec![],
@@ -399,7 +402,7 @@ fn header_spellings_are_joined_in_every_order_to_deny() {
 #[test]
 fn header_lines_are_joined_for_allow_and_single_for_deny() {
     let role = |pattern: &str| {
-        when(
+        condition_rule(
             HttpAttribute::Header("x-role".into()),
             vec![HttpValue::Text(StringMatch::from_pattern(pattern))],
             vec![],
@@ -426,7 +429,7 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
     let same = one.header("x-role", b"users");
     assert!(matches(&role("user*"), HttpAction::Allow, &same));
 
-    let not = when(
+    let not = condition_rule(
         HttpAttribute::Header("x-role".into()),
         vec![],
         vec![HttpValue::Text(StringMatch::Exact("admin".into()))],
@@ -453,7 +456,7 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
     assert!(!matches(&role("admin"), HttpAction::Allow, &spelt));
     let both = spelt.header("x-role", b"user");
     assert!(!matches(&role("user"), HttpAction::Allow, &both));
-    let agent = when(
+    let agent = condition_rule(
         HttpAttribute::Header("user-agent".into()),
         vec![HttpValue::Text(StringMatch::Prefix("Mozilla/".into()))],
         vec![],
@@ -461,7 +464,7 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
     let browser = Call::default().header("user-agent", b"Mozilla/5.0 (KHTML, like Gecko)");
     assert!(plainly_matches(&agent, &browser));
 
-    let cookie = when(
+    let cookie = condition_rule(
         HttpAttribute::Header("cookie".into()),
         vec![HttpValue::Text(StringMatch::Prefix("a=1; b".into()))],
         vec![],
@@ -496,13 +499,13 @@ fn conditions_compare_their_attributes() {
             ..Call::default()
         };
         for (value, expected) in [(matching, true), (other, false)] {
-            let any = when(attribute.clone(), vec![value.clone()], vec![]);
-            let none = when(attribute.clone(), vec![], vec![value]);
+            let any = condition_rule(attribute.clone(), vec![value.clone()], vec![]);
+            let none = condition_rule(attribute.clone(), vec![], vec![value]);
             assert_eq!(plainly_matches(&any, &call), expected, "{any:?}");
             assert_eq!(plainly_matches(&none, &call), !expected, "{none:?}");
         }
     }
-    let sni = when(ConnectionSni, vec![text("*")], vec![]);
+    let sni = condition_rule(ConnectionSni, vec![text("*")], vec![]);
     assert!(!plainly_matches(&sni, &Call::default()));
 }
 
@@ -545,7 +548,7 @@ fn a_rule_needs_a_source_an_operation_and_all_conditions() {
     }
     assert!(plainly_matches(&HttpRule::default(), &Call::default()));
     assert!(plainly_matches(
-        &from(HttpSource::default()),
+        &source_rule(HttpSource::default()),
         &Call::default()
     ));
 }

@@ -10,7 +10,7 @@ fn service(name: &str) -> NamespacedHostname {
 }
 
 fn method(name: &str) -> HttpRule {
-    to(HttpOperation {
+    operation_rule(HttpOperation {
         methods: texts(&[name]),
         ..HttpOperation::default()
     })
@@ -35,9 +35,9 @@ fn rule(name: &str, rule: usize) -> RuleId {
 #[test]
 fn without_policies_everything_is_allowed() {
     let decision = decide(&Policies::default(), Scope::Pod(&[]));
-    assert_eq!(decision.why, Why::NoAllowPolicies);
-    assert!(decision.is_allowed() && decision.details().is_none());
-    assert!(!Policies::default().need_http(Scope::Pod(&[])));
+    assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
+    assert!(decision.is_allowed() && decision.response_code_details().is_none());
+    assert!(!Policies::default().needs_http(Scope::Pod(&[])));
 }
 
 #[test]
@@ -45,12 +45,12 @@ fn deny_counts_before_allow() {
     let allow = policy("a", HttpAction::Allow, vec![HttpRule::default()]);
     let deny = policy("d", HttpAction::Deny, vec![method("PUT"), method("GET")]);
     let decision = decide(&policies([allow.clone()]), Scope::Pod(&[]));
-    assert_eq!(decision.why, Why::Allowed(rule("a", 0)));
+    assert_eq!(decision.reason, DecisionReason::AllowedByRule(rule("a", 0)));
     assert_eq!(decision.to_string(), "allowed by rule 0 of policy ns/a");
     let decision = decide(&policies([allow, deny]), Scope::Pod(&[]));
-    assert_eq!(decision.why, Why::Denied(rule("d", 1)));
+    assert_eq!(decision.reason, DecisionReason::DeniedByRule(rule("d", 1)));
     assert_eq!(
-        decision.details().as_deref(),
+        decision.response_code_details().as_deref(),
         Some("rbac_access_denied_matched_policy[ns[ns]-policy[d]-rule[1]]")
     );
 }
@@ -61,16 +61,16 @@ fn policies_without_rules_never_match() {
         &policies([policy("a", HttpAction::Allow, vec![])]),
         Scope::Pod(&[]),
     );
-    assert_eq!(allow.why, Why::NoneAllows);
+    assert_eq!(allow.reason, DecisionReason::NoAllowPolicyMatched);
     assert_eq!(
-        allow.details().as_deref(),
+        allow.response_code_details().as_deref(),
         Some("rbac_access_denied_matched_policy[none]")
     );
     let deny = decide(
         &policies([policy("d", HttpAction::Deny, vec![])]),
         Scope::Pod(&[]),
     );
-    assert_eq!(deny.why, Why::NoAllowPolicies);
+    assert_eq!(deny.reason, DecisionReason::NoAllowPolicies);
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn policies_of_services_apply_to_their_requests_only() {
     let policies = policies([for_services(deny, &["a", "b"]), allow]);
     for denied in [&a, &b] {
         let decision = decide(&policies, Scope::Service(denied));
-        assert_eq!(decision.why, Why::Denied(rule("d", 0)));
+        assert_eq!(decision.reason, DecisionReason::DeniedByRule(rule("d", 0)));
     }
     for allowed in [Scope::Service(&c), Scope::Pod(&[])] {
         let decision = decide(&policies, allowed);
-        assert_eq!(decision.why, Why::Allowed(rule("a", 0)));
+        assert_eq!(decision.reason, DecisionReason::AllowedByRule(rule("a", 0)));
     }
 }
 
@@ -95,12 +95,12 @@ fn policy_not_understood_denies_its_targets() {
         not_understood: Some("field 99 is unknown".into()),
         ..policy("odd", HttpAction::Allow, vec![HttpRule::default()])
     };
-    let bad_template = to(HttpOperation {
+    let bad_template = operation_rule(HttpOperation {
         paths: vec![PathPattern::Template("/a{*}".into())],
         ..HttpOperation::default()
     });
-    let bad_value = when(HttpAttribute::SourceIp, vec![HttpValue::Port(1)], vec![]);
-    let bad_header = when(
+    let bad_value = condition_rule(HttpAttribute::SourceIp, vec![HttpValue::Port(1)], vec![]);
+    let bad_header = condition_rule(
         HttpAttribute::Header("a b".into()),
         vec![HttpValue::Text(StringMatch::Presence)],
         vec![],
@@ -109,7 +109,7 @@ fn policy_not_understood_denies_its_targets() {
     for odd in [odd, with(bad_template), with(bad_value), with(bad_header)] {
         let decision = decide(&policies([odd.clone()]), Scope::Pod(&[]));
         assert!(
-            matches!(&decision.why, Why::NotUnderstood { policy, .. } if *policy == key("odd"))
+            matches!(&decision.reason, DecisionReason::InvalidPolicy { policy, .. } if *policy == key("odd"))
         );
         assert!(decision.to_string().contains("not understood"));
         let elsewhere = for_services(odd.clone(), &["a"]);
@@ -138,8 +138,8 @@ fn dry_run_policies_report_what_they_would_deny() {
     assert_eq!(
         decision.dry_run,
         [
-            DryRun::new(&key("d"), Some(0)),
-            DryRun::new(&key("a"), None)
+            DryRunDenial::new(&key("d"), Some(0)),
+            DryRunDenial::new(&key("a"), None)
         ]
     );
     // Another ALLOW policy would still allow the request, enforced or not.
@@ -157,7 +157,7 @@ fn audit_policies_only_report() {
     let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
     let other = policy("other", HttpAction::Audit, vec![method("PUT")]);
     let decision = decide(&policies([audit, other]), Scope::Pod(&[]));
-    assert_eq!(decision.why, Why::NoAllowPolicies);
+    assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
     assert_eq!(decision.audits, [rule("audit", 0)]);
 }
 
@@ -182,23 +182,23 @@ fn non_http_connections_never_match_http_allow_rules() {
         let call = Call::default();
         policies.evaluate_connection(Scope::Pod(&[]), &call.connection())
     };
-    let header = when(
+    let header = condition_rule(
         HttpAttribute::Header("a".into()),
         vec![HttpValue::Text(StringMatch::Presence)],
         vec![],
     );
-    let host = to(HttpOperation {
+    let host = operation_rule(HttpOperation {
         not_hosts: texts(&["a"]),
         ..HttpOperation::default()
     });
-    let path = to(HttpOperation {
+    let path = operation_rule(HttpOperation {
         ports: vec![80],
         paths: paths(&["/a"]),
         ..HttpOperation::default()
     });
     for http in [header, host, path, method("GET")] {
         let allow = decide(HttpAction::Allow, http.clone());
-        assert_eq!(allow.why, Why::NoneAllows);
+        assert_eq!(allow.reason, DecisionReason::NoAllowPolicyMatched);
         let of = |name| HttpRule {
             sources: vec![namespace(name)],
             ..http.clone()
@@ -207,15 +207,15 @@ fn non_http_connections_never_match_http_allow_rules() {
         assert!(decide(HttpAction::Deny, of("other")).is_allowed());
         assert_eq!(decide(HttpAction::Audit, of("ns")).audits.len(), 1);
         let policies = policies([policy("p", HttpAction::Deny, vec![http.clone()])]);
-        assert!(policies.need_http(Scope::Pod(&[])));
+        assert!(policies.needs_http(Scope::Pod(&[])));
     }
-    let other_port = to(HttpOperation {
+    let other_port = operation_rule(HttpOperation {
         ports: vec![81],
         methods: texts(&["GET"]),
         ..HttpOperation::default()
     });
     assert!(decide(HttpAction::Deny, other_port).is_allowed());
-    assert!(decide(HttpAction::Allow, from(namespace("ns"))).is_allowed());
+    assert!(decide(HttpAction::Allow, source_rule(namespace("ns"))).is_allowed());
 }
 
 #[test]
@@ -251,27 +251,36 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
     let own = for_services(of(get.clone(), HttpAction::Deny, "own"), &["a"]);
     let all = policies([gateway, own]);
     assert_eq!(
-        decide(&all, Scope::Backend(&a)).why,
-        Why::Denied(rule("own", 0))
+        decide(&all, Scope::Backend(&a)).reason,
+        DecisionReason::DeniedByRule(rule("own", 0))
     );
     assert!(decide(&all, Scope::Backend(&b)).is_allowed());
-    assert!(all.has_own(&a) && !all.has_own(&b));
+    assert!(all.has_service_policies(&a) && !all.has_service_policies(&b));
     // Where the service has ALLOW policies, one of them or of the whole waypoint must match.
     let needed = for_services(of(put.clone(), HttpAction::Allow, "needed"), &["a"]);
     let elsewhere = of(put, HttpAction::Allow, "elsewhere");
     let admits = of(get, HttpAction::Allow, "admits");
     let of_backend = |all: &[&HttpPolicy], service| {
         let all = policies(all.iter().copied().cloned());
-        decide(&all, Scope::Backend(service)).why
+        decide(&all, Scope::Backend(service)).reason
     };
-    assert_eq!(of_backend(&[&needed], &a), Why::NoneAllows);
-    assert_eq!(of_backend(&[&needed, &elsewhere], &a), Why::NoneAllows);
+    assert_eq!(
+        of_backend(&[&needed], &a),
+        DecisionReason::NoAllowPolicyMatched
+    );
+    assert_eq!(
+        of_backend(&[&needed, &elsewhere], &a),
+        DecisionReason::NoAllowPolicyMatched
+    );
     assert_eq!(
         of_backend(&[&needed, &admits], &a),
-        Why::Allowed(rule("admits", 0))
+        DecisionReason::AllowedByRule(rule("admits", 0))
     );
     assert!(
-        matches!(of_backend(&[&elsewhere], &b), Why::NoAllowPolicies),
+        matches!(
+            of_backend(&[&elsewhere], &b),
+            DecisionReason::NoAllowPolicies
+        ),
         "the whole waypoint's admission has been asked for"
     );
     // Only policies of the service: audits and dry runs of the whole waypoint have been reported
@@ -293,13 +302,13 @@ fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
         address: ([10, 96, 0, 1], port).into(),
     };
     let at_port = |port: u16| {
-        to(HttpOperation {
+        operation_rule(HttpOperation {
             ports: vec![port],
             ..HttpOperation::default()
         })
     };
     let host = |host: &str| {
-        to(HttpOperation {
+        operation_rule(HttpOperation {
             hosts: texts(&[host]),
             ..HttpOperation::default()
         })
@@ -431,5 +440,5 @@ fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
     assert_eq!((decision.audits.len(), decision.dry_run.len()), (1, 1));
     // Policies of a service require HTTP.
     let of_path = policies([of(deny("d", get()), "b")]);
-    assert!(of_path.need_http(Scope::Pod(&ab)) && !of_path.need_http(Scope::Pod(&[])));
+    assert!(of_path.needs_http(Scope::Pod(&ab)) && !of_path.needs_http(Scope::Pod(&[])));
 }

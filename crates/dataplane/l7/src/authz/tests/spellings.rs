@@ -110,15 +110,15 @@ const SPELLINGS: &[&str] = &[
 
 #[test]
 fn spellings_of_admin_are_refused_or_authorized_as_admin() {
-    let deny = to(HttpOperation {
+    let deny = operation_rule(HttpOperation {
         paths: paths(&["/admin", "/admin/*"]),
         ..HttpOperation::default()
     });
-    let all_but = to(HttpOperation {
+    let all_but = operation_rule(HttpOperation {
         not_paths: paths(&["/admin"]),
         ..HttpOperation::default()
     });
-    let public = to(HttpOperation {
+    let public = operation_rule(HttpOperation {
         paths: paths(&["/public/*", "/public", "/"]),
         ..HttpOperation::default()
     });
@@ -149,7 +149,7 @@ fn the_plain_spellings_are_not_refused() {
 
 #[test]
 fn other_paths_are_not_denied() {
-    let deny = to(HttpOperation {
+    let deny = operation_rule(HttpOperation {
         paths: paths(&["/admin", "/admin/*"]),
         ..HttpOperation::default()
     });
@@ -161,7 +161,7 @@ fn other_paths_are_not_denied() {
 }
 
 /// Generates a spelling of a path that a lenient server considers equal.
-fn spelled(path: &str, how: &[u8]) -> String {
+fn respell(path: &str, how: &[u8]) -> String {
     let mut out = String::new();
     let mut how = how.iter().copied().cycle();
     for byte in path.bytes() {
@@ -208,13 +208,13 @@ proptest! {
         ),
         is_exception in any::<bool>(),
     ) {
-        let spelling = spelled(&plain, &how);
+        let spelling = respell(&plain, &how);
         // No server both cuts a path at a semicolon and strips parameters before it.
         let end = if spelling.contains(';') && end == ";/public" { "" } else { end };
         let spelling = format!("{spelling}{end}");
         let Ok(target) = path::normalize(&spelling, PathNormalization::Base) else { return Ok(()) };
         let all = paths(&patterns);
-        let rule = to(match is_exception {
+        let rule = operation_rule(match is_exception {
             false => HttpOperation { paths: all, ..HttpOperation::default() },
             true => HttpOperation { not_paths: all, ..HttpOperation::default() },
         });

@@ -7,17 +7,17 @@ use rand::RngCore;
 
 use super::{
     Cors, Filters, Redirect,
-    fault::{Injected, is_drawn},
+    fault::{InjectedFault, draw_fraction},
 };
 
 /// Filters of a rule, combined with those of the chosen backend.
 #[derive(Clone, Copy, Debug)]
-pub struct Applied<'a> {
+pub struct EffectiveFilters<'a> {
     pub(in crate::route) rule: &'a Filters,
     pub(in crate::route) backend: Option<&'a Filters>,
 }
 
-impl<'a> Applied<'a> {
+impl<'a> EffectiveFilters<'a> {
     fn all(self) -> impl Iterator<Item = &'a Filters> {
         std::iter::once(self.rule).chain(self.backend)
     }
@@ -64,7 +64,7 @@ impl<'a> Applied<'a> {
     }
 
     /// Draws which mirrors receive this request, by their fractions.
-    pub fn mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
+    pub fn select_mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
         let all = self.all().flat_map(|filters| &filters.mirrors);
         let drawn = |mirror: &&HttpMirror| {
             let HttpMirror {
@@ -76,31 +76,31 @@ impl<'a> Applied<'a> {
                 numerator,
                 denominator,
             };
-            is_drawn(share, rng)
+            draw_fraction(share, rng)
         };
         all.filter(drawn).collect()
     }
 
     /// Draws the fault to inject into one request, by the fault filter of the backend, else of the rule.
-    pub fn fault(self, rng: &mut dyn RngCore) -> Option<Injected> {
-        Injected::draw(self.possible_fault()?, rng)
+    pub fn draw_fault(self, rng: &mut dyn RngCore) -> Option<InjectedFault> {
+        InjectedFault::draw(self.configured_fault()?, rng)
     }
 
     /// Returns the fault filter: the backend's, else the rule's.
-    pub fn possible_fault(self) -> Option<&'a HttpFault> {
+    pub fn configured_fault(self) -> Option<&'a HttpFault> {
         let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
         of_backend.or(self.rule.fault.as_ref())
     }
 
     /// Returns the Gateway API's names of the filters, in order of application.
-    pub fn names(self) -> Vec<&'static str> {
+    pub fn filter_names(self) -> Vec<&'static str> {
         let has = |part: fn(&Filters) -> bool| self.all().any(part);
         [
             ("CORS", self.cors().is_some()),
             ("RequestRedirect", self.redirect().is_some()),
             ("RequestHeaderModifier", has(|all| all.request.is_some())),
             ("URLRewrite", has(|all| all.rewrite.is_some())),
-            ("FaultInjection", self.possible_fault().is_some()),
+            ("FaultInjection", self.configured_fault().is_some()),
             ("RequestMirror", has(|all| !all.mirrors.is_empty())),
             ("ResponseHeaderModifier", has(|all| all.response.is_some())),
         ]

@@ -15,7 +15,7 @@ use http::{
     },
 };
 
-const ANY: &str = "*";
+const ANY_ORIGIN: &str = "*";
 
 /// CORS response headers, which are removed from the application's responses.
 const RESPONSE_HEADERS: [HeaderName; 6] = [
@@ -30,11 +30,11 @@ const RESPONSE_HEADERS: [HeaderName; 6] = [
 /// Compiled CORS filter.
 #[derive(Debug)]
 pub struct Cors {
-    origins: Vec<Origin>,
+    origins: Vec<OriginPattern>,
     credentials: bool,
-    methods: List,
-    headers: List,
-    exposed: List,
+    methods: AllowedNames,
+    headers: AllowedNames,
+    exposed: AllowedNames,
     max_age: HeaderValue,
 }
 
@@ -48,7 +48,7 @@ pub struct CorsRequest {
 }
 
 #[derive(Debug)]
-enum Origin {
+enum OriginPattern {
     Any,
     Pattern {
         scheme: ArcStr,
@@ -61,7 +61,7 @@ enum Origin {
 
 /// Allowed or exposed names (methods or headers), as a header value.
 #[derive(Debug)]
-enum List {
+enum AllowedNames {
     Any,
     /// Names in this header value; `None` allows no name.
     Only(Option<HeaderValue>),
@@ -69,7 +69,7 @@ enum List {
 
 impl CorsRequest {
     /// Parses the CORS attributes of an unmodified request.
-    pub fn of(method: &Method, headers: &HeaderMap) -> Self {
+    pub fn from_request(method: &Method, headers: &HeaderMap) -> Self {
         let one = |name: HeaderName| {
             let mut all = headers.get_all(name).iter();
             all.next().filter(|_| all.next().is_none()).cloned()
@@ -97,16 +97,15 @@ impl Cors {
     /// # Errors
     /// The text describes the invalid setting.
     pub(super) fn new(from: &HttpCors) -> Result<Self, ArcStr> {
-        let origins = from
-            .allow_origins
-            .iter()
-            .map(|text| Origin::new(text).ok_or_else(|| arcstr::format!("{text:?} is no origin")));
+        let origins = from.allow_origins.iter().map(|text| {
+            OriginPattern::new(text).ok_or_else(|| arcstr::format!("{text:?} is no origin"))
+        });
         Ok(Self {
             origins: origins.collect::<Result<_, _>>()?,
             credentials: from.allow_credentials,
-            methods: List::new(&from.allow_methods)?,
-            headers: List::new(&from.allow_headers)?,
-            exposed: List::new(&from.expose_headers)?,
+            methods: AllowedNames::new(&from.allow_methods)?,
+            headers: AllowedNames::new(&from.allow_headers)?,
+            exposed: AllowedNames::new(&from.expose_headers)?,
             max_age: from.max_age.into(),
         })
     }
@@ -116,16 +115,19 @@ impl Cors {
         for name in RESPONSE_HEADERS {
             headers.remove(name);
         }
-        let is_for_all = self.origins.iter().all(|one| matches!(one, Origin::Any));
+        let is_for_all = self
+            .origins
+            .iter()
+            .all(|one| matches!(one, OriginPattern::Any));
         if !is_for_all || self.credentials {
             // Caches must not reuse the response for another origin.
             headers.append(VARY, HeaderValue::from_name(ORIGIN));
         }
-        let Some(origin) = self.allowed(requested) else {
+        let Some(origin) = self.matching_origin(requested) else {
             return;
         };
         let origin = if is_for_all && !self.credentials {
-            HeaderValue::from_static(ANY)
+            HeaderValue::from_static(ANY_ORIGIN)
         } else {
             origin.clone()
         };
@@ -135,20 +137,20 @@ impl Cors {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
         }
         // With credentials, `*` is a name like any other.
-        let exposed = self.exposed.allowed(self.credentials, None);
-        insert(headers, ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+        let exposed = self.exposed.header_value(self.credentials, None);
+        insert_if_some(headers, ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         let Some((method, names)) = &requested.preflight else {
             return;
         };
-        let methods = self.methods.allowed(self.credentials, Some(method));
-        insert(headers, ACCESS_CONTROL_ALLOW_METHODS, methods);
-        let names = self.headers.allowed(self.credentials, names.as_ref());
-        insert(headers, ACCESS_CONTROL_ALLOW_HEADERS, names);
+        let methods = self.methods.header_value(self.credentials, Some(method));
+        insert_if_some(headers, ACCESS_CONTROL_ALLOW_METHODS, methods);
+        let names = self.headers.header_value(self.credentials, names.as_ref());
+        insert_if_some(headers, ACCESS_CONTROL_ALLOW_HEADERS, names);
         headers.insert(ACCESS_CONTROL_MAX_AGE, self.max_age.clone());
     }
 
     /// Returns the request's origin, if the filter allows it.
-    fn allowed<'a>(&self, requested: &'a CorsRequest) -> Option<&'a HeaderValue> {
+    fn matching_origin<'a>(&self, requested: &'a CorsRequest) -> Option<&'a HeaderValue> {
         let origin = requested.origin.as_ref()?;
         let text = origin.to_str().ok()?;
         let is_allowed = self.origins.iter().any(|one| one.matches(text));
@@ -156,15 +158,15 @@ impl Cors {
     }
 }
 
-fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>) {
+fn insert_if_some(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>) {
     if let Some(value) = value {
         headers.insert(name, value);
     }
 }
 
-impl List {
+impl AllowedNames {
     fn new(names: &[ArcStr]) -> Result<Self, ArcStr> {
-        if names.iter().any(|name| name == ANY) {
+        if names.iter().any(|name| name == ANY_ORIGIN) {
             return Ok(Self::Any);
         }
         // Names of methods and headers have the same syntax.
@@ -182,21 +184,25 @@ impl List {
 
     /// Returns the header value that allows the requested names. With credentials it lists them, since `*` would then
     /// be a literal name.
-    fn allowed(&self, credentials: bool, requested: Option<&HeaderValue>) -> Option<HeaderValue> {
+    fn header_value(
+        &self,
+        credentials: bool,
+        requested: Option<&HeaderValue>,
+    ) -> Option<HeaderValue> {
         match self {
             Self::Only(names) => names.clone(),
             Self::Any if credentials => requested.cloned(),
-            Self::Any => Some(HeaderValue::from_static(ANY)),
+            Self::Any => Some(HeaderValue::from_static(ANY_ORIGIN)),
         }
     }
 }
 
-impl Origin {
+impl OriginPattern {
     fn new(text: &str) -> Option<Self> {
-        if text == ANY {
+        if text == ANY_ORIGIN {
             return Some(Self::Any);
         }
-        let (scheme, host, port) = parts(text)?;
+        let (scheme, host, port) = split_origin(text)?;
         let (host, has_wildcard) = match host.strip_prefix('*') {
             Some(rest) if rest.is_empty() || rest.starts_with('.') => (rest, true),
             Some(_) => return None,
@@ -220,7 +226,7 @@ impl Origin {
         else {
             return true;
         };
-        let Some((of_scheme, of_host, of_port)) = parts(origin) else {
+        let Some((of_scheme, of_host, of_port)) = split_origin(origin) else {
             return false;
         };
         if !is_host(of_host) || of_scheme != scheme || of_port != *port {
@@ -237,7 +243,7 @@ impl Origin {
 }
 
 /// Splits an origin into scheme, host and port; a missing port is the scheme's default.
-fn parts(text: &str) -> Option<(&str, &str, u16)> {
+fn split_origin(text: &str) -> Option<(&str, &str, u16)> {
     let (scheme, rest) = text.split_once("://")?;
     let well_known = match scheme {
         "http" => 80,

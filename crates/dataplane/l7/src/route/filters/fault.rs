@@ -7,7 +7,7 @@ use rand::{Rng as _, RngCore};
 
 /// Fault that is injected into one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Injected {
+pub struct InjectedFault {
     /// Delay before the request is sent.
     pub delay: Option<Duration>,
     /// Status of the response to an aborted request, after the delay.
@@ -15,7 +15,7 @@ pub struct Injected {
 }
 
 /// Draws whether a request belongs to a fraction.
-pub(super) fn is_drawn(share: Share, rng: &mut dyn RngCore) -> bool {
+pub(super) fn draw_fraction(share: Share, rng: &mut dyn RngCore) -> bool {
     let Share {
         numerator,
         denominator,
@@ -23,11 +23,11 @@ pub(super) fn is_drawn(share: Share, rng: &mut dyn RngCore) -> bool {
     numerator >= denominator || rng.random_range(0..denominator) < numerator
 }
 
-impl Injected {
+impl InjectedFault {
     /// Draws delay and abort independently; `None` if neither is injected.
     pub(super) fn draw(of: &HttpFault, rng: &mut dyn RngCore) -> Option<Self> {
-        let delay = of.delay.filter(|(_, share)| is_drawn(*share, rng));
-        let abort = of.abort.filter(|(_, share)| is_drawn(*share, rng));
+        let delay = of.delay.filter(|(_, share)| draw_fraction(*share, rng));
+        let abort = of.abort.filter(|(_, share)| draw_fraction(*share, rng));
         let injected = Self {
             delay: delay.map(|(delay, _)| delay),
             abort: abort.map(|(status, _)| status),
@@ -59,7 +59,7 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(1);
         let mut counts = [0; 3];
         for _ in 0..10_000 {
-            let one = Injected::draw(&fault, &mut rng).unwrap_or_default();
+            let one = InjectedFault::draw(&fault, &mut rng).unwrap_or_default();
             counts[0] += u32::from(one.delay.is_some());
             counts[1] += u32::from(one.abort.is_some());
             counts[2] += u32::from(one.delay.is_some() && one.abort.is_some());
@@ -78,8 +78,8 @@ mod tests {
         };
         let mut rng = StdRng::seed_from_u64(2);
         for _ in 0..1000 {
-            assert_eq!(Injected::draw(&of(0), &mut rng), None);
-            let all = Injected::draw(&of(100), &mut rng).unwrap();
+            assert_eq!(InjectedFault::draw(&of(0), &mut rng), None);
+            let all = InjectedFault::draw(&of(100), &mut rng).unwrap();
             assert_eq!(all.abort, Some(FaultStatus::Grpc(14)));
             assert_eq!(all.delay, None);
         }

@@ -31,7 +31,7 @@ fn prefixes_are_replaced_as_specified() {
         ("/foo", "", "/xyz", "/xyz/foo"),
     ] {
         let change = PathChange::Prefix(with.into());
-        let target = changed(Some(&change), request_of(path, prefix.len()), BASE);
+        let target = rewrite_path(Some(&change), request_of(path, prefix.len()), BASE);
         assert_eq!(target.as_deref(), Ok(expected), "{path} {prefix} {with}");
     }
     let full = PathChange::Full("/all".into());
@@ -39,7 +39,7 @@ fn prefixes_are_replaced_as_specified() {
         query: Some("a=b?c"),
         ..request_of("/foo", 0)
     };
-    let target = changed(Some(&full), with_query, BASE);
+    let target = rewrite_path(Some(&full), with_query, BASE);
     assert_eq!(target.as_deref(), Ok("/all?a=b?c"));
 }
 
@@ -54,14 +54,14 @@ fn matched_part_of_the_path_is_replaced_as_text() {
         ("/foo/bar", "", "/all", "/all"),
     ] {
         let change = PathChange::Matched(with.into());
-        let target = changed(Some(&change), request_of(path, prefix.len()), BASE);
+        let target = rewrite_path(Some(&change), request_of(path, prefix.len()), BASE);
         assert_eq!(target.as_deref(), Ok(expected), "{path} {prefix} {with}");
     }
 }
 
 fn location(to: HttpRedirect, host: &str, port: u16) -> String {
     let redirect = Redirect::new(&HttpRedirect { status: 302, ..to }).unwrap();
-    let location = redirect.location(host, port, request_of("//evil/x", 0), BASE);
+    let location = redirect.location_header(host, port, request_of("//evil/x", 0), BASE);
     location.unwrap_or_else(|error| error.to_string())
 }
 
@@ -125,7 +125,7 @@ fn headers_are_set_added_and_removed() {
         headers.append(name, HeaderValue::from_static("1"));
         headers.append(name, HeaderValue::from_static("1b"));
     }
-    let applied = Applied {
+    let applied = EffectiveFilters {
         rule: &filters,
         backend: None,
     };
@@ -213,9 +213,9 @@ proptest! {
     fn rewritten_paths_are_normalized(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
         let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
         let change = PathChange::Prefix(with.as_str().into());
-        if let Ok(target) = changed(Some(&change), request_of(normal.path(), prefix), BASE) {
+        if let Ok(target) = rewrite_path(Some(&change), request_of(normal.path(), prefix), BASE) {
             let again = path::normalize(&target, BASE).unwrap();
-            prop_assert!(target.starts_with('/') && !again.is_changed(), "{target}");
+            prop_assert!(target.starts_with('/') && !again.was_changed(), "{target}");
         }
     }
 
@@ -229,8 +229,8 @@ proptest! {
             return Ok(());
         }
         let change = PathChange::Prefix("/new".into());
-        let target = changed(Some(&change), request_of(normal.path(), "/old".len()), BASE).unwrap();
-        for one in path::readings(&target).into_iter().chain([target.clone()]) {
+        let target = rewrite_path(Some(&change), request_of(normal.path(), "/old".len()), BASE).unwrap();
+        for one in path::path_readings(&target).into_iter().chain([target.clone()]) {
             prop_assert!(one == "/new" || one.starts_with("/new/"), "{rest}: {target} as {one}");
         }
     }

@@ -11,7 +11,7 @@ use super::*;
 /// `1`.
 type TestRequest = (&'static str, &'static str, Vec<usize>, Vec<usize>);
 
-fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
+fn match_applies(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
     let (method, path, headers, params) = drawn;
     let of_path = match &of.path {
         None => true,
@@ -65,7 +65,7 @@ fn naive(routes: &[HttpRoute], drawn: &TestRequest) -> String {
     let mut best: Option<(&HttpRouteMatch, String)> = None;
     for route in routes {
         for (index, rule) in route.rules.iter().enumerate() {
-            for of in rule.matches.iter().filter(|of| holds(of, drawn)) {
+            for of in rule.matches.iter().filter(|of| match_applies(of, drawn)) {
                 let wins = best
                     .as_ref()
                     .is_none_or(|(best, _)| compare(of, best) == Ordering::Less);
@@ -137,12 +137,12 @@ proptest! {
         }
         let table = RouteTable::new(&routes, 80, None);
         let request = RouteRequest { method, path, query: Some(&query), host: "", headers: &lines };
-        let choice = table.choose(&request);
-        prop_assert_eq!(considered_last(&table, &request), rule_of(&choice));
+        let choice = table.select_rule(&request);
+        prop_assert_eq!(last_candidate(&table, &request), rule_of(&choice));
         let chosen = match choice {
-            Choice::Itself => "itself".to_owned(),
-            Choice::NoMatch => "none".to_owned(),
-            Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
+            RouteDecision::NoRoutes => "itself".to_owned(),
+            RouteDecision::NoMatchingRule => "none".to_owned(),
+            RouteDecision::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
         };
         prop_assert_eq!(chosen, naive(&routes, &drawn));
     }

@@ -197,7 +197,7 @@ fn invalid_codes_share_one_series() {
 
 #[test]
 fn series_have_a_limit_which_drops_the_longest_unused() {
-    let series = AllSeries::default();
+    let series = SeriesTable::default();
     let start = Instant::now();
     let with = |number: usize| {
         let traffic = TrafficLabels {
@@ -214,7 +214,7 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
     };
     let used = start + Duration::from_secs(5);
     for number in 0..=MAX_SERIES {
-        let one = series.of(&with(number), start);
+        let one = series.find_or_insert(&with(number), start);
         if number % 3 == 0 {
             one.add(&report(1, 1), used);
         }
@@ -235,44 +235,44 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
 fn refusals_and_dry_runs_are_counted() {
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
-    metrics.refused("path_form");
-    let policy = PolicyKey::of_record("ns/p");
-    metrics.dry_run_denied(&policy);
+    metrics.count_refused_request("path_form");
+    let policy = PolicyKey::from_resource_name("ns/p");
+    metrics.count_dry_run_denial(&policy);
     let text = scrape(&registry);
     assert!(text.contains("ambit_requests_refused_total{reason=\"path_form\"} 1"));
     assert!(text.contains("ambit_policy_dry_run_denied_total{policy=\"ns/p\"} 1"));
     assert!(text.contains("ambit_http_series_dropped_total 0"));
-    metrics.policy_removed(&policy);
+    metrics.remove_policy(&policy);
     assert!(!scrape(&registry).contains("ns/p"));
 }
 
 #[test]
 fn configured_labels_replace_others_and_merged_series_add_up() {
-    use crate::http::{Changed, FamilyRule, Relabel};
+    use crate::http::{FamilyOverrides, MetricOverrides, RelabeledValues};
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
-    let mut relabel = Relabel::default();
+    let mut relabel = MetricOverrides::default();
     relabel.set(
         TelemetryFamily::RequestCount,
-        FamilyRule {
+        FamilyOverrides {
             disabled: false,
             labels: vec![("host".into(), Some(0)), ("response_code".into(), None)],
         },
     );
     relabel.set(
         TelemetryFamily::ResponseSize,
-        FamilyRule {
+        FamilyOverrides {
             disabled: true,
             labels: Vec::new(),
         },
     );
     let relabel = Arc::new(relabel);
     for (code, host) in [(200, "a"), (404, "a"), (200, "b")] {
-        let changed = Changed {
+        let changed = RelabeledValues {
             relabel: relabel.clone(),
             values: vec![host.to_owned()],
         };
-        metrics.record(&labels(code).changed(Some(changed)), &report(1, 2));
+        metrics.record(&labels(code).with_overrides(Some(changed)), &report(1, 2));
     }
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
@@ -303,16 +303,16 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
 /// increase.
 #[test]
 fn sum_of_series_never_falls_when_series_are_dropped() {
-    use crate::http::{Changed, FamilyRule, Relabel};
-    let mut relabel = Relabel::default();
+    use crate::http::{FamilyOverrides, MetricOverrides, RelabeledValues};
+    let mut relabel = MetricOverrides::default();
     for family in TelemetryFamily::ALL {
-        let without_codes = FamilyRule {
+        let without_codes = FamilyOverrides {
             disabled: false,
             labels: vec![("response_code".into(), None)],
         };
         relabel.set(family, without_codes);
     }
-    let changed = Changed {
+    let changed = RelabeledValues {
         relabel: Arc::new(relabel),
         values: Vec::new(),
     };
@@ -320,7 +320,7 @@ fn sum_of_series_never_falls_when_series_are_dropped() {
         let code = ResponseCode::new(code);
         let grpc = RequestProtocol::Grpc(Some(0));
         let labels = HttpLabels::new(traffic(), grpc, code, ResponseFlags::default());
-        labels.changed(Some(changed.clone()))
+        labels.with_overrides(Some(changed.clone()))
     };
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
@@ -331,7 +331,10 @@ fn sum_of_series_never_falls_when_series_are_dropped() {
         (500, start),
         (404, start + UNUSED_SERIES_TTL / 2),
     ] {
-        metrics.series.of(&labels(code), start).add(&reported, at);
+        metrics
+            .series
+            .find_or_insert(&labels(code), start)
+            .add(&reported, at);
     }
     let exposed = || -> Vec<String> {
         let text = scrape(&registry);
@@ -346,7 +349,10 @@ fn sum_of_series_never_falls_when_series_are_dropped() {
     assert_eq!(exposed(), before, "once");
 
     // Also when series are dropped to make room.
-    metrics.series.of(&labels(201), start).add(&reported, start);
+    metrics
+        .series
+        .find_or_insert(&labels(201), start)
+        .add(&reported, start);
     let before = exposed();
     let dropped = make_room(&mut metrics.series.table.write());
     assert_eq!(dropped.len(), 1);

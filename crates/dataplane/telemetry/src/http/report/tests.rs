@@ -36,7 +36,7 @@ fn bare() -> HttpRequestReport<'static> {
 #[test]
 fn text_line_is_istios() {
     assert_eq!(
-        report().line(AccessLogFormat::Text),
+        report().format_line(AccessLogFormat::Text),
         "[2020-11-25T21:26:18.409Z] \"GET /a?b=c HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \
          \"-\" \"curl/7.73.0-DEV\" \"84961386-6d84-929d-98bd-c5aee93b5c88\" \"httpbin:8000\" \
          \"10.44.1.27:80\" inbound-vip|8000|http|httpbin.foo.svc.cluster.local 10.44.1.23:46520 \
@@ -53,7 +53,7 @@ fn missing_values_are_dashes() {
         ..bare()
     };
     assert_eq!(
-        failed.line(AccessLogFormat::Text),
+        failed.format_line(AccessLogFormat::Text),
         "[2020-11-25T21:26:18.409Z] \"- - -\" 0 UH - rbac_access_denied_matched_policy[none] \
          \"-\" 0 0 4 - \"-\" \"-\" \"-\" \"-\" \"-\" - - 10.0.45.184:8000 10.44.1.23:37652 - - \
          audit=\"shop/audit\"\n"
@@ -63,7 +63,7 @@ fn missing_values_are_dashes() {
 #[test]
 fn a_json_line_has_istios_members() {
     assert_eq!(
-        report().line(AccessLogFormat::Json),
+        report().format_line(AccessLogFormat::Json),
         "{\"start_time\":\"2020-11-25T21:26:18.409Z\",\"method\":\"GET\",\"path\":\"/a?b=c\",\
          \"protocol\":\"HTTP/1.1\",\"response_code\":200,\"response_flags\":\"-\",\
          \"response_code_details\":\"via_upstream\",\"connection_termination_details\":null,\
@@ -82,7 +82,7 @@ fn a_json_line_has_istios_members() {
         audited_by: Some("shop/audit"),
         ..report()
     };
-    let line = audited.line(AccessLogFormat::Json);
+    let line = audited.format_line(AccessLogFormat::Json);
     assert!(line.ends_with(",\"audit\":\"shop/audit\"}\n"), "{line}");
 }
 
@@ -93,12 +93,12 @@ fn host_outside_of_the_mesh_is_added() {
         remote_identity: Some("spiffe://c"),
         ..report()
     };
-    let line = left.line(AccessLogFormat::Text);
+    let line = left.format_line(AccessLogFormat::Text);
     assert!(
         line.ends_with(" default remote=\"a\\x22b\" remote_identity=\"spiffe://c\"\n"),
         "{line}"
     );
-    let line = left.line(AccessLogFormat::Json);
+    let line = left.format_line(AccessLogFormat::Json);
     let end = ",\"remote\":\"a\\\"b\",\"remote_identity\":\"spiffe://c\"}\n";
     assert!(line.ends_with(end), "{line}");
 }
@@ -119,22 +119,25 @@ fn peers_cannot_forge_lines_or_fields() {
             server_name: Some(value),
             ..report()
         };
-        let text = forged.line(AccessLogFormat::Text);
+        let text = forged.format_line(AccessLogFormat::Text);
         assert_eq!(text.matches('\n').count(), 1);
         assert!(text.trim_end().bytes().all(|b| (b' '..=b'~').contains(&b)));
         // The number of fields is unchanged.
         let quotes = |line: &str| line.matches('"').count();
-        assert_eq!(quotes(&text), quotes(&report().line(AccessLogFormat::Text)));
+        assert_eq!(
+            quotes(&text),
+            quotes(&report().format_line(AccessLogFormat::Text))
+        );
         let outside = |line: &str| {
             let parts = line.split('"').step_by(2);
             parts.map(|part| part.matches(' ').count()).sum::<usize>()
         };
         assert_eq!(
             outside(&text),
-            outside(&report().line(AccessLogFormat::Text))
+            outside(&report().format_line(AccessLogFormat::Text))
         );
 
-        let json = forged.line(AccessLogFormat::Json);
+        let json = forged.format_line(AccessLogFormat::Json);
         assert_eq!(json.matches('\n').count(), 1);
         assert!(json.trim_end().bytes().all(|b| (b' '..=b'~').contains(&b)));
         let members: serde_json::Map<String, serde_json::Value> =

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ambit_model::{ArcStr, DestinationTls, Service, TlsRoots};
 use serde_json::{Value, json};
 
-use super::super::shape::any;
+use super::super::shape::any_message;
 
 /// Renders the transport socket of a destination with TLS.
 pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value {
@@ -22,7 +22,7 @@ pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value
     });
     json!({
         "name": "envoy.transport_sockets.tls",
-        "typed_config": any(
+        "typed_config": any_message(
             "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
             context,
         ),

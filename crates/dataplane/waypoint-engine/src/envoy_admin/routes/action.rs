@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{
         names::{BLACK_HOLE, ClusterNames},
-        shape::{compact, duration},
+        shape::{duration, remove_empty_fields},
         snapshot::{backend_key, mirror_key},
     },
-    filters::{fraction, is_beyond_backends, of_backend},
+    filters::{fraction, is_unsupported_on_weighted_cluster, weighted_cluster_fields},
 };
 use crate::{http::DEFAULT_RETRIES, record_store::to_json};
 
@@ -27,7 +27,7 @@ const RETRY_ON: &str =
     "connect-failure,refused-stream,reset,retriable-status-codes,cancelled,unavailable";
 
 /// Renders the action of a port without routes: to the service's own cluster.
-pub(super) fn to_itself(cluster: &str) -> Value {
+pub(super) fn own_cluster_action(cluster: &str) -> Value {
     json!({
         "cluster": cluster,
         // Zero disables the timeout.
@@ -50,10 +50,10 @@ pub(super) fn action(
     });
     let weight: u64 = rule.backends.iter().map(|to| u64::from(to.weight)).sum();
     let (field, action) = match (unsupported, redirect) {
-        (Some(why), _) => ("direct_response", refused(why)),
-        (None, Some(to)) => ("redirect", redirected(to)),
-        (None, None) if weight == 0 => ("direct_response", refused("no backend")),
-        (None, None) => ("route", forwarded(names, rule)),
+        (Some(why), _) => ("direct_response", error_response(why)),
+        (None, Some(to)) => ("redirect", redirect_response(to)),
+        (None, None) if weight == 0 => ("direct_response", error_response("no backend")),
+        (None, None) => ("route", route_to_backends(names, rule)),
     };
     [(field.to_owned(), action)].into_iter().collect()
 }
@@ -61,7 +61,10 @@ pub(super) fn action(
 /// Renders the settings of a rule for which Envoy's messages have no field; null without such settings.
 pub(super) fn metadata(rule: &HttpRouteRule, session: Option<Value>) -> Value {
     let backend = |backend: &HttpBackend| {
-        let beyond = backend.filters.iter().filter(|one| is_beyond_backends(one));
+        let beyond = backend
+            .filters
+            .iter()
+            .filter(|one| is_unsupported_on_weighted_cluster(one));
         let filters: Vec<_> = beyond.map(to_json).collect();
         let error = backend.service.as_ref().err().map(ArcStr::as_str);
         if filters.is_empty() && error.is_none() {
@@ -70,17 +73,17 @@ pub(super) fn metadata(rule: &HttpRouteRule, session: Option<Value>) -> Value {
         Some(json!({"weight": backend.weight, "filters": filters, "error": error}))
     };
     let backends: Vec<_> = rule.backends.iter().filter_map(backend).collect();
-    match compact(json!({"session": session, "backends": backends})) {
+    match remove_empty_fields(json!({"session": session, "backends": backends})) {
         Value::Object(fields) if fields.is_empty() => Value::Null,
         fields => fields,
     }
 }
 
-fn refused(why: &str) -> Value {
+fn error_response(why: &str) -> Value {
     json!({"status": 500, "body": {"inline_string": why}})
 }
 
-fn redirected(to: &HttpRedirect) -> Value {
+fn redirect_response(to: &HttpRedirect) -> Value {
     let (path, prefix) = match &to.path {
         None => (None, None),
         Some(PathChange::Full(path)) => (Some(path.as_str()), None),
@@ -104,7 +107,7 @@ fn redirected(to: &HttpRedirect) -> Value {
     })
 }
 
-fn forwarded(names: &ClusterNames, rule: &HttpRouteRule) -> Value {
+fn route_to_backends(names: &ClusterNames, rule: &HttpRouteRule) -> Value {
     let mut fields = destination(names, &rule.backends);
     let timeout = rule.timeouts.request.unwrap_or(Duration::ZERO);
     fields.insert("timeout".to_owned(), duration(timeout));
@@ -128,7 +131,7 @@ fn forwarded(names: &ClusterNames, rule: &HttpRouteRule) -> Value {
 fn destination(names: &ClusterNames, backends: &[HttpBackend]) -> Map<String, Value> {
     let name = |to: &HttpBackend| {
         let key = backend_key(to);
-        key.map_or_else(|| BLACK_HOLE.to_owned(), |key| names.of(&key))
+        key.map_or_else(|| BLACK_HOLE.to_owned(), |key| names.name_of_cluster(&key))
     };
     let mut fields = Map::new();
     let unusable = backends.iter().any(|backend| backend.service.is_err());
@@ -143,7 +146,7 @@ fn destination(names: &ClusterNames, backends: &[HttpBackend]) -> Map<String, Va
         return fields;
     }
     let weighted = backends.iter().map(|backend| {
-        let mut fields = of_backend(&backend.filters);
+        let mut fields = weighted_cluster_fields(&backend.filters);
         fields.insert("name".to_owned(), name(backend).into());
         fields.insert("weight".to_owned(), backend.weight.into());
         Value::Object(fields)
@@ -200,7 +203,7 @@ fn rewrite(to: &HttpRewrite) -> Map<String, Value> {
 
 fn mirror(names: &ClusterNames, to: &HttpMirror) -> Value {
     json!({
-        "cluster": names.of(&mirror_key(to)),
+        "cluster": names.name_of_cluster(&mirror_key(to)),
         "runtime_fraction": {"default_value": fraction(to.numerator, to.denominator)},
     })
 }

@@ -6,19 +6,23 @@ use ambit_model::{
 };
 use serde_json::{Map, Value, json};
 
-use super::super::shape::{any, duration, header_value};
+use super::super::shape::{any_message, duration, header_value};
 
 /// Denominator of Envoy's fractions with the highest precision.
 const MILLION: u32 = 1_000_000;
 
 /// Renders the filters of a rule as fields of an Envoy route.
-pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
+pub(super) fn route_fields(filters: &[HttpFilter]) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut by_filter = Map::new();
     for filter in filters {
         match filter {
-            HttpFilter::RequestHeaders(changes) => headers(&mut fields, "request", changes),
-            HttpFilter::ResponseHeaders(changes) => headers(&mut fields, "response", changes),
+            HttpFilter::RequestHeaders(changes) => {
+                add_header_changes(&mut fields, "request", changes)
+            }
+            HttpFilter::ResponseHeaders(changes) => {
+                add_header_changes(&mut fields, "response", changes)
+            }
             HttpFilter::Cors(of) => {
                 by_filter.insert("envoy.filters.http.cors".to_owned(), cors(of));
             }
@@ -36,8 +40,8 @@ pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
 }
 
 /// Renders the filters of a backend as fields of a weighted cluster.
-pub(super) fn of_backend(filters: &[HttpFilter]) -> Map<String, Value> {
-    let mut fields = of_route(filters);
+pub(super) fn weighted_cluster_fields(filters: &[HttpFilter]) -> Map<String, Value> {
+    let mut fields = route_fields(filters);
     let hosts = filters.iter().filter_map(|filter| match filter {
         HttpFilter::Rewrite(HttpRewrite { hostname, .. }) => hostname.as_deref(),
         _ => None,
@@ -48,7 +52,7 @@ pub(super) fn of_backend(filters: &[HttpFilter]) -> Map<String, Value> {
 }
 
 /// Whether a weighted cluster in Envoy has no field for this filter.
-pub(super) fn is_beyond_backends(filter: &HttpFilter) -> bool {
+pub(super) fn is_unsupported_on_weighted_cluster(filter: &HttpFilter) -> bool {
     match filter {
         HttpFilter::Rewrite(rewrite) => rewrite.path.is_some(),
         HttpFilter::Redirect(_) | HttpFilter::Mirror(_) => true,
@@ -65,7 +69,7 @@ pub(super) fn fraction(numerator: u32, denominator: u32) -> Value {
     json!({"numerator": parts.min(u64::from(MILLION)), "denominator": "MILLION"})
 }
 
-fn headers(fields: &mut Map<String, Value>, of: &str, changes: &HeaderChanges) {
+fn add_header_changes(fields: &mut Map<String, Value>, of: &str, changes: &HeaderChanges) {
     let option = |action: &'static str| {
         move |(name, value): &(ArcStr, ArcStr)| {
             json!({
@@ -94,7 +98,7 @@ fn cors(of: &HttpCors) -> Value {
             json!({"safe_regex": {"regex": format!("{before}.+{after}")}})
         }
     };
-    any(
+    any_message(
         "envoy.extensions.filters.http.cors.v3.CorsPolicy",
         json!({
             "allow_origin_string_match": of.allow_origins.iter().map(origin).collect::<Value>(),
@@ -129,7 +133,7 @@ fn fault(of: &HttpFault) -> Value {
         FaultStatus::Http(status) => json!({"http_status": status, "percentage": share(of)}),
         FaultStatus::Grpc(status) => json!({"grpc_status": status, "percentage": share(of)}),
     });
-    any(
+    any_message(
         "envoy.extensions.filters.http.fault.v3.HTTPFault",
         json!({"delay": delay, "abort": abort}),
     )

@@ -3,7 +3,7 @@
 use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch};
 use serde_json::{Value, json};
 
-use super::super::shape::{extend, header_value};
+use super::super::shape::{header_value, merge_fields};
 
 /// Renders the match of a route rule.
 pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
@@ -14,7 +14,7 @@ pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
     let headers = of.headers.iter().map(|(name, value)| header(name, value));
     let without = of.without_headers.iter().map(|(name, value)| {
         let mut excluded = header(name, value);
-        extend(&mut excluded, json!({"invert_match": true}));
+        merge_fields(&mut excluded, json!({"invert_match": true}));
         excluded
     });
     let parameters = of.query_params.iter().map(
@@ -25,7 +25,7 @@ pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
         "headers": method.chain(headers).chain(without).collect::<Value>(),
         "query_parameters": parameters.collect::<Value>(),
     });
-    extend(&mut fields, more);
+    merge_fields(&mut fields, more);
     fields
 }
 

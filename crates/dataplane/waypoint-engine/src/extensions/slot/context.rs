@@ -3,10 +3,10 @@
 
 use std::{fmt, pin::Pin, sync::Arc};
 
-use ambit_wasm::{Call, CallResponse, Message, Shared, StreamEvent};
+use ambit_wasm::{Call, CallResponse, GrpcStreamEvent, GrpcStreamMessage, SharedState};
 use tokio::sync::{mpsc, watch};
 
-use crate::{extensions::Plugin, hops::Hops, on_behalf::OnBehalf};
+use crate::{call_initiator::CallInitiator, extensions::Plugin, hops::Hops};
 
 /// Cause of a call by a plugin: a request that it handles, or the plugin itself.
 #[derive(Clone, Debug)]
@@ -14,14 +14,14 @@ pub(crate) struct CallCause {
     /// Number of waypoints that the request, and thus the call, has passed.
     pub(crate) hops: Hops,
     /// Caller of the request; `None` for calls that the plugin makes on its own.
-    pub(crate) on_behalf: Option<Arc<OnBehalf>>,
+    pub(crate) initiator: Option<Arc<CallInitiator>>,
 }
 
 impl CallCause {
     /// Cause of a call that a plugin makes outside of any request, such as by its timer.
-    pub(super) const OWN: Self = Self {
+    pub(super) const PLUGIN_ITSELF: Self = Self {
         hops: Hops::NONE,
-        on_behalf: None,
+        initiator: None,
     };
 }
 
@@ -29,17 +29,17 @@ impl CallCause {
 #[derive(Clone)]
 pub(crate) struct PluginContext {
     /// Data shared by all plugins of the waypoint.
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedState,
     /// Notified when a plugin enqueues a message in a shared queue.
     pub(crate) queues: watch::Sender<()>,
     /// Function that makes a plugin's calls.
-    pub(crate) calls: Arc<MakeCall>,
+    pub(crate) calls: Arc<MakeCallFn>,
     /// Function that opens a plugin's streams.
-    pub(crate) streams: Arc<OpenStream>,
+    pub(crate) streams: Arc<OpenStreamFn>,
 }
 
 /// Function that makes a plugin's HTTP or unary gRPC call and returns the response.
-type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
+type MakeCallFn = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
 
@@ -50,15 +50,15 @@ impl fmt::Debug for PluginContext {
 }
 
 /// Function that passes a stream's event to the plugin; returns false once the plugin has closed the stream.
-pub(crate) type StreamEventHandler = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
+pub(crate) type StreamEventHandler = Box<dyn Fn(GrpcStreamEvent) -> bool + Send + Sync>;
 
 /// Function that opens a plugin's gRPC stream, sends its messages, and passes its events to the plugin until the stream
 /// ends.
-pub(crate) type OpenStream = dyn Fn(
+pub(crate) type OpenStreamFn = dyn Fn(
         Arc<Plugin>,
         Call,
         CallCause,
-        mpsc::UnboundedReceiver<Message>,
+        mpsc::UnboundedReceiver<GrpcStreamMessage>,
         StreamEventHandler,
     ) -> Pin<Box<dyn Future<Output = ()> + Send>>
     + Send

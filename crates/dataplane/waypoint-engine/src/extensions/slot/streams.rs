@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use ambit_wasm::{Call, Message, StreamEvent, Token};
+use ambit_wasm::{Call, CallId, GrpcStreamEvent, GrpcStreamMessage};
 use tokio::sync::mpsc;
 
-use super::{Instance, OpenPluginStream};
+use super::{OpenPluginStream, PluginInstance};
 
-impl Instance {
-    pub(super) fn open_stream(&self, token: Token, call: Call) {
+impl PluginInstance {
+    pub(super) fn open_stream(&self, token: CallId, call: Call) {
         let (send, receive) = mpsc::unbounded_channel();
         let plugin_context = &self.slot.plugin_context;
         // The slot owns its streams: a strong reference would be a cycle.
         let slot = Arc::downgrade(&self.slot);
         let generation = self.generation;
-        let tell = move |event: StreamEvent| {
+        let tell = move |event: GrpcStreamEvent| {
             let Some(slot) = slot.upgrade() else {
                 return false;
             };
-            let is_closed = matches!(event, StreamEvent::Closed(..));
+            let is_closed = matches!(event, GrpcStreamEvent::Closed(..));
             let instance = Self { slot, generation };
-            let outcome = instance.call(|vm| vm.stream_event(token, event));
+            let outcome = instance.run_callback(|vm| vm.on_stream_event(token, event));
             let goes_on = outcome.unwrap_or(false);
             if is_closed {
                 instance.end_stream(token);
@@ -29,7 +29,7 @@ impl Instance {
         };
         let plugin = self.slot.plugin.clone();
         let cause = self.cause(call.context);
-        let outstanding = call.outstanding();
+        let outstanding = call.permit();
         let streaming = (plugin_context.streams)(plugin, call, cause, receive, Box::new(tell));
         let work = async move {
             let _outstanding = outstanding;
@@ -45,14 +45,14 @@ impl Instance {
         inner.streams.insert(token, opened);
     }
 
-    pub(super) fn send(&self, token: Token, message: Message) {
+    pub(super) fn send(&self, token: CallId, message: GrpcStreamMessage) {
         if let Some(stream) = self.slot.inner.lock().streams.get(&token) {
             // A closed stream drops messages; its end is reported to the instance.
             let _sent = stream.send.send(message);
         }
     }
 
-    pub(super) fn end_stream(&self, token: Token) {
+    pub(super) fn end_stream(&self, token: CallId) {
         let ended = self.slot.inner.lock().streams.remove(&token);
         drop(ended);
     }

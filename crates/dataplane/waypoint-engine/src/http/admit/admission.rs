@@ -13,7 +13,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use ambit_jwt::{Authenticated, Claims};
+use ambit_jwt::{AuthenticatedRequest, Claims};
 use ambit_l7::authz::{Connection, HttpDecision, HttpExplanation, Request, RequiredCheck, Scope};
 use ambit_model::{ArcStr, NamespacedHostname};
 use http::{HeaderMap, HeaderName, Method};
@@ -26,7 +26,7 @@ use crate::{
         backend::{destination::Destination, destination_attachments},
         normalized_target::NormalizedTarget,
     },
-    published::Published,
+    published::PublishedConfig,
     route_owner::RouteOwner,
     session::Session,
 };
@@ -42,8 +42,8 @@ pub(in crate::http) struct Admission {
 #[derive(Debug)]
 struct Inner {
     session: Arc<Session>,
-    facts: Facts,
-    verified: Authenticated,
+    facts: RequestAttributes,
+    verified: AuthenticatedRequest,
     /// Authorization provider that has allowed the request, and the request headers before the provider's changes.
     checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
@@ -51,7 +51,7 @@ struct Inner {
 
 /// Method, host, path and headers of a request, as policies match them.
 #[derive(Clone, Debug)]
-pub(in crate::http) struct Facts {
+pub(in crate::http) struct RequestAttributes {
     pub(in crate::http) method: Method,
     pub(in crate::http) host: String,
     /// Path without the query.
@@ -59,9 +59,9 @@ pub(in crate::http) struct Facts {
     pub(in crate::http) headers: HeaderMap,
 }
 
-impl Facts {
+impl RequestAttributes {
     /// Saves the attributes of a received request.
-    pub(in crate::http) fn of<B>(
+    pub(in crate::http) fn received<B>(
         request: &http::Request<B>,
         normalized: &NormalizedTarget,
     ) -> Self {
@@ -74,13 +74,13 @@ impl Facts {
     }
 
     /// Saves the attributes of a request in its forwarded form.
-    pub(in crate::http) fn as_sent<B>(
+    pub(in crate::http) fn forwarded<B>(
         request: &http::Request<B>,
         normalized: &NormalizedTarget,
     ) -> Self {
         Self {
             path: normalized.target.path().to_owned(),
-            ..Self::of(request, normalized)
+            ..Self::received(request, normalized)
         }
     }
 }
@@ -94,12 +94,12 @@ struct RoutedBackend {
     /// Attachments of the backend's service, if a consumer route forwards to it.
     attachments: Option<Arc<Attachments>>,
     /// Attributes of the request in its forwarded form, if filters have changed it.
-    sent: Option<Arc<Facts>>,
+    sent: Option<Arc<RequestAttributes>>,
 }
 
 impl RoutedBackend {
     /// Returns the scope of the policies that apply at the backend; `None` if this waypoint has no policies for it.
-    fn scope(&self, published: &Published) -> Option<Scope<'_>> {
+    fn scope(&self, published: &PublishedConfig) -> Option<Scope<'_>> {
         match &self.attachments {
             Some(attachments) => Some(attachments.scope()),
             None => self.by.scope(published, &self.service),
@@ -117,10 +117,10 @@ impl Admission {
     ///
     /// # Errors
     /// With the decision, if it is denied.
-    pub(in crate::http) fn of(
+    pub(in crate::http) fn new(
         session: &Arc<Session>,
-        facts: Facts,
-        verified: Authenticated,
+        facts: RequestAttributes,
+        verified: AuthenticatedRequest,
         checked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
         // Subscribed before the decision, so that no change is missed.
@@ -142,11 +142,11 @@ impl Admission {
         (decision, admitted.then(admission))
     }
 
-    /// Evaluates the policies like [`Self::of`], and returns the decision with all evaluated policies.
+    /// Evaluates the policies like [`Self::received`], and returns the decision with all evaluated policies.
     pub(in crate::http) fn explain(
         session: &Arc<Session>,
-        facts: Facts,
-        verified: Authenticated,
+        facts: RequestAttributes,
+        verified: AuthenticatedRequest,
     ) -> HttpExplanation {
         let inner = Inner {
             session: session.clone(),
@@ -164,7 +164,7 @@ impl Admission {
         &self,
         destination: &Destination,
         by: RouteOwner,
-        sent: Option<Facts>,
+        sent: Option<RequestAttributes>,
     ) -> Option<HttpExplanation> {
         let backend = self.backend_attachments(destination, by, sent)?;
         let published = &self.received.session.shard.waypoint.published;
@@ -172,11 +172,11 @@ impl Admission {
         let facts = backend.sent.as_deref().unwrap_or(&self.received.facts);
         let attachments = self.received.session.attachments();
         let policies = published.policies();
-        let address = self.received.address_of(&backend);
+        let address = self.received.backend_address(&backend);
         let explain = |request: &Request<'_>| policies.explain(scope, request);
         Some(
             self.received
-                .for_tokens(&attachments, facts, address, explain, |one| {
+                .evaluate_for_tokens(&attachments, facts, address, explain, |one| {
                     one.decision.is_allowed()
                 }),
         )
@@ -188,12 +188,12 @@ impl Admission {
         &self,
         destination: &Destination,
         by: RouteOwner,
-        sent: Option<Facts>,
+        sent: Option<RequestAttributes>,
     ) -> Option<RoutedBackend> {
         let session = &self.received.session;
-        let is_as_asked = by == RouteOwner::Service || sent.is_none();
+        let is_as_asked = by == RouteOwner::Producer || sent.is_none();
         let (service, port) = destination.port(session)?;
-        if is_as_asked && destination.is_requested(session) {
+        if is_as_asked && destination.is_requested_port(session) {
             return None;
         }
         Some(RoutedBackend {
@@ -215,7 +215,7 @@ impl Admission {
         &self,
         destination: &Destination,
         by: RouteOwner,
-        sent: Option<Facts>,
+        sent: Option<RequestAttributes>,
     ) -> (Option<HttpDecision>, Option<Self>) {
         let Some(backend) = self.backend_attachments(destination, by, sent) else {
             return (None, Some(self.clone()));
@@ -239,10 +239,10 @@ impl Admission {
         let policies = published.policies();
         let attachments = session.attachments();
         let mut scopes = [Some(attachments.scope()), backend].into_iter().flatten();
-        scopes.any(|scope| policies.read_header(scope, name))
+        scopes.any(|scope| policies.reads_header(scope, name))
             || published
                 .authentications()
-                .own_header(attachments.services(), name)
+                .is_reserved_header(attachments.services(), name)
     }
 
     /// Checks that the request is still allowed; cheap while nothing has changed.
@@ -284,7 +284,7 @@ impl Admission {
     }
 
     /// Completes when the request is no longer allowed.
-    pub(in crate::http) async fn revoked(&self) {
+    pub(in crate::http) async fn wait_until_revoked(&self) {
         let mut changes = self.received.session.shard.waypoint.published.watch();
         loop {
             if !self.is_allowed() {
@@ -301,7 +301,7 @@ impl Inner {
     fn evaluate(&self) -> HttpDecision {
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.evaluate_as(&attachments, attachments.scope(), &self.facts, destination)
+        self.evaluate_in_scope(&attachments, attachments.scope(), &self.facts, destination)
     }
 
     /// Evaluates the policies of the route's backend; `None` if this waypoint has no policies for it.
@@ -310,30 +310,30 @@ impl Inner {
         let scope = backend.scope(published)?;
         let facts = backend.sent.as_deref().unwrap_or(&self.facts);
         let attachments = self.session.attachments();
-        Some(self.evaluate_as(&attachments, scope, facts, self.address_of(backend)))
+        Some(self.evaluate_in_scope(&attachments, scope, facts, self.backend_address(backend)))
     }
 
     /// Returns the backend's destination address for policies: the address that a direct request would have.
-    fn address_of(&self, backend: &RoutedBackend) -> SocketAddr {
+    fn backend_address(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
-        if target.is_port(&backend.service, backend.port) {
+        if target.is_service_port(&backend.service, backend.port) {
             return target.address();
         }
         let waypoint = &self.session.shard.waypoint;
-        waypoint.address_of(&backend.service, backend.port)
+        waypoint.service_address(&backend.service, backend.port)
     }
 
-    fn evaluate_as(
+    fn evaluate_in_scope(
         &self,
         attachments: &Attachments,
         scope: Scope<'_>,
-        facts: &Facts,
+        facts: &RequestAttributes,
         destination: SocketAddr,
     ) -> HttpDecision {
         let policies = self.session.shard.waypoint.published.policies();
         let evaluate = |request: &Request<'_>| policies.evaluate(scope, request);
         let is_allowed = HttpDecision::is_allowed;
-        self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
+        self.evaluate_for_tokens(attachments, facts, destination, evaluate, is_allowed)
     }
 
     /// Evaluates the policies like [`Self::evaluate`], and returns the decision with all evaluated policies.
@@ -343,27 +343,27 @@ impl Inner {
         let destination = self.session.target.address();
         let scope = attachments.scope();
         let explain = |request: &Request<'_>| policies.explain(scope, request);
-        self.for_tokens(&attachments, &self.facts, destination, explain, |one| {
+        self.evaluate_for_tokens(&attachments, &self.facts, destination, explain, |one| {
             one.decision.is_allowed()
         })
     }
 
     /// Evaluates the request once with the claims of each valid token; all evaluations must allow it.
-    fn for_tokens<T>(
+    fn evaluate_for_tokens<T>(
         &self,
         attachments: &Attachments,
-        facts: &Facts,
+        facts: &RequestAttributes,
         destination: SocketAddr,
         evaluate: impl Fn(&Request<'_>) -> T,
         is_allowed: impl Fn(&T) -> bool,
     ) -> T {
-        let evaluate = |claims| evaluate(&self.request(facts, destination, claims));
+        let evaluate = |claims| evaluate(&self.policy_request(facts, destination, claims));
         if self.verified.is_empty() {
             return evaluate(None);
         }
         let all = self.session.shard.waypoint.published.authentications();
         let mut last = None;
-        for claims in all.still_believed(attachments.services(), &self.verified) {
+        for claims in all.still_valid_claims(attachments.services(), &self.verified) {
             let result = evaluate(Some(claims));
             if !is_allowed(&result) {
                 return result;
@@ -373,9 +373,9 @@ impl Inner {
         last.unwrap_or_else(|| evaluate(None))
     }
 
-    fn request<'a>(
+    fn policy_request<'a>(
         &'a self,
-        facts: &'a Facts,
+        facts: &'a RequestAttributes,
         destination: SocketAddr,
         claims: Option<&'a Claims>,
     ) -> Request<'a> {
@@ -402,7 +402,7 @@ impl Inner {
         };
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, received)
+        self.is_allowed_by_provider(by, attachments.scope(), destination, &self.facts, received)
     }
 
     /// Whether the backend's current policies require no authorization provider other than the one that has allowed the
@@ -415,31 +415,37 @@ impl Inner {
         let checked = self
             .checked
             .as_ref()
-            .filter(|_| backend.by == RouteOwner::Service);
+            .filter(|_| backend.by == RouteOwner::Producer);
         let by = checked.map(|(by, _)| by);
         let facts = backend.sent.as_deref().unwrap_or(&self.facts);
-        self.is_admitted_by(by, scope, self.address_of(backend), facts, &facts.headers)
+        self.is_allowed_by_provider(
+            by,
+            scope,
+            self.backend_address(backend),
+            facts,
+            &facts.headers,
+        )
     }
 
-    fn is_admitted_by(
+    fn is_allowed_by_provider(
         &self,
         by: Option<&ArcStr>,
         scope: Scope<'_>,
         destination: SocketAddr,
-        facts: &Facts,
+        facts: &RequestAttributes,
         headers: &HeaderMap,
     ) -> bool {
         let request = Request {
             headers,
-            ..self.request(facts, destination, None)
+            ..self.policy_request(facts, destination, None)
         };
         let policies = self.session.shard.waypoint.published.policies();
-        is_still_admitted(&policies.required_check(scope, &request), by)
+        is_check_satisfied(&policies.required_check(scope, &request), by)
     }
 }
 
 /// Collects the attributes of a request that policies match before its tokens have been verified.
-pub(in crate::http) fn facts<'a>(
+pub(in crate::http) fn build_policy_request<'a>(
     session: &'a Session,
     method: &'a str,
     host: &'a str,
@@ -461,10 +467,10 @@ pub(in crate::http) fn facts<'a>(
 
 /// Whether a policy requires no check, or only a check by the authorization provider that has allowed the request or
 /// connection.
-pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
+pub(crate) fn is_check_satisfied(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
     match required {
         RequiredCheck::NotRequired => true,
         RequiredCheck::Denied(_) => false,
-        RequiredCheck::Provider(provider, _) => by == Some(&provider.name),
+        RequiredCheck::CheckBy(provider, _) => by == Some(&provider.name),
     }
 }

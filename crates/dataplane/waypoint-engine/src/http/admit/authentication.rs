@@ -3,12 +3,12 @@
 
 use std::time::SystemTime;
 
-use ambit_jwt::{Authenticated, Denial, Refused, RequestParts};
+use ambit_jwt::{AuthenticatedRequest, RejectedRequest, RejectionReason, RequestParts};
 use ambit_telemetry::http::ResponseFlags;
 use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
 
 use crate::{
-    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::Observer},
+    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::RequestObserver},
     session::Session,
 };
 
@@ -18,11 +18,11 @@ pub(in crate::http) fn authenticate<B>(
     session: &Session,
     request: &mut Request<B>,
     normalized: &mut NormalizedTarget,
-    observer: &mut impl Observer,
-) -> Result<Authenticated, Reply> {
+    observer: &mut impl RequestObserver,
+) -> Result<AuthenticatedRequest, Reply> {
     let all = session.shard.waypoint.published.authentications();
     if all.is_empty() {
-        return Ok(Authenticated::default());
+        return Ok(AuthenticatedRequest::default());
     }
     let method = request.method().clone();
     let parts = RequestParts {
@@ -33,26 +33,26 @@ pub(in crate::http) fn authenticate<B>(
     let attachments = session.attachments();
     let outcome = all.authenticate(attachments.services(), parts, SystemTime::now());
     let query = match &outcome {
-        Ok(Authenticated { query, .. }) | Err(Refused { query, .. }) => query,
+        Ok(AuthenticatedRequest { query, .. }) | Err(RejectedRequest { query, .. }) => query,
     };
     // Applications do not receive tokens that their rule does not forward.
     if let Some(query) = query {
         let target = match query {
-            Some(query) => format!("{}?{query}", normalized.path_as_sent()),
-            None => normalized.path_as_sent().to_owned(),
+            Some(query) => format!("{}?{query}", normalized.outgoing_path()),
+            None => normalized.outgoing_path().to_owned(),
         };
         normalized.target = PathAndQuery::try_from(target)
             .map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
-        observer.normalized(&normalized.host, &normalized.target);
+        observer.on_normalized(&normalized.host, &normalized.target);
     }
-    outcome.map_err(|Refused { why, .. }| {
-        observer.unauthenticated(&why);
-        reply(&why)
+    outcome.map_err(|RejectedRequest { reason: why, .. }| {
+        observer.on_unauthenticated(&why);
+        denial_reply(&why)
     })
 }
 
-fn reply(why: &Denial) -> Reply {
-    let Denial::Token(error) = why else {
+fn denial_reply(why: &RejectionReason) -> Reply {
+    let RejectionReason::InvalidToken(error) = why else {
         tracing::warn!(error = %why, "a request is refused");
         return Reply::denied();
     };

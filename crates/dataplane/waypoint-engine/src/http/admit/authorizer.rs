@@ -10,12 +10,12 @@ pub(in crate::http) mod changes;
 use ambit_l7::authz::RequiredCheck;
 use ambit_model::{ArcStr, Provider, ProviderProtocol};
 use ambit_telemetry::http::ResponseFlag;
-use ambit_wire::ext_authz::{Answer, Check, Denied, HeaderOption};
+use ambit_wire::ext_authz::{CheckRequest, CheckResponse, DeniedResponse, HeaderMutation};
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use super::admission::facts;
+use super::admission::build_policy_request;
 use crate::{
     hops::Hops,
     http::{
@@ -25,7 +25,7 @@ use crate::{
         },
         normalized_target::NormalizedTarget,
         reply::Reply,
-        report::record::Record,
+        report::record::RequestRecord,
     },
     in_flight_checks::CheckService,
     message::{self, Body},
@@ -33,7 +33,7 @@ use crate::{
 };
 pub(crate) use ask::CheckError;
 use ask::CheckedRequest;
-pub(in crate::http) use ask::{UnaryCall, unary};
+pub(in crate::http) use ask::{UnaryCall, call_unary};
 
 /// Result of the external authorization of a request.
 pub(in crate::http) enum ExternalOutcome {
@@ -49,7 +49,7 @@ pub(in crate::http) struct ExternalAuthorization {
     /// Authorization provider that has allowed the request, and the request headers before its changes; `None` without
     /// a provider.
     pub(in crate::http) by: Option<(ArcStr, HeaderMap)>,
-    answer: Vec<HeaderOption>,
+    answer: Vec<HeaderMutation>,
     prefix: BufferedPrefix,
 }
 
@@ -70,21 +70,21 @@ impl ExternalAuthorization {
 
     /// Returns the request body, which begins with the prefix that was read for the provider.
     pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
-        std::mem::take(&mut self.prefix).with(rest)
+        std::mem::take(&mut self.prefix).chain(rest)
     }
 
     /// Adds the headers that the provider has set for the response.
     pub(in crate::http) fn change_response(&self, session: &Session, headers: &mut HeaderMap) {
         if let Some((provider, _)) = &self.by {
-            let refused = changes::apply(headers, &self.answer);
-            count_refused(session, provider, refused);
+            let refused = changes::apply_header_changes(headers, &self.answer);
+            count_rejected_headers(session, provider, refused);
         }
     }
 }
 
-fn count_refused(session: &Session, provider: &str, refused: u64) {
+fn count_rejected_headers(session: &Session, provider: &str, refused: u64) {
     let metrics = &session.shard.waypoint.http_metrics;
-    metrics.provider_headers_refused(provider, refused);
+    metrics.count_refused_provider_headers(provider, refused);
 }
 
 /// Finds the authorization provider that must check a request, by CUSTOM policies.
@@ -94,7 +94,7 @@ pub(in crate::http) fn required_check<B>(
     normalized: &NormalizedTarget,
 ) -> RequiredCheck {
     let method = request.method().as_str();
-    let facts = facts(
+    let facts = build_policy_request(
         session,
         method,
         &normalized.host,
@@ -106,7 +106,7 @@ pub(in crate::http) fn required_check<B>(
 }
 
 /// Returns the reply to a request whose authorization provider is missing, or whose policies name several.
-pub(in crate::http) fn without_provider() -> Reply {
+pub(in crate::http) fn missing_provider_reply() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
 }
@@ -117,7 +117,7 @@ pub(in crate::http) async fn authorize_externally(
     session: &Session,
     request: &mut Request<Incoming>,
     normalized: &mut NormalizedTarget,
-    record: &mut Record,
+    record: &mut RequestRecord,
     hops: Hops,
     is_grpc: bool,
     idle: &IdleTimeout,
@@ -129,11 +129,11 @@ pub(in crate::http) async fn authorize_externally(
         }
         RequiredCheck::Denied(why) => {
             tracing::debug!(why, "a request is denied: no provider can be called");
-            waypoint.http_metrics.authorized("", "nobody");
-            record.decided("ext_authz_error");
-            return Err(without_provider());
+            waypoint.http_metrics.count_authorization("", "nobody");
+            record.record_external_denial("ext_authz_error");
+            return Err(missing_provider_reply());
         }
-        RequiredCheck::Provider(provider, _) => provider,
+        RequiredCheck::CheckBy(provider, _) => provider,
     };
     let mut authorization = ExternalAuthorization {
         by: Some((provider.name.clone(), request.headers().clone())),
@@ -141,16 +141,16 @@ pub(in crate::http) async fn authorize_externally(
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        let prefix = BufferedPrefix::of(request.body_mut(), most, &session.memory, idle).await;
+        let prefix = BufferedPrefix::read(request.body_mut(), most, &session.memory, idle).await;
         authorization.prefix = prefix.map_err(|error| match error {
             PrefixError::Broken(_) => {
                 Reply::refused("the request's body is not what HTTP allows", "body")
             }
-            PrefixError::Exhausted(exhausted) => Reply::overloaded(exhausted),
+            PrefixError::BudgetExhausted(exhausted) => Reply::overloaded(exhausted),
             PrefixError::Idle(idle) => idle.into(),
         })?;
         if authorization.prefix.len() > most && !limit.allow_partial {
-            record.decided("ext_authz_error");
+            record.record_external_denial("ext_authz_error");
             let flag = ResponseFlag::UnauthorizedExternal;
             let text = "the body is larger than its authorizer takes";
             return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
@@ -158,12 +158,12 @@ pub(in crate::http) async fn authorize_externally(
     }
     let service = CheckService::Provider(provider.name.clone());
     let Some(_check) = session.begin_check(service) else {
-        return fail(
+        return apply_failure_mode(
             session,
             &provider,
             authorization,
             record,
-            &CheckError::TooMany,
+            &CheckError::TooManyChecks,
         );
     };
     let checked = CheckedRequest {
@@ -171,25 +171,37 @@ pub(in crate::http) async fn authorize_externally(
         normalized,
         prefix: &authorization.prefix,
     };
-    let checking = ask::of_request(session, &provider, checked, hops);
+    let checking = ask::check_request(session, &provider, checked, hops);
     let answer = match timeout(provider.timeout, checking).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return fail(session, &provider, authorization, record, &error),
-        Err(_) => return fail(session, &provider, authorization, record, &CheckError::Late),
+        Ok(Err(error)) => {
+            return apply_failure_mode(session, &provider, authorization, record, &error);
+        }
+        Err(_) => {
+            return apply_failure_mode(
+                session,
+                &provider,
+                authorization,
+                record,
+                &CheckError::Timeout,
+            );
+        }
     };
     let allowed = match answer {
-        Answer::Denied(denied) => {
-            waypoint.http_metrics.authorized(&provider.name, "denied");
-            record.decided("ext_authz_denied");
+        CheckResponse::Denied(denied) => {
+            waypoint
+                .http_metrics
+                .count_authorization(&provider.name, "denied");
+            record.record_external_denial("ext_authz_denied");
             let response = deny(session, &provider, denied, record, is_grpc);
             return Ok(ExternalOutcome::Responded(response));
         }
-        Answer::Allowed(allowed) => allowed,
+        CheckResponse::Allowed(allowed) => allowed,
     };
-    let refused = changes::apply(request.headers_mut(), &allowed.headers)
-        + changes::remove(request.headers_mut(), &allowed.remove);
-    count_refused(session, &provider.name, refused);
-    let target = changes::query(
+    let refused = changes::apply_header_changes(request.headers_mut(), &allowed.headers)
+        + changes::remove_headers(request.headers_mut(), &allowed.remove);
+    count_rejected_headers(session, &provider.name, refused);
+    let target = changes::apply_query_changes(
         &normalized.target,
         &allowed.query_set,
         &allowed.query_remove,
@@ -197,45 +209,47 @@ pub(in crate::http) async fn authorize_externally(
     match target {
         Some(target) if changes::is_bounded(request.headers()) => normalized.target = target,
         _ => {
-            return fail(
+            return apply_failure_mode(
                 session,
                 &provider,
                 authorization,
                 record,
-                &CheckError::Unusable,
+                &CheckError::InvalidHeaderChanges,
             );
         }
     }
-    waypoint.http_metrics.authorized(&provider.name, "allowed");
-    authorization.answer = allowed.answer_headers;
+    waypoint
+        .http_metrics
+        .count_authorization(&provider.name, "allowed");
+    authorization.answer = allowed.response_headers;
     Ok(ExternalOutcome::Allowed(authorization))
 }
 
 /// Allows or rejects a request whose check has failed, as the provider's settings configure (fail open).
-fn fail(
+fn apply_failure_mode(
     session: &Session,
     provider: &Provider,
     authorization: ExternalAuthorization,
-    record: &mut Record,
+    record: &mut RequestRecord,
     error: &CheckError,
 ) -> Result<ExternalOutcome, Reply> {
     let name = provider.name.as_str();
     let metrics = &session.shard.waypoint.http_metrics;
-    if let CheckError::Exhausted(exhausted) = error {
-        metrics.authorized(name, error.outcome());
+    if let CheckError::BudgetExhausted(exhausted) = error {
+        metrics.count_authorization(name, error.outcome());
         return Err(Reply::overloaded(*exhausted));
     }
     tracing::debug!(
         provider = name,
-        error = ambit_proxy::report::chain(error),
+        error = ambit_proxy::report::format_error_chain(error),
         "a provider has not answered"
     );
-    metrics.authorized(name, error.outcome());
+    metrics.count_authorization(name, error.outcome());
     if provider.fail_open && error.may_fail_open() {
-        metrics.authorized(name, "failed_open");
+        metrics.count_authorization(name, "failed_open");
         return Ok(ExternalOutcome::Allowed(authorization));
     }
-    record.decided("ext_authz_error");
+    record.record_external_denial("ext_authz_error");
     let status = StatusCode::from_u16(provider.status_on_error);
     let flag = ResponseFlag::UnauthorizedExternal;
     Err(Reply::new(
@@ -249,8 +263,8 @@ fn fail(
 fn deny(
     session: &Session,
     provider: &Provider,
-    denied: Denied,
-    record: &mut Record,
+    denied: DeniedResponse,
+    record: &mut RequestRecord,
     is_grpc: bool,
 ) -> Response<Body> {
     // An informational status is not a final response.
@@ -259,18 +273,18 @@ fn deny(
     let text = String::from_utf8_lossy(&denied.body).into_owned();
     let status = status.unwrap_or(StatusCode::FORBIDDEN);
     let reply = Reply::new(status, text, ResponseFlag::UnauthorizedExternal);
-    record.replied(&reply);
+    record.record_reply(&reply);
     let mut response = reply.into_response(is_grpc);
-    let of_grpc = |one: &HeaderOption| {
+    let of_grpc = |one: &HeaderMutation| {
         let name = one.name.to_ascii_lowercase();
         name.starts_with("grpc-") || name == "content-type"
     };
     let headers = denied.headers.into_iter();
     let headers: Vec<_> = headers.filter(|one| !is_grpc || !of_grpc(one)).collect();
-    let refused = changes::apply(response.headers_mut(), &headers);
-    count_refused(session, &provider.name, refused);
+    let refused = changes::apply_header_changes(response.headers_mut(), &headers);
+    count_rejected_headers(session, &provider.name, refused);
     if !is_grpc {
-        *response.body_mut() = message::text(denied.body);
+        *response.body_mut() = message::text_body(denied.body);
     }
     response
 }
@@ -292,7 +306,7 @@ pub(crate) async fn authorize_connection(
     let provider = match required {
         RequiredCheck::NotRequired => return Ok(None),
         RequiredCheck::Denied(why) => return Err(why),
-        RequiredCheck::Provider(provider, _) => provider,
+        RequiredCheck::CheckBy(provider, _) => provider,
     };
     let name = &provider.name;
     if provider.protocol != ProviderProtocol::Grpc {
@@ -300,33 +314,35 @@ pub(crate) async fn authorize_connection(
     }
     let checking = async {
         let service = CheckService::Provider(name.clone());
-        let _check = session.begin_check(service).ok_or(CheckError::TooMany)?;
+        let _check = session
+            .begin_check(service)
+            .ok_or(CheckError::TooManyChecks)?;
         let source = ask::source(session);
         let destination = ask::destination(session);
-        let check = Check {
+        let check = CheckRequest {
             source: ask::peer(&source),
             destination: ask::peer(&destination),
             time: std::time::SystemTime::now(),
             http: None,
             sni,
         };
-        ask::grpc(session, &provider, check, session.hops).await
+        ask::check_by_grpc(session, &provider, check, session.hops).await
     };
     let answer = timeout(provider.timeout, checking).await;
     let metrics = &waypoint.http_metrics;
-    match answer.unwrap_or(Err(CheckError::Late)) {
-        Ok(Answer::Allowed(_)) => {
-            metrics.authorized(name, "allowed");
+    match answer.unwrap_or(Err(CheckError::Timeout)) {
+        Ok(CheckResponse::Allowed(_)) => {
+            metrics.count_authorization(name, "allowed");
             Ok(Some(name.clone()))
         }
-        Ok(Answer::Denied(_)) => {
-            metrics.authorized(name, "denied");
+        Ok(CheckResponse::Denied(_)) => {
+            metrics.count_authorization(name, "denied");
             Err(format!("provider {name} denies it"))
         }
         Err(error) => {
-            metrics.authorized(name, error.outcome());
+            metrics.count_authorization(name, error.outcome());
             if provider.fail_open && error.may_fail_open() {
-                metrics.authorized(name, "failed_open");
+                metrics.count_authorization(name, "failed_open");
                 return Ok(Some(name.clone()));
             }
             Err(format!("provider {name} has not answered: {error}"))

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use ambit_jwt::Authenticated;
+use ambit_jwt::AuthenticatedRequest;
 use http::Request;
 
 use super::{
-    admission::{Admission, Facts},
+    admission::{Admission, RequestAttributes},
     authorizer::ExternalAuthorization,
 };
 use crate::{
-    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::Observer},
+    http::{normalized_target::NormalizedTarget, reply::Reply, report::observer::RequestObserver},
     session::Session,
 };
 
@@ -19,12 +19,12 @@ pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     normalized: &NormalizedTarget,
-    proved: &Authenticated,
+    proved: &AuthenticatedRequest,
     external: &ExternalAuthorization,
-    observer: &mut impl Observer,
+    observer: &mut impl RequestObserver,
 ) -> Result<Admission, Reply> {
-    let facts = Facts::of(request, normalized);
-    let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
-    observer.policies_decided(&decision);
+    let facts = RequestAttributes::received(request, normalized);
+    let (decision, admission) = Admission::new(session, facts, proved.clone(), external.by.clone());
+    observer.on_policy_decision(&decision);
     admission.ok_or_else(Reply::denied)
 }

@@ -14,7 +14,7 @@ use ambit_resilience::hash;
 use ambit_route::BackendEndpoint;
 use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 
-use super::endpoint::cookie_of;
+use super::endpoint::cookie_value;
 
 /// Tolerated clock skew between waypoint replicas, which write and check start times.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ const HEX_DIGITS: usize = 16;
 
 /// Parsed session value of a cookie or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Value {
+struct SessionValue {
     backend: u64,
     endpoint: u64,
     /// Start of the session, in milliseconds since the Unix epoch.
@@ -33,9 +33,9 @@ struct Value {
 
 /// Session of one request, with the endpoint that it selects.
 #[derive(Clone, Debug)]
-pub(in crate::http) struct Affinity {
+pub(in crate::http) struct SessionAffinity {
     of: HttpSession,
-    brought: Option<Value>,
+    brought: Option<SessionValue>,
     now: u64,
     /// Endpoint that the session selects; `None` for a new session.
     pub(in crate::http) endpoint: Option<BackendEndpoint>,
@@ -43,16 +43,16 @@ pub(in crate::http) struct Affinity {
 
 /// Result of looking up the endpoint of a session.
 #[derive(Debug)]
-pub(in crate::http) enum Found {
+pub(in crate::http) enum SessionEndpoint {
     /// Endpoint of the session, which still exists.
-    There(BackendEndpoint),
+    Exists(BackendEndpoint),
     /// Endpoint that no longer exists, so that the session ends.
     Gone,
     /// Endpoint that another waypoint must look up: that of the backend's service.
-    NotOurs,
+    AtOtherWaypoint,
 }
 
-impl Value {
+impl SessionValue {
     fn parse(text: &[u8]) -> Option<Self> {
         let is_one = text.len() == 4 * HEX_DIGITS
             && text
@@ -71,7 +71,7 @@ impl Value {
         })
     }
 
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let Self {
             backend,
             endpoint,
@@ -82,10 +82,10 @@ impl Value {
     }
 
     /// Whether the session has not expired (absolute and idle timeout).
-    fn lasts(&self, of: &HttpSession, now: u64) -> bool {
-        let latest = now.saturating_add(milliseconds(MAX_CLOCK_SKEW));
+    fn is_valid(&self, of: &HttpSession, now: u64) -> bool {
+        let latest = now.saturating_add(to_milliseconds(MAX_CLOCK_SKEW));
         let within = |since: u64, most: Option<Duration>| {
-            most.is_none_or(|most| now.saturating_sub(since) < milliseconds(most))
+            most.is_none_or(|most| now.saturating_sub(since) < to_milliseconds(most))
         };
         self.began <= latest
             && self.seen <= latest
@@ -94,45 +94,45 @@ impl Value {
     }
 }
 
-fn milliseconds(of: Duration) -> u64 {
+fn to_milliseconds(of: Duration) -> u64 {
     u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the current time in milliseconds since the Unix epoch.
-pub(in crate::http) fn now() -> u64 {
+pub(in crate::http) fn now_milliseconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    milliseconds(since.unwrap_or_default())
+    to_milliseconds(since.unwrap_or_default())
 }
 
-fn backend_mark(of: &HttpBackend) -> Option<u64> {
+fn hash_backend(of: &HttpBackend) -> Option<u64> {
     let service = of.service.as_ref().ok()?;
     let subset = of.subset.as_deref().unwrap_or_default();
     Some(hash(format!("{service}:{}/{subset}", of.port).as_bytes()))
 }
 
-fn endpoint_mark(uid: &str) -> u64 {
+fn hash_endpoint(uid: &str) -> u64 {
     hash(uid.as_bytes())
 }
 
 /// Finds the endpoint whose hashed workload uid is `mark`.
-pub(in crate::http) fn marked(endpoints: Vec<BackendEndpoint>, mark: u64) -> Found {
+pub(in crate::http) fn find_by_hash(endpoints: Vec<BackendEndpoint>, mark: u64) -> SessionEndpoint {
     let mut all = endpoints.into_iter();
-    match all.find(|one| endpoint_mark(one.workload.uid()) == mark) {
-        Some(found) => Found::There(found),
-        None => Found::Gone,
+    match all.find(|one| hash_endpoint(one.workload.uid()) == mark) {
+        Some(found) => SessionEndpoint::Exists(found),
+        None => SessionEndpoint::Gone,
     }
 }
 
-impl Affinity {
+impl SessionAffinity {
     /// Parses the session value of a request, in the cookie or header that the rule configures.
-    pub(in crate::http) fn of(of: &HttpSession, headers: &HeaderMap, now: u64) -> Self {
+    pub(in crate::http) fn from_request(of: &HttpSession, headers: &HeaderMap, now: u64) -> Self {
         let value = match of.is_header {
             true => headers.get(of.name.as_str()).map(HeaderValue::as_bytes),
-            false => cookie_of(headers, &of.name),
+            false => cookie_value(headers, &of.name),
         };
-        let brought = value.and_then(Value::parse);
+        let brought = value.and_then(SessionValue::parse);
         Self {
-            brought: brought.filter(|brought| brought.lasts(of, now)),
+            brought: brought.filter(|brought| brought.is_valid(of, now)),
             of: of.clone(),
             now,
             endpoint: None,
@@ -144,16 +144,16 @@ impl Affinity {
     pub(in crate::http) fn backend<'a>(
         &mut self,
         rule: &'a Rule,
-        find: impl FnOnce(&HttpBackend, u64) -> Found,
+        find: impl FnOnce(&HttpBackend, u64) -> SessionEndpoint,
     ) -> Option<(usize, &'a Backend)> {
         let brought = self.brought?;
         let mut all = rule.backends().iter().enumerate();
-        let matched = all.find(|(_, one)| backend_mark(&one.to) == Some(brought.backend));
+        let matched = all.find(|(_, one)| hash_backend(&one.to) == Some(brought.backend));
         let found = matched.map(|(_, one)| find(&one.to, brought.endpoint));
         match found {
-            Some(Found::There(endpoint)) => self.endpoint = Some(endpoint),
-            Some(Found::NotOurs) => {}
-            Some(Found::Gone) | None => {
+            Some(SessionEndpoint::Exists(endpoint)) => self.endpoint = Some(endpoint),
+            Some(SessionEndpoint::AtOtherWaypoint) => {}
+            Some(SessionEndpoint::Gone) | None => {
                 self.brought = None;
                 return None;
             }
@@ -169,17 +169,17 @@ impl Affinity {
         uid: &str,
         headers: &mut HeaderMap,
     ) {
-        let Some(backend) = backend_mark(backend) else {
+        let Some(backend) = hash_backend(backend) else {
             return;
         };
-        let endpoint = endpoint_mark(uid);
+        let endpoint = hash_endpoint(uid);
         let same = self
             .brought
             .filter(|one| (one.backend, one.endpoint) == (backend, endpoint));
         if same.is_some() && self.of.idle_timeout.is_none() {
             return;
         }
-        let value = Value {
+        let value = SessionValue {
             backend,
             endpoint,
             began: same.map_or(self.now, |same| same.began.min(self.now)),
@@ -188,14 +188,14 @@ impl Affinity {
         let name = &self.of.name;
         if self.of.is_header {
             let name = HeaderName::from_bytes(name.as_bytes());
-            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(&value.text())) {
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(&value.to_text())) {
                 headers.insert(name, value);
             }
             return;
         }
-        let mut text = format!("{name}={}; Path=/; HttpOnly", value.text());
+        let mut text = format!("{name}={}; Path=/; HttpOnly", value.to_text());
         if let Some(most) = self.of.absolute_timeout.filter(|_| self.of.is_permanent) {
-            let left = milliseconds(most).saturating_sub(self.now - value.began);
+            let left = to_milliseconds(most).saturating_sub(self.now - value.began);
             text.push_str(&format!("; Max-Age={}", left.div_ceil(1000)));
         }
         if let Ok(value) = HeaderValue::from_str(&text) {
@@ -206,7 +206,7 @@ impl Affinity {
 
 #[cfg(test)]
 mod tests {
-    use ambit_l7::route::{Choice, RouteRequest, RouteTable};
+    use ambit_l7::route::{RouteDecision, RouteRequest, RouteTable};
     use ambit_model::{HttpRoute, HttpRouteRule, NamespacedHostname};
     use http::header::COOKIE;
 
@@ -242,7 +242,7 @@ mod tests {
         };
         let table = RouteTable::new(&[route], 80, None);
         let headers = HeaderMap::new();
-        let choice = table.choose(&RouteRequest {
+        let choice = table.select_rule(&RouteRequest {
             method: "GET",
             path: "/",
             query: None,
@@ -250,7 +250,7 @@ mod tests {
             headers: &headers,
         });
         match choice {
-            Choice::Rule(rule, _) => rule.clone(),
+            RouteDecision::Rule(rule, _) => rule.clone(),
             other => panic!("{other:?}"),
         }
     }
@@ -266,7 +266,7 @@ mod tests {
 
     fn begun(of: &HttpSession, now: u64) -> HeaderMap {
         let mut answer = HeaderMap::new();
-        let affinity = Affinity::of(of, &HeaderMap::new(), now);
+        let affinity = SessionAffinity::from_request(of, &HeaderMap::new(), now);
         affinity.change_response(&backend("a", 1), "pod-1", &mut answer);
         answer
     }
@@ -275,14 +275,14 @@ mod tests {
     fn session_keeps_backend_and_endpoint_regardless_of_weights() {
         let client = cookie(&begun(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
-        let mut affinity = Affinity::of(&session(), &client, NOW + 1);
+        let mut affinity = SessionAffinity::from_request(&session(), &client, NOW + 1);
         let mut looked_up = None;
         let matched = affinity.backend(&rule, |to, mark| {
             looked_up = Some((to.clone(), mark));
-            Found::NotOurs
+            SessionEndpoint::AtOtherWaypoint
         });
         assert_eq!(matched.map(|(index, _)| index), Some(1));
-        assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
+        assert_eq!(looked_up, Some((backend("a", 0), hash_endpoint("pod-1"))));
         // The cookie of a known session is not set again.
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 0), "pod-1", &mut answer);
@@ -293,17 +293,21 @@ mod tests {
     fn session_ends_with_its_endpoint_or_backend() {
         let client = cookie(&begun(&session(), NOW));
         let both = rule(vec![backend("b", 1), backend("a", 1)]);
-        let mut affinity = Affinity::of(&session(), &client, NOW);
-        assert!(affinity.backend(&both, |_, _| Found::Gone).is_none());
+        let mut affinity = SessionAffinity::from_request(&session(), &client, NOW);
+        assert!(
+            affinity
+                .backend(&both, |_, _| SessionEndpoint::Gone)
+                .is_none()
+        );
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 1), "pod-1", &mut answer);
         assert!(answer.contains_key(SET_COOKIE));
         let other = rule(vec![backend("b", 1)]);
-        let mut affinity = Affinity::of(&session(), &client, NOW);
+        let mut affinity = SessionAffinity::from_request(&session(), &client, NOW);
         let matched = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
         assert!(matched.is_none());
         // An endpoint other than the session's responds.
-        let affinity = Affinity::of(&session(), &client, NOW);
+        let affinity = SessionAffinity::from_request(&session(), &client, NOW);
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 1), "pod-2", &mut answer);
         assert_ne!(cookie(&answer), client);
@@ -313,11 +317,11 @@ mod tests {
     fn invalid_session_value_begins_a_new_session() {
         let good = cookie(&begun(&session(), NOW));
         let good = good[COOKIE].to_str().unwrap();
-        assert!(Value::parse(&good.as_bytes()[2..]).is_some());
-        let future = Value {
+        assert!(SessionValue::parse(&good.as_bytes()[2..]).is_some());
+        let future = SessionValue {
             backend: 1,
             endpoint: 2,
-            began: NOW + milliseconds(MAX_CLOCK_SKEW) + 1,
+            began: NOW + to_milliseconds(MAX_CLOCK_SKEW) + 1,
             seen: NOW,
         };
         for value in [
@@ -329,12 +333,12 @@ mod tests {
             &good[2..].replace('0', "G"),
             &good[2..].replacen('0', "+", 1),
             &"f".repeat(64),
-            &future.text(),
+            &future.to_text(),
         ] {
             let mut headers = HeaderMap::new();
             let line = HeaderValue::from_str(&format!("s={value}")).unwrap();
             headers.insert(COOKIE, line);
-            let affinity = Affinity::of(&session(), &headers, NOW);
+            let affinity = SessionAffinity::from_request(&session(), &headers, NOW);
             assert_eq!(affinity.brought, None, "{value}");
         }
     }
@@ -351,7 +355,7 @@ mod tests {
         let (mut at, mut lasted) = (NOW, 0);
         loop {
             at += 9_000;
-            let affinity = Affinity::of(&of, &cookie(&answer), at);
+            let affinity = SessionAffinity::from_request(&of, &cookie(&answer), at);
             if affinity.brought.is_none() {
                 break;
             }
@@ -363,7 +367,7 @@ mod tests {
             assert!(set.ends_with(&format!("; Max-Age={left}")), "{set}");
         }
         assert_eq!(lasted, 11);
-        let affinity = Affinity::of(&of, &cookie(&begun(&of, NOW)), NOW + 10_000);
+        let affinity = SessionAffinity::from_request(&of, &cookie(&begun(&of, NOW)), NOW + 10_000);
         assert_eq!(affinity.brought, None);
     }
 
@@ -376,10 +380,10 @@ mod tests {
         };
         let answer = begun(&of, NOW);
         assert!(!answer.contains_key(SET_COOKIE));
-        let affinity = Affinity::of(&of, &answer, NOW);
+        let affinity = SessionAffinity::from_request(&of, &answer, NOW);
         assert_eq!(
             affinity.brought.map(|one| one.endpoint),
-            Some(endpoint_mark("pod-1"))
+            Some(hash_endpoint("pod-1"))
         );
     }
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
-use ambit_proxy::Local;
-use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError};
+use ambit_proxy::LocalPod;
+use ambit_route::{ActiveRequestsAt, BackendEndpoint, BackendRequest, Route, RouteError};
 use http::{HeaderMap, Uri};
 
 use super::endpoint::DestinationDecision;
 use crate::{
-    destination::{EndpointLease, NoUpstream, Port},
+    destination::{DestinationPort, EndpointLease, NoUpstream},
     message::Version,
-    retry_budget::Account,
+    retry_budget::RetryBudgetKey,
     session::Session,
     target::Target,
     upstream::{Upstream, UpstreamError},
@@ -35,7 +35,7 @@ impl Destination {
     /// Returns the record of the destination's service; `None` for a pod, or while the service is unknown.
     pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
         match self {
-            Self::Target | Self::Host(_) => session.target.named().cloned(),
+            Self::Target | Self::Host(_) => session.target.service_record().cloned(),
             Self::Backend(name, _) | Self::Subset(name, ..) => {
                 let table = session.shard.waypoint.state.table();
                 table.service(name).cloned()
@@ -64,7 +64,7 @@ impl Destination {
     pub(crate) fn backend_request<'a>(
         &self,
         session: &'a Session,
-        own: &'a Local,
+        own: &'a LocalPod,
         failed: &'a [ArcStr],
     ) -> BackendRequest<'a> {
         BackendRequest {
@@ -72,15 +72,15 @@ impl Destination {
             own: Some(&session.shard.waypoint.address),
             is_target: self.is_target(session),
             failed,
-            dialled: session.target.dialled(),
+            dialled: session.target.requested_ip(),
         }
     }
 
     /// Whether the destination has the requested service port: the tunnel's target, or a subset of it.
-    pub(crate) fn is_requested(&self, session: &Session) -> bool {
+    pub(crate) fn is_requested_port(&self, session: &Session) -> bool {
         match self {
             Self::Target | Self::Host(_) => true,
-            Self::Subset(name, port, _) => session.target.is_port(name, *port),
+            Self::Subset(name, port, _) => session.target.is_service_port(name, *port),
             Self::Backend(..) => false,
         }
     }
@@ -98,11 +98,11 @@ impl Destination {
     }
 
     /// Returns the destination's key for the retry budget.
-    pub(in crate::http) fn account(&self, session: &Session) -> Account {
+    pub(in crate::http) fn retry_budget_key(&self, session: &Session) -> RetryBudgetKey {
         match self {
-            Self::Target | Self::Host(_) => Account::Address(session.target.address()),
+            Self::Target | Self::Host(_) => RetryBudgetKey::Address(session.target.address()),
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
-                Account::Service(name.clone(), *port)
+                RetryBudgetKey::Service(name.clone(), *port)
             }
         }
     }
@@ -120,21 +120,21 @@ impl Destination {
     pub(crate) async fn route(
         &self,
         session: &Session,
-        own: &Local,
+        own: &LocalPod,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
         let http = &session.shard.upstreams.http;
-        let load = |endpoint| http.load_of(endpoint);
-        let look = || self.known_route(session, own, failed, &load);
-        session.shard.waypoint.completed(look).await
+        let load = |endpoint| http.active_requests(endpoint);
+        let look = || self.route_to_service(session, own, failed, &load);
+        session.shard.waypoint.find_complete_route(look).await
     }
 
-    fn known_route(
+    fn route_to_service(
         &self,
         session: &Session,
-        own: &Local,
+        own: &LocalPod,
         failed: &[ArcStr],
-        load: LoadAt<'_>,
+        load: ActiveRequestsAt<'_>,
     ) -> Result<Route, RouteError> {
         let waypoint = &session.shard.waypoint;
         match self {
@@ -151,7 +151,7 @@ impl Destination {
     }
 
     /// Returns the `DestinationRule` state of the destination's port, if a rule applies.
-    pub(crate) fn ruled_port(&self, session: &Session) -> Option<Arc<Port>> {
+    pub(crate) fn destination_rule_port(&self, session: &Session) -> Option<Arc<DestinationPort>> {
         let (name, number) = match (self, &session.target) {
             (Self::Subset(name, number, subset), _) => {
                 let published = &session.shard.waypoint.published;
@@ -171,26 +171,26 @@ impl Destination {
     }
 
     /// Applies the destination's rule to a request (limits and load-balancer hash), if there is one.
-    pub(in crate::http) async fn decision(
+    pub(in crate::http) async fn apply_rule(
         &self,
         session: &Session,
         version: Version,
         headers: &HeaderMap,
         uri: &Uri,
     ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
-        match self.ruled_port(session) {
+        match self.destination_rule_port(session) {
             Some(port) => Ok(Some(
-                DestinationDecision::of(session, port, version, headers, uri).await?,
+                DestinationDecision::new(session, port, version, headers, uri).await?,
             )),
             None => match self {
                 // Other endpoints of the service must not be used.
-                Self::Subset(..) => Err(self.unknown_subset()),
+                Self::Subset(..) => Err(self.unknown_subset_error()),
                 _ => Ok(None),
             },
         }
     }
 
-    fn unknown_subset(&self) -> NoUpstream {
+    fn unknown_subset_error(&self) -> NoUpstream {
         let (service, subset) = match self {
             Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
             _ => Default::default(),
@@ -203,7 +203,7 @@ impl Destination {
     pub(in crate::http) async fn upstream(
         &self,
         session: &Session,
-        own: &Local,
+        own: &LocalPod,
         decision: Option<&Arc<DestinationDecision>>,
         failed: &[ArcStr],
         sticky: Option<&BackendEndpoint>,
@@ -213,7 +213,7 @@ impl Destination {
             return Ok((upstream, None));
         }
         if let Some(decision) = decision {
-            let wish = decision.wish(failed, sticky.map(|sticky| sticky.workload.uid()));
+            let wish = decision.pick_request(failed, sticky.map(|sticky| sticky.workload.uid()));
             let request = self.backend_request(session, own, &[]);
             match decision.port.route(waypoint.rule_context(), request, wish) {
                 Ok(Some((route, held))) => {
@@ -221,7 +221,7 @@ impl Destination {
                 }
                 Ok(None) => {}
                 // Missing records are requested below.
-                Err(NoUpstream::Route(error)) if error.missing().is_some() => {}
+                Err(NoUpstream::Route(error)) if error.missing_record().is_some() => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -238,14 +238,14 @@ impl Destination {
             // waypoint.
             let route = route.map_err(UpstreamError::from)?;
             let rule_context = waypoint.rule_context();
-            let wish = decision.wish(failed, None);
+            let wish = decision.pick_request(failed, None);
             let request = self.backend_request(session, own, &[]);
             let chosen = decision.port.route(rule_context, request, wish)?;
             return match chosen {
                 Some((route, held)) => {
                     Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)))
                 }
-                None if self.is_subset() => Err(self.unknown_subset().into()),
+                None if self.is_subset() => Err(self.unknown_subset_error().into()),
                 // The service's own waypoint chooses the endpoint and connects to it.
                 None => Ok((upstream_lookup::resolve(route, waypoint).await?, None)),
             };
@@ -264,7 +264,7 @@ impl Destination {
 #[derive(Debug, thiserror::Error)]
 pub(in crate::http) enum NoEndpointError {
     #[error(transparent)]
-    Rule(#[from] NoUpstream),
+    DestinationRule(#[from] NoUpstream),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
 }

@@ -20,16 +20,16 @@ pub(crate) fn find(
     destination: &Destination,
     owner: RouteOwner,
 ) -> Option<Arc<Attachments>> {
-    if owner == RouteOwner::Service {
+    if owner == RouteOwner::Producer {
         return None;
     }
-    if destination.is_requested(session) {
+    if destination.is_requested_port(session) {
         return Some(session.attachments());
     }
     let waypoint = &session.shard.waypoint;
     let (name, port) = destination.port(session)?;
     waypoint.published.service(name)?;
-    let found = attachment_lookup::of_service(waypoint, name, port, &session.caller);
+    let found = attachment_lookup::service_attachments(waypoint, name, port, &session.caller);
     Some(Arc::new(found))
 }
 
@@ -37,16 +37,16 @@ pub(crate) fn find(
 /// verified.
 pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -> bool {
     let all = session.shard.waypoint.published.authentications();
-    all.are_applied(attachments.services(), session.attachments().services())
+    all.were_all_applied(attachments.services(), session.attachments().services())
 }
 
 /// Whether any plugin applies to requests with these attachments.
 pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool {
     let chain = session.shard.waypoint.published.extensions();
     chain.is_some_and(|chain| {
-        let mut plugins = chain.of(attachments).into_iter();
+        let mut plugins = chain.plugins_for(attachments).into_iter();
         // A plugin's own calls would call the plugin again.
-        plugins.any(|plugin| !session.caller.calls_for(&plugin.config.namespace))
+        plugins.any(|plugin| !session.caller.acts_for(&plugin.config.namespace))
     })
 }
 
@@ -55,9 +55,9 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     let Some(chain) = session.shard.waypoint.published.extensions() else {
         return true;
     };
-    let applied = chain.of(&session.attachments());
-    chain.of(attachments).iter().all(|plugin| {
-        session.caller.calls_for(&plugin.config.namespace)
+    let applied = chain.plugins_for(&session.attachments());
+    chain.plugins_for(attachments).iter().all(|plugin| {
+        session.caller.acts_for(&plugin.config.namespace)
             || applied.iter().any(|known| known.number == plugin.number)
     })
 }
@@ -81,7 +81,7 @@ pub(crate) fn may_be_opaque(
     is_opaque
         || !published
             .authentications()
-            .need_http(attachments.services())
+            .needs_http(attachments.services())
             && !have_plugins(session, &attachments)
-            && limits.is_none_or(|limits| limits.of(attachments.services()).is_empty())
+            && limits.is_none_or(|limits| limits.for_services(attachments.services()).is_empty())
 }

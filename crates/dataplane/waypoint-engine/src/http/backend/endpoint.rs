@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use ambit_model::{ArcStr, Balancing, HashCookie, HashPolicy, HashSource};
-use ambit_resilience::{Outcome, PickRequest, Slot, hash};
+use ambit_resilience::{EndpointOutcome, LimitPermit, PickRequest, hash};
 use ambit_telemetry::http::ResponseFlag;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode, Uri,
@@ -12,9 +12,9 @@ use http::{
 use rand::Rng as _;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::broken::Broken;
+use super::upstream_failure::UpstreamFailure;
 use crate::{
-    destination::{NoUpstream, Port},
+    destination::{DestinationPort, NoUpstream},
     message::Version,
     session::Session,
 };
@@ -23,33 +23,33 @@ use crate::{
 /// the rule's limits until the value is dropped.
 #[derive(Debug)]
 pub(in crate::http) struct DestinationDecision {
-    pub(in crate::http) port: Arc<Port>,
+    pub(in crate::http) port: Arc<DestinationPort>,
     hash: Option<u64>,
     /// `Set-Cookie` value for the response, if the load-balancer hash needs a new cookie.
     cookie: Option<HeaderValue>,
-    _request: Slot,
+    _request: LimitPermit,
     _connection: Option<OwnedSemaphorePermit>,
 }
 
 impl DestinationDecision {
     /// Applies the rule of a port to a request.
-    pub(in crate::http) async fn of(
+    pub(in crate::http) async fn new(
         session: &Session,
-        port: Arc<Port>,
+        port: Arc<DestinationPort>,
         version: Version,
         headers: &HeaderMap,
         uri: &Uri,
     ) -> Result<Arc<Self>, NoUpstream> {
         let rule_context = session.shard.waypoint.rule_context();
-        port.supported()?;
-        let active = port.request(rule_context)?;
+        port.check_supported()?;
+        let active = port.take_request_slot(rule_context)?;
         // HTTP/2 connections carry many requests, which are limited instead.
         let connection = match version {
-            Version::Http1 => port.awaited_connection(rule_context).await?,
+            Version::Http1 => port.wait_for_connection(rule_context).await?,
             Version::Http2 => None,
         };
         let (hash, cookie) = match &port.policy().balancing {
-            Balancing::Hash(policy) => hashed(session, policy, headers, uri),
+            Balancing::Hash(policy) => hash_request(session, policy, headers, uri),
             _ => (None, None),
         };
         Ok(Arc::new(Self {
@@ -61,7 +61,7 @@ impl DestinationDecision {
         }))
     }
 
-    pub(in crate::http) fn wish<'a>(
+    pub(in crate::http) fn pick_request<'a>(
         &self,
         failed: &'a [ArcStr],
         preferred: Option<&'a ArcStr>,
@@ -74,7 +74,7 @@ impl DestinationDecision {
     }
 
     /// Adds the cookie of the load-balancer hash to the response.
-    pub(in crate::http) fn answer(&self, headers: &mut HeaderMap) {
+    pub(in crate::http) fn add_cookie(&self, headers: &mut HeaderMap) {
         if let Some(cookie) = &self.cookie {
             headers.append(SET_COOKIE, cookie.clone());
         }
@@ -83,25 +83,25 @@ impl DestinationDecision {
 
 /// Classifies an attempt for outlier detection, by its response or failure; `None` if the client may have caused the
 /// failure, which is possible only with a request body.
-pub(in crate::http) fn outcome(
-    result: Result<StatusCode, &Broken>,
+pub(in crate::http) fn outlier_outcome(
+    result: Result<StatusCode, &UpstreamFailure>,
     has_body: bool,
-) -> Option<Outcome> {
+) -> Option<EndpointOutcome> {
     match result {
         // A lack of room in the client's budget is not the endpoint's failure.
         Err(broken) if broken.flag == ResponseFlag::OverloadManager => None,
-        Ok(status) => Some(Outcome::Answered(status.as_u16())),
+        Ok(status) => Some(EndpointOutcome::Response(status.as_u16())),
         Err(broken) => {
             let is_endpoints = matches!(
                 broken.flag,
                 ResponseFlag::UpstreamConnectionFailure | ResponseFlag::UpstreamRemoteReset
             );
-            (is_endpoints || !has_body).then_some(Outcome::Failed)
+            (is_endpoints || !has_body).then_some(EndpointOutcome::Failed)
         }
     }
 }
 
-fn hashed(
+fn hash_request(
     session: &Session,
     policy: &HashPolicy,
     headers: &HeaderMap,
@@ -112,9 +112,9 @@ fn hashed(
             let ip = session.remote_ip(headers);
             (Some(hash(ip.to_string().as_bytes())), None)
         }
-        HashSource::Header(name) => (of_header(headers, name), None),
-        HashSource::Query(name) => (of_query(uri.query(), name), None),
-        HashSource::Cookie(cookie) => match cookie_of(headers, &cookie.name) {
+        HashSource::Header(name) => (hash_header(headers, name), None),
+        HashSource::Query(name) => (hash_query(uri.query(), name), None),
+        HashSource::Cookie(cookie) => match cookie_value(headers, &cookie.name) {
             Some(value) => (Some(hash(value)), None),
             None => match new_cookie(cookie) {
                 Some((value, set)) => (Some(hash(value.as_bytes())), Some(set)),
@@ -125,7 +125,7 @@ fn hashed(
 }
 
 /// Hashes all values of a request header for the load balancer.
-fn of_header(headers: &HeaderMap, name: &str) -> Option<u64> {
+fn hash_header(headers: &HeaderMap, name: &str) -> Option<u64> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     let mut values = headers.get_all(name).iter();
     let first = values.next()?;
@@ -136,7 +136,7 @@ fn of_header(headers: &HeaderMap, name: &str) -> Option<u64> {
     Some(mixed)
 }
 
-fn of_query(query: Option<&str>, name: &str) -> Option<u64> {
+fn hash_query(query: Option<&str>, name: &str) -> Option<u64> {
     let mut pairs = query?
         .split('&')
         .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -145,7 +145,7 @@ fn of_query(query: Option<&str>, name: &str) -> Option<u64> {
 }
 
 /// Returns the value of the first cookie with this name.
-pub(in crate::http) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
+pub(in crate::http) fn cookie_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
     let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
     let mut pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
     pairs.find_map(|pair| {
@@ -209,7 +209,7 @@ mod tests {
             (&[b"id=\xff\xfe"], Some(b"\xff\xfe")),
         ] {
             assert_eq!(
-                cookie_of(&headers("cookie", lines), "id"),
+                cookie_value(&headers("cookie", lines), "id"),
                 value,
                 "{lines:?}"
             );
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn headers_are_hashed_with_all_their_values() {
-        let of = |values: &[&'static [u8]]| of_header(&headers("x-user", values), "x-user");
+        let of = |values: &[&'static [u8]]| hash_header(&headers("x-user", values), "x-user");
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[b"a"]), of(&[b"a"]));
         assert_ne!(of(&[b"a"]), of(&[b"b"]));
@@ -228,10 +228,10 @@ mod tests {
 
     #[test]
     fn query_parameters_are_found() {
-        assert_eq!(of_query(Some("a=1&k=v&k=w"), "k"), Some(hash(b"v")));
-        assert_eq!(of_query(Some("k"), "k"), Some(hash(b"")));
-        assert_eq!(of_query(Some("kk=1"), "k"), None);
-        assert_eq!(of_query(None, "k"), None);
+        assert_eq!(hash_query(Some("a=1&k=v&k=w"), "k"), Some(hash(b"v")));
+        assert_eq!(hash_query(Some("k"), "k"), Some(hash(b"")));
+        assert_eq!(hash_query(Some("kk=1"), "k"), None);
+        assert_eq!(hash_query(None, "k"), None);
     }
 
     #[test]
@@ -264,15 +264,24 @@ mod tests {
 
     #[test]
     fn failures_that_clients_can_cause_do_not_count() {
-        let refused = Broken::unreached(&std::fmt::Error, None);
-        assert_eq!(outcome(Err(&refused), true), Some(Outcome::Failed));
-        let broken = Broken {
+        let refused = UpstreamFailure::connect_failure(&std::fmt::Error, None);
+        assert_eq!(
+            outlier_outcome(Err(&refused), true),
+            Some(EndpointOutcome::Failed)
+        );
+        let broken = UpstreamFailure {
             flag: ResponseFlag::UpstreamConnectionTermination,
             ..refused
         };
-        assert_eq!(outcome(Err(&broken), true), None);
-        assert_eq!(outcome(Err(&broken), false), Some(Outcome::Failed));
+        assert_eq!(outlier_outcome(Err(&broken), true), None);
+        assert_eq!(
+            outlier_outcome(Err(&broken), false),
+            Some(EndpointOutcome::Failed)
+        );
         let status = StatusCode::BAD_GATEWAY;
-        assert_eq!(outcome(Ok(status), true), Some(Outcome::Answered(502)));
+        assert_eq!(
+            outlier_outcome(Ok(status), true),
+            Some(EndpointOutcome::Response(502))
+        );
     }
 }

@@ -24,7 +24,7 @@ impl Destination {
                     upstream_lookup::resolve_host(host, port, waypoint, &session.caller).await?,
                 ))
             }
-            Self::Target => match session.target.passed_through(waypoint) {
+            Self::Target => match session.target.pass_through_route(waypoint) {
                 Some(route) => Ok(Some(upstream_lookup::resolve(route, waypoint).await?)),
                 None => Ok(None),
             },
@@ -33,7 +33,7 @@ impl Destination {
     }
 
     /// Returns the default SNI for TLS with the endpoint.
-    pub(crate) fn host(&self, session: &Session) -> ArcStr {
+    pub(crate) fn default_sni(&self, session: &Session) -> ArcStr {
         match self {
             Self::Host(host) => host.clone(),
             Self::Backend(name, _) | Self::Subset(name, ..) => name.hostname.clone(),

@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 
 /// Counter of the bytes and gRPC messages of a request or response. Clones share it.
 #[derive(Clone, Debug)]
-pub(in crate::http) struct Count(Arc<Mutex<Counted>>);
+pub(in crate::http) struct BodyCounter(Arc<Mutex<BodyCounts>>);
 
 #[derive(Debug, Default)]
-struct Counted {
+struct BodyCounts {
     bytes: u64,
     /// Message counter, for bodies of gRPC only.
-    messages: Option<Messages>,
+    messages: Option<GrpcMessageCounter>,
     grpc_status: Option<u32>,
     is_complete: bool,
     is_broken: bool,
@@ -24,19 +24,19 @@ struct Counted {
 
 /// Counter of gRPC messages, each of which begins with five bytes: a flag and the length.
 #[derive(Debug, Default)]
-struct Messages {
+struct GrpcMessageCounter {
     count: u64,
     prefix: Vec<u8>,
     /// Bytes of the current message that have not arrived yet.
     left: usize,
 }
 
-impl Count {
+impl BodyCounter {
     /// Creates a counter at zero.
-    pub(in crate::http) fn of(is_grpc: bool) -> Self {
-        Self(Arc::new(Mutex::new(Counted {
-            messages: is_grpc.then(Messages::default),
-            ..Counted::default()
+    pub(in crate::http) fn new(is_grpc: bool) -> Self {
+        Self(Arc::new(Mutex::new(BodyCounts {
+            messages: is_grpc.then(GrpcMessageCounter::default),
+            ..BodyCounts::default()
         })))
     }
 
@@ -71,12 +71,12 @@ impl Count {
     }
 
     /// Counts bytes that do not pass through a wrapped body, such as those of an upgraded connection.
-    pub(in crate::http) fn add(&self, bytes: usize) {
+    pub(in crate::http) fn add_bytes(&self, bytes: usize) {
         self.0.lock().bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
     }
 
     /// Records `grpc-status` from headers or trailers.
-    pub(in crate::http) fn grpc_status_of(&self, headers: &HeaderMap) {
+    pub(in crate::http) fn record_grpc_status(&self, headers: &HeaderMap) {
         let status = headers.get("grpc-status");
         let status = status.and_then(|status| status.to_str().ok()?.parse().ok());
         let mut counted = self.0.lock();
@@ -84,36 +84,36 @@ impl Count {
     }
 
     /// Counts a frame of the body.
-    pub(in crate::http) fn frame(&self, frame: &Frame<Bytes>) {
+    pub(in crate::http) fn count_frame(&self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
             let mut counted = self.0.lock();
             counted.bytes += u64::try_from(data.len()).unwrap_or(u64::MAX);
             if let Some(messages) = &mut counted.messages {
-                messages.take(data);
+                messages.count_bytes(data);
             }
         } else if let Some(trailers) = frame.trailers_ref() {
-            self.grpc_status_of(trailers);
+            self.record_grpc_status(trailers);
         }
     }
 
     /// Marks the body as aborted by its sender.
-    pub(in crate::http) fn aborted(&self) {
+    pub(in crate::http) fn mark_aborted(&self) {
         self.0.lock().is_broken = true;
     }
 
     /// Marks the body as incomplete at its deadline.
-    pub(in crate::http) fn timed_out(&self) {
+    pub(in crate::http) fn mark_timed_out(&self) {
         self.0.lock().is_late = true;
     }
 
     /// Marks the body as complete.
-    pub(in crate::http) fn completed(&self) {
+    pub(in crate::http) fn mark_complete(&self) {
         self.0.lock().is_complete = true;
     }
 }
 
-impl Messages {
-    fn take(&mut self, mut data: &[u8]) {
+impl GrpcMessageCounter {
+    fn count_bytes(&mut self, mut data: &[u8]) {
         while !data.is_empty() {
             if self.left > 0 {
                 let skipped = self.left.min(data.len());
@@ -149,9 +149,9 @@ mod tests {
         ];
         let stream = stream.concat();
         for step in [1, 2, 3, 7, 1000] {
-            let mut messages = Messages::default();
+            let mut messages = GrpcMessageCounter::default();
             for piece in stream.chunks(step) {
-                messages.take(piece);
+                messages.count_bytes(piece);
             }
             assert_eq!(messages.count, 3, "in pieces of {step}");
             assert_eq!(messages.left, 0);

@@ -57,7 +57,7 @@ enum Direction {
 }
 
 /// Body whose reader waits for frames only until the idle timeout.
-struct Awaited {
+struct IdleTimeoutBody {
     body: Body,
     limit: Duration,
     direction: Direction,
@@ -81,7 +81,7 @@ impl IdleTimeout {
     ///
     /// # Errors
     /// When the future exceeds the timeout.
-    pub(in crate::http) async fn bound<T>(
+    pub(in crate::http) async fn apply<T>(
         &self,
         waiting: impl Future<Output = T>,
     ) -> Result<T, IdleError> {
@@ -95,31 +95,31 @@ impl IdleTimeout {
     }
 
     /// Wraps a request's body, which fails when it is idle before the response has begun.
-    pub(in crate::http) fn request(&self, body: Body) -> Body {
-        self.watch(body, Direction::Request)
+    pub(in crate::http) fn wrap_request(&self, body: Body) -> Body {
+        self.wrap_body(body, Direction::Request)
     }
 
     /// Wraps a response body of declared length, which fails when it is idle for too long; returns other bodies
     /// unchanged.
-    pub(in crate::http) fn response(&self, body: Body) -> Body {
+    pub(in crate::http) fn wrap_response(&self, body: Body) -> Body {
         self.state.has_begun.store(true, Relaxed);
         match body.size_hint().exact() {
-            Some(_) => self.watch(body, Direction::Response),
+            Some(_) => self.wrap_body(body, Direction::Response),
             None => body,
         }
     }
 
     /// Returns the reply (408) to a request whose body has timed out.
-    pub(in crate::http) fn reply(&self) -> Option<Reply> {
+    pub(in crate::http) fn timeout_reply(&self) -> Option<Reply> {
         let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
         Some(IdleError(limit).into())
     }
 
-    fn watch(&self, body: Body, direction: Direction) -> Body {
+    fn wrap_body(&self, body: Body, direction: Direction) -> Body {
         let Some(limit) = self.limit.filter(|_| !body.is_end_stream()) else {
             return body;
         };
-        let awaited = Awaited {
+        let awaited = IdleTimeoutBody {
             body,
             limit,
             direction,
@@ -145,7 +145,7 @@ impl From<IdleError> for Reply {
     }
 }
 
-impl HttpBody for Awaited {
+impl HttpBody for IdleTimeoutBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -220,7 +220,7 @@ mod tests {
     async fn stopped_upload_times_out_and_slow_upload_does_not() {
         let idle = of("text/plain");
         let (source, inner) = body();
-        let mut upload = idle.request(inner);
+        let mut upload = idle.wrap_request(inner);
         for _ in 0..20 {
             let (frame, ()) = tokio::join!(upload.frame(), async {
                 tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
@@ -228,11 +228,11 @@ mod tests {
             });
             frame.unwrap().unwrap();
         }
-        assert!(idle.reply().is_none());
+        assert!(idle.timeout_reply().is_none());
         let began = Instant::now();
         upload.frame().await.unwrap().unwrap_err();
         assert_eq!(began.elapsed().as_secs(), LIMIT.as_secs());
-        let reply = idle.reply().unwrap();
+        let reply = idle.timeout_reply().unwrap();
         assert_eq!(reply.status, StatusCode::REQUEST_TIMEOUT);
     }
 
@@ -240,7 +240,7 @@ mod tests {
     async fn timeout_starts_when_the_reader_polls() {
         let idle = of("text/plain");
         let (source, inner) = body();
-        let mut upload = idle.request(inner);
+        let mut upload = idle.wrap_request(inner);
         send(&source);
         upload.frame().await.unwrap().unwrap();
         tokio::time::sleep(LIMIT * 3).await;
@@ -255,25 +255,25 @@ mod tests {
     async fn bidirectional_streams_may_be_idle_after_the_response_began() {
         let idle = of("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
-        let mut upload = idle.request(request);
-        let mut download = idle.response(response);
+        let mut upload = idle.wrap_request(request);
+        let mut download = idle.wrap_response(response);
         assert!(is_waited_for(&mut upload).await && is_waited_for(&mut download).await);
         // Also a response that begins during the upload.
         let idle = of("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
-        let mut upload = idle.request(request);
+        let mut upload = idle.wrap_request(request);
         let (is_waiting, _download) = tokio::join!(is_waited_for(&mut upload), async {
             tokio::time::sleep(LIMIT / 2).await;
-            idle.response(response)
+            idle.wrap_response(response)
         });
-        assert!(is_waiting && idle.reply().is_none());
+        assert!(is_waiting && idle.timeout_reply().is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn stopped_response_of_declared_length_times_out() {
         let (_source, inner) = body();
         let declared = Declared(inner).boxed_unsync();
-        let mut download = of("text/plain").response(declared);
+        let mut download = of("text/plain").wrap_response(declared);
         download.frame().await.unwrap().unwrap_err();
     }
 
@@ -288,11 +288,14 @@ mod tests {
         ];
         for idle in streams.map(of).into_iter().chain([upgrade, unlimited]) {
             let (_source, inner) = body();
-            assert!(is_waited_for(&mut idle.request(inner)).await, "{idle:?}");
-            assert!(idle.bound(tokio::time::sleep(LIMIT * 9)).await.is_ok());
+            assert!(
+                is_waited_for(&mut idle.wrap_request(inner)).await,
+                "{idle:?}"
+            );
+            assert!(idle.apply(tokio::time::sleep(LIMIT * 9)).await.is_ok());
         }
         let bounded = of("application/json");
-        assert!(bounded.bound(tokio::time::sleep(LIMIT * 9)).await.is_err());
+        assert!(bounded.apply(tokio::time::sleep(LIMIT * 9)).await.is_err());
     }
 
     /// Body that declares a length to its reader.

@@ -25,8 +25,8 @@ use tokio::time::{Sleep, sleep};
 
 use crate::{
     headers,
+    http1_io::Http1Additions,
     message::{Body, BodyError},
-    wire::Additions,
 };
 
 /// Timeout for an application to send `100 Continue`, after which the body is sent anyway.
@@ -35,22 +35,22 @@ const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
 /// Handle that sends interim responses to one request on the client's connection.
 #[derive(Clone, Debug)]
-pub(in crate::http) struct Interim(pub(in crate::http) Additions);
+pub(in crate::http) struct InterimForwarder(pub(in crate::http) Http1Additions);
 
-impl Interim {
-    fn pass(&self, status: StatusCode, headers: &HeaderMap) {
+impl InterimForwarder {
+    fn forward(&self, status: StatusCode, headers: &HeaderMap) {
         let mut headers = headers.clone();
         if headers::remove_hop_by_hop(&mut headers).is_err() {
             return;
         }
-        headers::remove_claims_of_response(&mut headers);
+        headers::remove_mesh_only_response_headers(&mut headers);
         headers.remove(CONTENT_LENGTH);
         self.0.add_interim(status, &headers);
     }
 }
 
 /// Whether a request expects `100 Continue` before its client sends the body.
-pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
+pub(in crate::http) fn expects_continue<B: HttpBody>(request: &Request<B>) -> bool {
     let mut lines = request.headers().get_all(EXPECT).iter();
     let is_continue = lines
         .next()
@@ -59,20 +59,20 @@ pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
 }
 
 /// Holds the body of a request until the application sends 100, if the client expects that.
-pub(in crate::http) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
+pub(in crate::http) fn hold_body(body: Body, expectation: Option<&ContinueExpectation>) -> Body {
     match expectation {
-        Some(expectation) => expectation.hold(body),
+        Some(expectation) => expectation.hold_body(body),
         None => body,
     }
 }
 
 /// Forwards the interim responses to an HTTP/1.1 request to its client, and releases the body when one of them is 100.
-pub(in crate::http) fn follow(
+pub(in crate::http) fn forward_interim_responses(
     request: &mut Request<Body>,
-    expectation: Option<&Expectation>,
+    expectation: Option<&ContinueExpectation>,
     passes: bool,
 ) {
-    let interim = request.extensions_mut().remove::<Interim>();
+    let interim = request.extensions_mut().remove::<InterimForwarder>();
     let interim = interim.filter(|_| passes);
     if expectation.is_some() {
         request.headers_mut().insert(EXPECT, CONTINUE);
@@ -83,9 +83,9 @@ pub(in crate::http) fn follow(
     let expectation = expectation.cloned();
     hyper::ext::on_informational(request, move |response| {
         match (response.status(), &expectation, &interim) {
-            (StatusCode::CONTINUE, Some(expectation), _) => expectation.meet(),
+            (StatusCode::CONTINUE, Some(expectation), _) => expectation.release_body(),
             (StatusCode::CONTINUE | StatusCode::SWITCHING_PROTOCOLS, ..) => {}
-            (status, _, Some(interim)) => interim.pass(status, response.headers()),
+            (status, _, Some(interim)) => interim.forward(status, response.headers()),
             _ => {}
         }
     });
@@ -93,26 +93,26 @@ pub(in crate::http) fn follow(
 
 /// State of a request with `Expect: 100-continue`. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::http) struct Expectation(Arc<Mutex<State>>);
+pub(in crate::http) struct ContinueExpectation(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    phase: Phase,
+    phase: ExpectationPhase,
     /// Waker of the task that waits to send the body.
     task: Option<Waker>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+enum ExpectationPhase {
     /// No response of the application yet: the body is held.
     #[default]
-    Unknown,
+    Waiting,
     /// Interim response 100: the body is sent.
-    Met,
+    Continue,
     /// Final response before any 100: the body is not sent.
-    Answered,
+    FinalResponse,
     /// End of that final response: the body is dropped.
-    Over,
+    ResponseEnded,
 }
 
 /// Error of a held body whose request ended before the application sent 100.
@@ -124,24 +124,27 @@ struct BodyNotRequested;
 #[derive(Debug)]
 pub(in crate::http) struct EarlyResponseGuard {
     #[expect(dead_code, reason = "dropping it ends the request")]
-    ending: Option<Ending>,
+    ending: Option<ResponseEndGuard>,
 }
 
 #[derive(Debug)]
-struct Ending(Expectation);
+struct ResponseEndGuard(ContinueExpectation);
 
-impl Drop for Ending {
+impl Drop for ResponseEndGuard {
     fn drop(&mut self) {
-        self.0.advance(Phase::Answered, Phase::Over);
+        self.0.advance(
+            ExpectationPhase::FinalResponse,
+            ExpectationPhase::ResponseEnded,
+        );
     }
 }
 
-impl Expectation {
-    fn meet(&self) {
-        self.advance(Phase::Unknown, Phase::Met);
+impl ContinueExpectation {
+    fn release_body(&self) {
+        self.advance(ExpectationPhase::Waiting, ExpectationPhase::Continue);
     }
 
-    fn advance(&self, from: Phase, to: Phase) {
+    fn advance(&self, from: ExpectationPhase, to: ExpectationPhase) {
         let mut state = self.0.lock();
         if state.phase != from {
             return;
@@ -155,17 +158,17 @@ impl Expectation {
     }
 
     /// Records the application's final response. A body that has not been released until then is not sent.
-    pub(in crate::http) fn answered(expectation: Option<&Self>) -> EarlyResponseGuard {
+    pub(in crate::http) fn record_final_response(expectation: Option<&Self>) -> EarlyResponseGuard {
         let ending = expectation.map(|one| {
-            one.advance(Phase::Unknown, Phase::Answered);
-            Ending(one.clone())
+            one.advance(ExpectationPhase::Waiting, ExpectationPhase::FinalResponse);
+            ResponseEndGuard(one.clone())
         });
         EarlyResponseGuard { ending }
     }
 
     /// Holds the request body until the application sends 100 or [`CONTINUE_TIMEOUT`] expires.
-    fn hold(&self, body: Body) -> Body {
-        let held = ExpectedBody {
+    fn hold_body(&self, body: Body) -> Body {
+        let held = HeldBody {
             body,
             expectation: self.clone(),
             continue_timer: None,
@@ -174,14 +177,14 @@ impl Expectation {
     }
 }
 
-struct ExpectedBody {
+struct HeldBody {
     body: Body,
-    expectation: Expectation,
+    expectation: ContinueExpectation,
     /// Timer that started when the request headers were sent to the application.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl HttpBody for ExpectedBody {
+impl HttpBody for HeldBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -195,16 +198,18 @@ impl HttpBody for ExpectedBody {
             .get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIMEOUT)));
         let phase = {
             let mut state = this.expectation.0.lock();
-            if state.phase == Phase::Unknown && continue_timer.as_mut().poll(cx).is_ready() {
-                state.phase = Phase::Met;
+            if state.phase == ExpectationPhase::Waiting
+                && continue_timer.as_mut().poll(cx).is_ready()
+            {
+                state.phase = ExpectationPhase::Continue;
             }
             state.task = Some(cx.waker().clone());
             state.phase
         };
         match phase {
-            Phase::Met => Pin::new(&mut this.body).poll_frame(cx),
-            Phase::Unknown | Phase::Answered => Poll::Pending,
-            Phase::Over => Poll::Ready(Some(Err(BodyNotRequested.into()))),
+            ExpectationPhase::Continue => Pin::new(&mut this.body).poll_frame(cx),
+            ExpectationPhase::Waiting | ExpectationPhase::FinalResponse => Poll::Pending,
+            ExpectationPhase::ResponseEnded => Poll::Ready(Some(Err(BodyNotRequested.into()))),
         }
     }
 

@@ -11,17 +11,17 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
 use super::idle::{IdleError, IdleTimeout};
-use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
+use crate::memory::{BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit};
 
 /// Bytes charged for a buffered frame in addition to its data.
-const FRAME_BYTES: usize = 64;
+const FRAME_OVERHEAD_BYTES: usize = 64;
 
 /// Buffered beginning of a request body.
 #[derive(Debug, Default)]
 pub(in crate::http) struct BufferedPrefix {
     frames: VecDeque<Frame<Bytes>>,
     bytes: usize,
-    permit: Option<Permit>,
+    permit: Option<MemoryPermit>,
 }
 
 /// Reason why the beginning of a body could not be buffered.
@@ -30,7 +30,7 @@ pub(in crate::http) enum PrefixError {
     #[error(transparent)]
     Broken(#[from] hyper::Error),
     #[error(transparent)]
-    Exhausted(#[from] Exhausted),
+    BudgetExhausted(#[from] BudgetExhausted),
     #[error(transparent)]
     Idle(#[from] IdleError),
 }
@@ -47,21 +47,21 @@ impl BufferedPrefix {
     ///
     /// # Errors
     /// When the body fails or stalls, or the budget has no room.
-    pub(in crate::http) async fn of(
+    pub(in crate::http) async fn read(
         body: &mut Incoming,
         most: usize,
         memory: &ConnectionMemory,
         idle: &IdleTimeout,
     ) -> Result<Self, PrefixError> {
-        let mut permit = memory.take(Use::AuthorizationBody, 0)?;
+        let mut permit = memory.take(ChargePurpose::AuthorizationBody, 0)?;
         let mut prefix = Self::default();
         while prefix.bytes <= most && !body.is_end_stream() {
-            let Some(frame) = idle.bound(body.frame()).await? else {
+            let Some(frame) = idle.apply(body.frame()).await? else {
                 break;
             };
             let frame = frame?;
-            let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
-            memory.grow(Use::AuthorizationBody, &mut permit, bytes)?;
+            let bytes = FRAME_OVERHEAD_BYTES + frame.data_ref().map_or(0, Bytes::len);
+            memory.grow(ChargePurpose::AuthorizationBody, &mut permit, bytes)?;
             prefix.bytes += frame.data_ref().map_or(0, Bytes::len);
             prefix.frames.push_back(frame);
         }
@@ -80,13 +80,13 @@ impl BufferedPrefix {
     }
 
     /// Returns at most `most` bytes from the beginning.
-    pub(in crate::http) fn first(&self, most: usize) -> Vec<u8> {
+    pub(in crate::http) fn first_bytes(&self, most: usize) -> Vec<u8> {
         let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
         data.take(most).copied().collect()
     }
 
     /// Returns the whole body: the buffered prefix, and then the rest of the stream.
-    pub(in crate::http) fn with(self, rest: Incoming) -> PrefixedBody {
+    pub(in crate::http) fn chain(self, rest: Incoming) -> PrefixedBody {
         PrefixedBody { prefix: self, rest }
     }
 }

@@ -13,14 +13,14 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 
 use crate::{
-    memory::{ConnectionMemory, Permit, Use},
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
     message::{Body, BodyError},
 };
 
 /// Maximum size of a replayable body. Requests with larger ones are not retried.
 pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Bytes charged for a buffered frame in addition to its data.
-const FRAME_BYTES: usize = 64;
+const FRAME_OVERHEAD_BYTES: usize = 64;
 
 /// Request body that is buffered while it streams, so that a retry can send it again; unless it is too large.
 #[derive(Clone)]
@@ -28,11 +28,11 @@ pub(in crate::http) struct ReplayBody(Arc<Mutex<Inner>>);
 
 struct Inner {
     source: Body,
-    frames: Vec<Part>,
+    frames: Vec<BufferedFrame>,
     bytes: usize,
     /// Memory budget to which the buffered frames are charged.
     memory: ConnectionMemory,
-    permit: Option<Permit>,
+    permit: Option<MemoryPermit>,
     is_whole: bool,
     is_lost: bool,
     /// Number of the current attempt; bodies of earlier attempts receive no more frames.
@@ -42,12 +42,12 @@ struct Inner {
 }
 
 #[derive(Clone)]
-enum Part {
+enum BufferedFrame {
     Data(Bytes),
     Trailers(HeaderMap),
 }
 
-struct Reading {
+struct ReplayReader {
     replay: ReplayBody,
     turn: u64,
     next: usize,
@@ -58,7 +58,7 @@ struct Reading {
 /// Error of an attempt's body after a retry has begun.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the request is sent again")]
-struct Superseded;
+struct SupersededAttempt;
 
 impl ReplayBody {
     pub(in crate::http) fn new(source: Body, memory: &ConnectionMemory) -> Self {
@@ -88,7 +88,7 @@ impl ReplayBody {
             return None;
         }
         inner.turn += 1;
-        let reading = Reading {
+        let reading = ReplayReader {
             replay: self.clone(),
             turn: inner.turn,
             next: 0,
@@ -100,16 +100,16 @@ impl ReplayBody {
 }
 
 impl Inner {
-    fn keep(&mut self, frame: &Frame<Bytes>) {
+    fn buffer_frame(&mut self, frame: &Frame<Bytes>) {
         if self.is_lost {
             return;
         }
         let part = match (frame.data_ref(), frame.trailers_ref()) {
-            (Some(data), _) => Part::Data(data.clone()),
-            (_, Some(trailers)) => Part::Trailers(trailers.clone()),
+            (Some(data), _) => BufferedFrame::Data(data.clone()),
+            (_, Some(trailers)) => BufferedFrame::Trailers(trailers.clone()),
             (None, None) => return,
         };
-        let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
+        let bytes = FRAME_OVERHEAD_BYTES + frame.data_ref().map_or(0, Bytes::len);
         self.bytes += bytes;
         self.is_lost = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
         if self.is_lost {
@@ -123,9 +123,12 @@ impl Inner {
     /// Charges further bytes to the memory budget; false if it has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
-            Some(permit) => self.memory.grow(Use::RetryBody, permit, bytes).is_ok(),
+            Some(permit) => self
+                .memory
+                .grow(ChargePurpose::RetryBody, permit, bytes)
+                .is_ok(),
             none => {
-                *none = self.memory.take(Use::RetryBody, bytes).ok();
+                *none = self.memory.take(ChargePurpose::RetryBody, bytes).ok();
                 none.is_some()
             }
         }
@@ -138,7 +141,7 @@ impl Inner {
         let frame = ready!(Pin::new(&mut self.source).poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
-                self.keep(frame);
+                self.buffer_frame(frame);
                 self.is_whole = self.source.is_end_stream();
             }
             None => self.is_whole = true,
@@ -148,7 +151,7 @@ impl Inner {
     }
 }
 
-impl HttpBody for Reading {
+impl HttpBody for ReplayReader {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -159,11 +162,11 @@ impl HttpBody for Reading {
         let this = self.get_mut();
         let mut inner = this.replay.0.lock();
         if inner.turn != this.turn {
-            return Poll::Ready(Some(Err(Superseded.into())));
+            return Poll::Ready(Some(Err(SupersededAttempt.into())));
         }
         let frame = match inner.frames.get(this.next).cloned() {
-            Some(Part::Data(data)) => Some(Ok(Frame::data(data))),
-            Some(Part::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+            Some(BufferedFrame::Data(data)) => Some(Ok(Frame::data(data))),
+            Some(BufferedFrame::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
             None => ready!(inner.poll(cx)),
         };
         if let Some(Ok(frame)) = &frame {
@@ -196,7 +199,7 @@ mod tests {
 
     /// Returns a connection's budget in a process with this limit.
     fn memory(process: usize) -> ConnectionMemory {
-        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+        let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
     }
 
@@ -209,12 +212,12 @@ mod tests {
         (sender, ReplayBody::new(body, &memory(8 << 20)))
     }
 
-    fn say(sender: &Sender, bytes: &[u8]) {
+    fn send_data(sender: &Sender, bytes: &[u8]) {
         let bytes = Bytes::copy_from_slice(bytes);
         sender.send(Ok(Frame::data(bytes))).unwrap();
     }
 
-    async fn hear(body: &mut Body) -> Vec<u8> {
+    async fn read_data(body: &mut Body) -> Vec<u8> {
         let frame = body.frame().await.unwrap().unwrap();
         frame.into_data().unwrap().to_vec()
     }
@@ -223,14 +226,21 @@ mod tests {
     async fn body_is_replayed_and_then_read_to_its_end() {
         let (sender, replay) = body();
         let mut first = replay.rewind().unwrap();
-        say(&sender, b"one");
-        say(&sender, b"two");
-        assert_eq!(hear(&mut first).await, b"one");
+        send_data(&sender, b"one");
+        send_data(&sender, b"two");
+        assert_eq!(read_data(&mut first).await, b"one");
         let mut second = replay.rewind().unwrap();
         // A superseded reader receives no more frames.
-        assert!(first.frame().await.unwrap().unwrap_err().is::<Superseded>());
-        assert_eq!(hear(&mut second).await, b"one");
-        assert_eq!(hear(&mut second).await, b"two");
+        assert!(
+            first
+                .frame()
+                .await
+                .unwrap()
+                .unwrap_err()
+                .is::<SupersededAttempt>()
+        );
+        assert_eq!(read_data(&mut second).await, b"one");
+        assert_eq!(read_data(&mut second).await, b"two");
         let mut trailers = HeaderMap::new();
         trailers.insert("x-end", http::HeaderValue::from_static("1"));
         sender.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
@@ -249,9 +259,9 @@ mod tests {
         let mut first = replay.rewind().unwrap();
         let piece = vec![0; MAX_REPLAY_BYTES / 4];
         for count in 1..=6 {
-            say(&sender, &piece);
-            assert_eq!(hear(&mut first).await, piece);
-            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME_BYTES);
+            send_data(&sender, &piece);
+            assert_eq!(read_data(&mut first).await, piece);
+            assert!(replay.0.lock().bytes <= MAX_REPLAY_BYTES + piece.len() + FRAME_OVERHEAD_BYTES);
             if count >= 4 {
                 assert!(replay.rewind().is_none());
                 assert!(replay.0.lock().frames.is_empty());
@@ -270,31 +280,31 @@ mod tests {
     async fn bodies_over_the_memory_budget_are_forwarded_without_replay() {
         // The requests of a connection have a budget of one kilobyte.
         let memory = memory(8 << 10);
-        let replay = ReplayBody::new(crate::message::text(vec![0; 2 << 10]), &memory);
+        let replay = ReplayBody::new(crate::message::text_body(vec![0; 2 << 10]), &memory);
         let mut body = replay.rewind().unwrap();
-        assert_eq!(hear(&mut body).await.len(), 2 << 10);
+        assert_eq!(read_data(&mut body).await.len(), 2 << 10);
         assert!(replay.rewind().is_none());
-        let replay = ReplayBody::new(crate::message::text(vec![0; 900]), &memory);
+        let replay = ReplayBody::new(crate::message::text_body(vec![0; 900]), &memory);
         let mut body = replay.rewind().unwrap();
-        assert_eq!(hear(&mut body).await.len(), 900);
-        assert!(memory.take(Use::RetryBody, 100).is_err());
+        assert_eq!(read_data(&mut body).await.len(), 900);
+        assert!(memory.take(ChargePurpose::RetryBody, 100).is_err());
         assert!(replay.rewind().is_some());
         drop((body, replay));
-        assert!(memory.take(Use::RetryBody, 1000).is_ok());
+        assert!(memory.take(ChargePurpose::RetryBody, 1000).is_ok());
     }
 
     #[tokio::test]
     async fn empty_body_is_replayed_as_empty() {
-        let replay = ReplayBody::new(crate::message::text(""), &memory(8 << 20));
+        let replay = ReplayBody::new(crate::message::text_body(""), &memory(8 << 20));
         for _ in 0..2 {
             let body = replay.rewind().unwrap();
             assert!(body.is_end_stream() && body.size_hint().exact() == Some(0));
         }
-        let replay = ReplayBody::new(crate::message::text("abc"), &memory(8 << 20));
+        let replay = ReplayBody::new(crate::message::text_body("abc"), &memory(8 << 20));
         for _ in 0..2 {
             let mut body = replay.rewind().unwrap();
             assert!(!body.is_end_stream() && body.size_hint().exact() == Some(3));
-            assert_eq!(hear(&mut body).await, b"abc");
+            assert_eq!(read_data(&mut body).await, b"abc");
             assert!(body.is_end_stream());
         }
     }

@@ -16,7 +16,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    memory::{ConnectionMemory, Permit, Use},
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
     message::{self, Body, BodyError},
     mirrors::BufferedBytes,
 };
@@ -26,7 +26,7 @@ pub(in crate::http) const MAX_LAG_BYTES: usize = 1 << 20;
 /// Maximum bytes that all mirrors of a worker together may lag behind.
 const MAX_TOTAL_LAG_BYTES: usize = 32 << 20;
 /// Bytes charged for a buffered frame in addition to its data.
-const FRAME_BYTES: usize = 64;
+const FRAME_OVERHEAD_BYTES: usize = 64;
 
 /// Result of copying a body to one mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,27 +45,27 @@ struct Tee {
 
 /// Sender of a body's copy to one mirror.
 struct CopySender {
-    pieces: mpsc::UnboundedSender<Piece>,
+    pieces: mpsc::UnboundedSender<MirrorEvent>,
     own: Arc<AtomicUsize>,
     all: BufferedBytes,
     memory: ConnectionMemory,
     ended: Option<oneshot::Sender<CopyOutcome>>,
 }
 
-enum Piece {
-    Frame(Frame<Bytes>, BufferedPiece),
+enum MirrorEvent {
+    Frame(Frame<Bytes>, BufferedFrame),
     End,
 }
 
 /// Buffered frame of a copy, which counts towards the worker's limit until it is dropped.
-struct BufferedPiece {
+struct BufferedFrame {
     bytes: usize,
     own: Arc<AtomicUsize>,
     all: BufferedBytes,
-    _permit: Permit,
+    _permit: MemoryPermit,
 }
 
-impl Drop for BufferedPiece {
+impl Drop for BufferedFrame {
     fn drop(&mut self) {
         self.own.fetch_sub(self.bytes, Relaxed);
         self.all.0.fetch_sub(self.bytes, Relaxed);
@@ -74,7 +74,7 @@ impl Drop for BufferedPiece {
 
 /// Copy of a body that is sent to a mirror.
 struct CopyBody {
-    pieces: mpsc::UnboundedReceiver<Piece>,
+    pieces: mpsc::UnboundedReceiver<MirrorEvent>,
     /// Remaining bytes of the body, if its length is known.
     left: Option<u64>,
 }
@@ -96,7 +96,7 @@ pub(in crate::http) fn tee(
             let (ended, end) = oneshot::channel();
             // The receiver exists.
             let _sent = ended.send(CopyOutcome::Complete);
-            (message::text(""), end)
+            (message::text_body(""), end)
         };
         return (inner, (0..count).map(|_| empty()).collect());
     }
@@ -119,32 +119,32 @@ pub(in crate::http) fn tee(
 
 impl CopySender {
     /// Queues a copy of a frame for the mirror; false if the mirror lags too far behind.
-    fn give(&mut self, frame: &Frame<Bytes>) -> bool {
+    fn send_frame(&mut self, frame: &Frame<Bytes>) -> bool {
         let (copy, bytes) = match (frame.data_ref(), frame.trailers_ref()) {
-            (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME_BYTES),
-            (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME_BYTES),
+            (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME_OVERHEAD_BYTES),
+            (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME_OVERHEAD_BYTES),
             (None, None) => return true,
         };
-        let Ok(permit) = self.memory.take(Use::MirrorBody, bytes) else {
-            self.end(CopyOutcome::TooSlow);
+        let Ok(permit) = self.memory.take(ChargePurpose::MirrorBody, bytes) else {
+            self.finish(CopyOutcome::TooSlow);
             return false;
         };
         let own = self.own.fetch_add(bytes, Relaxed) + bytes;
         let all = self.all.0.fetch_add(bytes, Relaxed) + bytes;
-        let held = BufferedPiece {
+        let held = BufferedFrame {
             bytes,
             own: self.own.clone(),
             all: self.all.clone(),
             _permit: permit,
         };
         if own > MAX_LAG_BYTES || all > MAX_TOTAL_LAG_BYTES {
-            self.end(CopyOutcome::TooSlow);
+            self.finish(CopyOutcome::TooSlow);
             return false;
         }
-        self.pieces.send(Piece::Frame(copy, held)).is_ok()
+        self.pieces.send(MirrorEvent::Frame(copy, held)).is_ok()
     }
 
-    fn end(&mut self, how: CopyOutcome) {
+    fn finish(&mut self, how: CopyOutcome) {
         if let Some(ended) = self.ended.take() {
             // The receiver may be gone.
             let _sent = ended.send(how);
@@ -153,8 +153,8 @@ impl CopySender {
 
     /// Ends the copy, since the original body is complete.
     fn complete(mut self) {
-        let _taken = self.pieces.send(Piece::End);
-        self.end(CopyOutcome::Complete);
+        let _taken = self.pieces.send(MirrorEvent::End);
+        self.finish(CopyOutcome::Complete);
     }
 }
 
@@ -170,7 +170,7 @@ impl HttpBody for Tee {
         let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
-                this.copies.retain_mut(|copy| copy.give(frame));
+                this.copies.retain_mut(|copy| copy.send_frame(frame));
                 // The last frame was polled, after which the body is not polled again.
                 if this.inner.is_end_stream() {
                     this.copies.drain(..).for_each(CopySender::complete);
@@ -201,13 +201,13 @@ impl HttpBody for CopyBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         Poll::Ready(match ready!(this.pieces.poll_recv(cx)) {
-            Some(Piece::Frame(frame, _held)) => {
+            Some(MirrorEvent::Frame(frame, _held)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
                 this.left = this.left.map(|left| left.saturating_sub(bytes));
                 Some(Ok(frame))
             }
-            Some(Piece::End) => None,
+            Some(MirrorEvent::End) => None,
             None => Some(Err(CopyAborted.into())),
         })
     }

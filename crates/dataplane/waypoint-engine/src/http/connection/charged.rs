@@ -11,12 +11,12 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::{
-    memory::{ConnectionMemory, Permit, Use},
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
     message::{Body, BodyError},
 };
 
 /// Response body whose frames are charged while the connection buffers them.
-struct Charged {
+struct MemoryChargedBody {
     inner: Body,
     memory: ConnectionMemory,
 }
@@ -24,7 +24,7 @@ struct Charged {
 /// Data of a frame with its memory permit, released when the connection has sent the data.
 struct ChargedBytes {
     bytes: Bytes,
-    _permit: Permit,
+    _permit: MemoryPermit,
 }
 
 impl AsRef<[u8]> for ChargedBytes {
@@ -34,15 +34,15 @@ impl AsRef<[u8]> for ChargedBytes {
 }
 
 /// Charges the frames of a body until they are sent.
-pub(in crate::http) fn charged(inner: Body, memory: &ConnectionMemory) -> Body {
+pub(in crate::http) fn charge_body(inner: Body, memory: &ConnectionMemory) -> Body {
     if inner.is_end_stream() {
         return inner;
     }
     let memory = memory.clone();
-    Charged { inner, memory }.boxed_unsync()
+    MemoryChargedBody { inner, memory }.boxed_unsync()
 }
 
-impl HttpBody for Charged {
+impl HttpBody for MemoryChargedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -53,7 +53,7 @@ impl HttpBody for Charged {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         let charge = |bytes: Bytes| -> Result<Frame<Bytes>, BodyError> {
-            let permit = this.memory.take(Use::ResponseBody, bytes.len())?;
+            let permit = this.memory.take(ChargePurpose::ResponseBody, bytes.len())?;
             let held = ChargedBytes {
                 bytes,
                 _permit: permit,
@@ -87,20 +87,29 @@ mod tests {
 
     #[tokio::test]
     async fn frame_is_charged_until_it_is_dropped() {
-        let memory = Memory::new(MemoryLimits::of(8 << 20), Arc::default());
+        let memory = Memory::new(MemoryLimits::from_process_limit(8 << 20), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
-        let body = || message::text(vec![b'd'; 600 << 10]);
-        let mut first = charged(body(), &connection);
+        let body = || message::text_body(vec![b'd'; 600 << 10]);
+        let mut first = charge_body(body(), &connection);
         let frame = first.frame().await.unwrap().unwrap().into_data().unwrap();
-        assert_eq!((memory.held(), frame.len()), (600 << 10, 600 << 10));
+        assert_eq!(
+            (memory.charged_bytes(), frame.len()),
+            (600 << 10, 600 << 10)
+        );
         let part = frame.slice(1..2);
         drop((frame, first));
-        assert_eq!(memory.held(), 600 << 10);
+        assert_eq!(memory.charged_bytes(), 600 << 10);
         // The connection's budget is one megabyte.
-        let mut second = charged(body(), &connection);
+        let mut second = charge_body(body(), &connection);
         assert!(second.frame().await.unwrap().is_err());
         drop(part);
-        assert_eq!(memory.held(), 0);
-        assert!(charged(body(), &connection).frame().await.unwrap().is_ok());
+        assert_eq!(memory.charged_bytes(), 0);
+        assert!(
+            charge_body(body(), &connection)
+                .frame()
+                .await
+                .unwrap()
+                .is_ok()
+        );
     }
 }

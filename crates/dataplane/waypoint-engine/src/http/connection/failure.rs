@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_proxy::report::chain;
+use ambit_proxy::report::format_error_chain;
 use ambit_telemetry::http::{
     HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
 };
@@ -14,7 +14,7 @@ use ambit_telemetry::http::{
 use crate::{message::Version, session::Session};
 
 /// Violation of HTTP by a client: status of hyper's response, if it sent one, and reason label in metrics.
-struct Violation {
+struct HttpViolation {
     status: u16,
     reason: &'static str,
 }
@@ -22,35 +22,49 @@ struct Violation {
 /// Reports a connection that hyper has ended with an error.
 pub(in crate::http) fn report(session: &Session, version: Version, error: &hyper::Error) {
     let caller = session.caller.address;
-    let text = chain(error);
+    let text = format_error_chain(error);
     tracing::debug!(%caller, error = text, "a client's HTTP connection ended");
-    let Some(Violation { status, reason }) = Violation::of(version, error) else {
+    let Some(HttpViolation { status, reason }) = HttpViolation::from_error(version, error) else {
         return;
     };
     let text = match reason {
         "headers_too_large" => format!("{text} (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)"),
         _ => text,
     };
-    end(session, version, Violation { status, reason }, &text);
+    report_violation(session, version, HttpViolation { status, reason }, &text);
 }
 
 /// Reports an HTTP/1 connection that the waypoint rejects with a response of this status; 0 for no response.
-pub(in crate::http) fn refused_as(
+pub(in crate::http) fn report_rejected(
     session: &Session,
     status: u16,
     reason: &'static str,
     text: &str,
 ) {
-    end(session, Version::Http1, Violation { status, reason }, text);
+    report_violation(
+        session,
+        Version::Http1,
+        HttpViolation { status, reason },
+        text,
+    );
 }
 
 /// Reports a connection that is rejected because a memory budget has no room.
-pub(in crate::http) fn refused(session: &Session, version: Version, reason: &'static str) {
-    end(session, version, Violation { status: 0, reason }, reason);
+pub(in crate::http) fn report_overloaded(
+    session: &Session,
+    version: Version,
+    reason: &'static str,
+) {
+    report_violation(
+        session,
+        version,
+        HttpViolation { status: 0, reason },
+        reason,
+    );
 }
 
-fn end(session: &Session, version: Version, violation: Violation, text: &str) {
-    let Violation { status, reason } = violation;
+fn report_violation(session: &Session, version: Version, violation: HttpViolation, text: &str) {
+    let HttpViolation { status, reason } = violation;
     let caller = session.caller.address;
     let waypoint = &session.shard.waypoint;
     let flags = ResponseFlags::from(if reason.starts_with("memory_budget") {
@@ -78,19 +92,19 @@ fn end(session: &Session, version: Version, violation: Violation, text: &str) {
     };
     let traffic = session.traffic_labels();
     let labels = HttpLabels::new(traffic, RequestProtocol::Http, code, flags);
-    waypoint.http_metrics.refused(reason);
+    waypoint.http_metrics.count_refused_request(reason);
     waypoint.http_metrics.record(&labels, &report);
     let is_silent = session
         .telemetry_config()
-        .is_some_and(|telemetry_config| telemetry_config.is_silent());
+        .is_some_and(|telemetry_config| telemetry_config.has_no_stdout_log());
     if let Some(format) = waypoint.config.access_log.filter(|_| !is_silent) {
-        ambit_rt::logging::write_line(&report.line(format));
+        ambit_rt::logging::write_line(&report.format_line(format));
     }
 }
 
 /// Returns the reason label of an error that the waypoint's own wrapper of the connection has caused (timeout or memory
 /// budget); hyper preserves only its kind.
-fn of_ours(error: &hyper::Error) -> Option<&'static str> {
+fn own_error_reason(error: &hyper::Error) -> Option<&'static str> {
     let source: &io::Error = error.source()?.downcast_ref()?;
     match source.kind() {
         io::ErrorKind::TimedOut => Some("headers_too_slow"),
@@ -99,9 +113,9 @@ fn of_ours(error: &hyper::Error) -> Option<&'static str> {
     }
 }
 
-impl Violation {
-    fn of(version: Version, error: &hyper::Error) -> Option<Self> {
-        if let Some(reason) = of_ours(error) {
+impl HttpViolation {
+    fn from_error(version: Version, error: &hyper::Error) -> Option<Self> {
+        if let Some(reason) = own_error_reason(error) {
             return Some(Self { status: 0, reason });
         }
         match version {

@@ -14,7 +14,7 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::header_timeout::RequestPacing;
+use super::header_timeout::RequestProgress;
 
 /// Maximum bytes that are read ahead while a response is pending.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
@@ -31,10 +31,10 @@ pub(in crate::http) struct ClientClosed;
 /// Client's connection that reads ahead while a response is pending, and fails hyper's writes once the client has
 /// closed its sending side.
 #[derive(Debug)]
-pub(in crate::http) struct HalfClose<IO> {
+pub(in crate::http) struct HalfCloseIo<IO> {
     io: IO,
     /// State of the connection's requests; `None` if requests of half-closed clients are served to their end.
-    pacing: Option<RequestPacing>,
+    pacing: Option<RequestProgress>,
     ahead: BytesMut,
     /// Whether the client has closed its sending side, or reading has failed.
     is_over: bool,
@@ -43,10 +43,10 @@ pub(in crate::http) struct HalfClose<IO> {
     is_truncated: bool,
 }
 
-impl<IO> HalfClose<IO> {
+impl<IO> HalfCloseIo<IO> {
     /// Wraps a client's connection. With `pacing`, which tracks the requests on it, a half-close cancels the pending
     /// request.
-    pub(in crate::http) fn new(io: IO, pacing: Option<RequestPacing>) -> Self {
+    pub(in crate::http) fn new(io: IO, pacing: Option<RequestProgress>) -> Self {
         Self {
             io,
             pacing,
@@ -57,9 +57,9 @@ impl<IO> HalfClose<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> HalfClose<IO> {
+impl<IO: AsyncRead + Unpin> HalfCloseIo<IO> {
     /// Reads ahead while a response is pending, to detect a half-close.
-    fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    fn read_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(pacing) = &self.pacing else {
             return Ok(());
         };
@@ -72,7 +72,7 @@ impl<IO: AsyncRead + Unpin> HalfClose<IO> {
             }
             let is_full = self.ahead.len() >= MAX_AHEAD_BYTES;
             // Further body bytes are read on demand.
-            if is_full && !pacing.has_whole_request() {
+            if is_full && !pacing.has_read_request() {
                 return Ok(());
             }
             let mut space = [0; READ_BYTES];
@@ -91,7 +91,7 @@ impl<IO: AsyncRead + Unpin> HalfClose<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for HalfClose<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for HalfCloseIo<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -111,20 +111,20 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HalfClose<IO> {
     }
 }
 
-impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClose<IO> {
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfCloseIo<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.look_ahead(cx)?;
+        this.read_ahead(cx)?;
         Pin::new(&mut this.io).poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.look_ahead(cx)?;
+        this.read_ahead(cx)?;
         Pin::new(&mut this.io).poll_flush(cx)
     }
 
@@ -138,7 +138,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for HalfClose<IO> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.look_ahead(cx)?;
+        this.read_ahead(cx)?;
         Pin::new(&mut this.io).poll_write_vectored(cx, bufs)
     }
 
@@ -152,25 +152,25 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::http::body::count::Count;
+    use crate::http::body::count::BodyCounter;
 
     /// Returns a connection with a pending response, whose request body has been read completely or not.
     fn serving(
         is_whole: bool,
     ) -> (
         tokio::io::DuplexStream,
-        HalfClose<tokio::io::DuplexStream>,
+        HalfCloseIo<tokio::io::DuplexStream>,
         impl Sized,
     ) {
         let (client, server) = tokio::io::duplex(1 << 20);
-        let pacing = RequestPacing::default();
+        let pacing = RequestProgress::default();
         let serving = pacing.begin();
-        let count = Count::of(false);
+        let count = BodyCounter::new(false);
         if is_whole {
-            count.completed();
+            count.mark_complete();
         }
-        pacing.reads(count);
-        (client, HalfClose::new(server, Some(pacing)), serving)
+        pacing.set_body_counter(count);
+        (client, HalfCloseIo::new(server, Some(pacing)), serving)
     }
 
     #[tokio::test]

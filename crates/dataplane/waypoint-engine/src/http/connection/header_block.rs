@@ -2,8 +2,8 @@
 //!
 //! hyper decodes a block frame by frame, and keeps the decoded fields until the block ends, however long that takes; it
 //! also keeps trailers until the body before them is read. Both are charged here by their bytes on the wire: each byte
-//! is at most one field, and a field takes at most [`FIELD_BYTES`] in addition to its name and value, which HPACK's
-//! table holds as well.
+//! is at most one field, and a field takes at most [`FIELD_OVERHEAD_BYTES`] in addition to its name and value, which
+//! HPACK's table holds as well.
 
 use std::{
     collections::HashMap,
@@ -18,18 +18,18 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use super::{header_timeout::TooSlow, overload::TooLarge};
-use crate::memory::{ConnectionMemory, Permit, Use};
+use super::{header_timeout::HeaderTimeoutError, overload::TooLarge};
+use crate::memory::{ChargePurpose, ConnectionMemory, MemoryPermit};
 
 /// Bytes of a decoded field in a header map in addition to its name and value, including spare capacity.
-const FIELD_BYTES: usize = 128;
+const FIELD_OVERHEAD_BYTES: usize = 128;
 /// Overhead of each field in HTTP/2's size of a header section (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
 /// Size on the wire up to which trailers are not charged: those of gRPC and checksums are smaller.
-const FREE_TRAILERS: usize = 64;
+const MAX_UNCHARGED_TRAILERS_BYTES: usize = 64;
 /// Length of the connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
-const HEAD_BYTES: usize = 9;
+const FRAME_HEADER_BYTES: usize = 9;
 /// Bytes of header blocks after which a connection's task yields to other tasks of the worker: each byte may decode to
 /// a field of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
@@ -45,15 +45,15 @@ const END_HEADERS: u8 = 4;
 
 /// Parsed header of an HTTP/2 frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+struct FrameHeader {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Head {
-    fn parse(bytes: [u8; HEAD_BYTES]) -> Self {
+impl FrameHeader {
+    fn parse(bytes: [u8; FRAME_HEADER_BYTES]) -> Self {
         let [a, b, c, kind, flags, stream @ ..] = bytes;
         Self {
             length: usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX),
@@ -66,53 +66,53 @@ impl Head {
 
 /// Progress of parsing the frames of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
+enum FrameEvent {
     /// Header of a new frame.
-    Begin(Head),
+    FrameBegin(FrameHeader),
     /// Further payload of the frame, with its number of bytes.
-    Payload(Head, usize),
+    Payload(FrameHeader, usize),
     /// End of the frame's payload.
-    End(Head),
+    FrameEnd(FrameHeader),
 }
 
-impl Event {
+impl FrameEvent {
     /// Returns the number of payload bytes that belong to a header block.
     fn block_bytes(self) -> usize {
         match self {
             Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
-            Self::Begin(_) | Self::Payload(..) | Self::End(_) => 0,
+            Self::FrameBegin(_) | Self::Payload(..) | Self::FrameEnd(_) => 0,
         }
     }
 }
 
 /// Parser of the HTTP/2 frames of one direction.
 #[derive(Debug)]
-struct Frames {
+struct FrameParser {
     /// Bytes to skip before the first frame (the connection preface).
     skip: usize,
-    head: [u8; HEAD_BYTES],
+    head: [u8; FRAME_HEADER_BYTES],
     head_bytes: usize,
     /// Frame whose payload is being received, and the remaining bytes of the payload.
-    frame: Option<(Head, usize)>,
+    frame: Option<(FrameHeader, usize)>,
 }
 
-impl Frames {
-    fn after(skip: usize) -> Self {
+impl FrameParser {
+    fn skipping(skip: usize) -> Self {
         Self {
             skip,
-            head: [0; HEAD_BYTES],
+            head: [0; FRAME_HEADER_BYTES],
             head_bytes: 0,
             frame: None,
         }
     }
 
-    fn advance(&mut self, mut bytes: &[u8], mut on_event: impl FnMut(Event)) {
+    fn advance(&mut self, mut bytes: &[u8], mut on_event: impl FnMut(FrameEvent)) {
         let skipped = self.skip.min(bytes.len());
         self.skip -= skipped;
         bytes = bytes.get(skipped..).unwrap_or_default();
         while !bytes.is_empty() {
             let Some((head, left)) = &mut self.frame else {
-                let missing = HEAD_BYTES - self.head_bytes;
+                let missing = FRAME_HEADER_BYTES - self.head_bytes;
                 let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
                 if let Some(room) = self
                     .head
@@ -122,12 +122,12 @@ impl Frames {
                 }
                 self.head_bytes += taken.len();
                 bytes = rest;
-                if self.head_bytes == HEAD_BYTES {
+                if self.head_bytes == FRAME_HEADER_BYTES {
                     self.head_bytes = 0;
-                    let head = Head::parse(self.head);
-                    on_event(Event::Begin(head));
+                    let head = FrameHeader::parse(self.head);
+                    on_event(FrameEvent::FrameBegin(head));
                     if head.length == 0 {
-                        on_event(Event::End(head));
+                        on_event(FrameEvent::FrameEnd(head));
                     } else {
                         self.frame = Some((head, head.length));
                     }
@@ -139,10 +139,10 @@ impl Frames {
             *left -= taken;
             let is_over = *left == 0;
             bytes = bytes.get(taken..).unwrap_or_default();
-            on_event(Event::Payload(head, taken));
+            on_event(FrameEvent::Payload(head, taken));
             if is_over {
                 self.frame = None;
-                on_event(Event::End(head));
+                on_event(FrameEvent::FrameEnd(head));
             }
         }
     }
@@ -150,7 +150,7 @@ impl Frames {
 
 /// Header block that has begun and not ended.
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct OpenHeaderBlock {
     stream: u32,
     bytes: usize,
     is_trailers: bool,
@@ -158,8 +158,8 @@ struct Block {
 
 /// Header blocks and trailers on a connection that hyper holds before it delivers them.
 #[derive(Debug, Default)]
-struct Blocks {
-    open: Option<Block>,
+struct HeaderBlockTracker {
+    open: Option<OpenHeaderBlock>,
     last_stream: u32,
     /// Bytes charged for trailers, by stream, until the stream's request ends.
     trailers: HashMap<u32, usize>,
@@ -167,46 +167,46 @@ struct Blocks {
     most: usize,
 }
 
-impl Blocks {
+impl HeaderBlockTracker {
     /// Returns an upper bound of the memory that a header block of this size on the wire takes once decoded.
-    fn decoded(&self, wire: usize) -> usize {
-        let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_BYTES;
-        wire.saturating_mul(FIELD_BYTES).min(most)
+    fn max_decoded_bytes(&self, wire: usize) -> usize {
+        let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_OVERHEAD_BYTES;
+        wire.saturating_mul(FIELD_OVERHEAD_BYTES).min(most)
     }
 
-    fn received(&mut self, event: Event) {
+    fn on_client_frame(&mut self, event: FrameEvent) {
         match event {
-            Event::Begin(head) if head.kind == HEADERS => {
+            FrameEvent::FrameBegin(head) if head.kind == HEADERS => {
                 let is_trailers = head.stream <= self.last_stream;
                 self.last_stream = self.last_stream.max(head.stream);
-                self.open = Some(Block {
+                self.open = Some(OpenHeaderBlock {
                     stream: head.stream,
                     bytes: 0,
                     is_trailers,
                 });
             }
-            Event::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => {
+            FrameEvent::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => {
                 if let Some(block) = &mut self.open {
                     block.bytes += bytes;
                 }
             }
-            Event::End(head) if matches!(head.kind, HEADERS | CONTINUATION) => {
+            FrameEvent::FrameEnd(head) if matches!(head.kind, HEADERS | CONTINUATION) => {
                 if head.flags & END_HEADERS != 0
                     && let Some(block) = self.open.take()
                     && block.is_trailers
-                    && block.bytes > FREE_TRAILERS
+                    && block.bytes > MAX_UNCHARGED_TRAILERS_BYTES
                 {
-                    let bytes = self.decoded(block.bytes);
+                    let bytes = self.max_decoded_bytes(block.bytes);
                     *self.trailers.entry(block.stream).or_default() += bytes;
                 }
             }
-            Event::End(head) if head.kind == RST_STREAM => self.end_stream(head.stream),
-            Event::Begin(_) | Event::Payload(..) | Event::End(_) => {}
+            FrameEvent::FrameEnd(head) if head.kind == RST_STREAM => self.end_stream(head.stream),
+            FrameEvent::FrameBegin(_) | FrameEvent::Payload(..) | FrameEvent::FrameEnd(_) => {}
         }
     }
 
-    fn sent(&mut self, event: Event) {
-        if let Event::End(head) = event {
+    fn on_waypoint_frame(&mut self, event: FrameEvent) {
+        if let FrameEvent::FrameEnd(head) = event {
             // DATA and HEADERS share the END_STREAM flag.
             let is_end = head.kind <= HEADERS && head.flags & END_STREAM != 0;
             if is_end || head.kind == RST_STREAM {
@@ -221,23 +221,25 @@ impl Blocks {
 
     /// Returns an upper bound of the memory that all header blocks and trailers take.
     fn bytes(&self) -> usize {
-        let open = self.open.map_or(0, |block| self.decoded(block.bytes));
+        let open = self
+            .open
+            .map_or(0, |block| self.max_decoded_bytes(block.bytes));
         self.trailers.values().sum::<usize>() + open
     }
 }
 
 /// Client's HTTP/2 connection that follows the frames in both directions, and charges and times header blocks.
 #[derive(Debug)]
-pub(in crate::http) struct HeaderBlocks<IO> {
+pub(in crate::http) struct HeaderBlockIo<IO> {
     io: IO,
-    from_client: Frames,
-    to_client: Frames,
-    blocks: Blocks,
+    from_client: FrameParser,
+    to_client: FrameParser,
+    blocks: HeaderBlockTracker,
     limit: Duration,
     /// Deadline for the end of the current header block.
     until: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
-    permit: Option<Permit>,
+    permit: Option<MemoryPermit>,
     /// Bytes of header blocks that were read since the task last yielded.
     block_bytes: usize,
     /// Whether the input is mostly header blocks, so that reads are small and little is decoded at once; initially
@@ -245,7 +247,7 @@ pub(in crate::http) struct HeaderBlocks<IO> {
     is_dense: bool,
 }
 
-impl<IO> HeaderBlocks<IO> {
+impl<IO> HeaderBlockIo<IO> {
     pub(in crate::http) fn new(
         io: IO,
         limit: Duration,
@@ -254,11 +256,11 @@ impl<IO> HeaderBlocks<IO> {
     ) -> Self {
         Self {
             io,
-            from_client: Frames::after(PREFACE_BYTES),
-            to_client: Frames::after(0),
-            blocks: Blocks {
+            from_client: FrameParser::skipping(PREFACE_BYTES),
+            to_client: FrameParser::skipping(0),
+            blocks: HeaderBlockTracker {
                 most,
-                ..Blocks::default()
+                ..HeaderBlockTracker::default()
             },
             limit,
             until: None,
@@ -272,16 +274,18 @@ impl<IO> HeaderBlocks<IO> {
     /// Adjusts the memory permit to the current header blocks and trailers.
     fn charge(&mut self) -> io::Result<()> {
         let bytes = self.blocks.bytes();
-        let held = self.permit.as_ref().map_or(0, Permit::bytes);
+        let held = self.permit.as_ref().map_or(0, MemoryPermit::bytes);
         if bytes < held || bytes == 0 {
             self.permit = None;
         }
-        let held = self.permit.as_ref().map_or(0, Permit::bytes);
+        let held = self.permit.as_ref().map_or(0, MemoryPermit::bytes);
         let taken = match &mut self.permit {
             _ if bytes == held => Ok(()),
-            Some(permit) => self.memory.grow(Use::HeaderBlock, permit, bytes - held),
+            Some(permit) => self
+                .memory
+                .grow(ChargePurpose::HeaderBlock, permit, bytes - held),
             none => {
-                let taken = self.memory.take(Use::HeaderBlock, bytes);
+                let taken = self.memory.take(ChargePurpose::HeaderBlock, bytes);
                 taken.map(|permit| *none = Some(permit))
             }
         };
@@ -289,7 +293,7 @@ impl<IO> HeaderBlocks<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlockIo<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -299,7 +303,10 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
         if let Some(until) = &mut this.until
             && until.as_mut().poll(cx).is_ready()
         {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow)));
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                HeaderTimeoutError,
+            )));
         }
         if this.block_bytes >= MAX_BLOCK_BYTES_PER_POLL {
             this.block_bytes = 0;
@@ -319,7 +326,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
         let (mut has_ended, mut block_bytes) = (false, 0);
         let blocks = &mut this.blocks;
         this.from_client.advance(new, |event| {
-            blocks.received(event);
+            blocks.on_client_frame(event);
             has_ended |= blocks.open.is_none();
             block_bytes += event.block_bytes();
         });
@@ -355,14 +362,15 @@ fn poll_read_some<IO: AsyncRead>(
     read
 }
 
-impl<IO: AsyncWrite + Unpin> HeaderBlocks<IO> {
-    fn wrote(&mut self, bytes: &[u8]) {
+impl<IO: AsyncWrite + Unpin> HeaderBlockIo<IO> {
+    fn observe_written(&mut self, bytes: &[u8]) {
         let blocks = &mut self.blocks;
-        self.to_client.advance(bytes, |event| blocks.sent(event));
+        self.to_client
+            .advance(bytes, |event| blocks.on_waypoint_frame(event));
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderBlocks<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderBlockIo<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -370,7 +378,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderBlocks<IO> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = std::task::ready!(Pin::new(&mut this.io).poll_write(cx, buf))?;
-        this.wrote(buf.get(..written).unwrap_or_default());
+        this.observe_written(buf.get(..written).unwrap_or_default());
         Poll::Ready(Ok(written))
     }
 

@@ -21,52 +21,52 @@ use tokio::{
 
 use super::overload::TooLarge;
 use crate::{
-    http::body::count::Count,
-    memory::{ConnectionMemory, Permit, Use},
-    wire::{Additions, WithTrailers},
+    http::body::count::BodyCounter,
+    http1_io::{Http1Additions, TrailersBody},
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
 };
 
 /// Error of a header section that was not complete in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the header section of a request did not end in time")]
-pub(in crate::http) struct TooSlow;
+pub(in crate::http) struct HeaderTimeoutError;
 
 /// Maximum total bytes of small buffers that one write gathers.
-const GATHERED_BYTES: usize = 16 << 10;
+const MAX_GATHERED_WRITE_BYTES: usize = 16 << 10;
 
 /// State of the requests on one HTTP/1 connection, which timeouts and closing depend on. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::http) struct RequestPacing(Arc<Requests>);
+pub(in crate::http) struct RequestProgress(Arc<RequestCounters>);
 
 #[derive(Debug, Default)]
-struct Requests {
+struct RequestCounters {
     /// Number of requests received so far.
     begun: AtomicUsize,
     /// Number of requests whose responses have not been sent completely.
     served: AtomicUsize,
     /// Counter of the latest request's body, which shows whether it has been read completely.
-    body: Mutex<Option<Count>>,
+    body: Mutex<Option<BodyCounter>>,
     /// Whether the connection has been upgraded to another protocol.
     is_upgraded: AtomicBool,
     /// Trailers and interim responses to write besides hyper's output.
-    additions: Additions,
+    additions: Http1Additions,
 }
 
-impl RequestPacing {
+impl RequestProgress {
     /// Records that the header section of a request is complete.
-    pub(in crate::http) fn begin(&self) -> Serving {
+    pub(in crate::http) fn begin(&self) -> ServedRequest {
         self.0.begun.fetch_add(1, Relaxed);
         self.0.served.fetch_add(1, Relaxed);
-        Serving(self.0.clone())
+        ServedRequest(self.0.clone())
     }
 
     /// Returns the queue of trailers and interim responses to write besides hyper's output.
-    pub(in crate::http) fn additions(&self) -> &Additions {
+    pub(in crate::http) fn additions(&self) -> &Http1Additions {
         &self.0.additions
     }
 
     /// Sets the counter of the latest request's body.
-    pub(in crate::http) fn reads(&self, body: Count) {
+    pub(in crate::http) fn set_body_counter(&self, body: BodyCounter) {
         *self.0.body.lock() = Some(body);
     }
 
@@ -76,31 +76,31 @@ impl RequestPacing {
     }
 
     /// Whether the latest request's body has not been read to its end.
-    pub(in crate::http) fn has_cut_request(&self) -> bool {
+    pub(in crate::http) fn has_unread_request_body(&self) -> bool {
         let body = self.0.body.lock();
         body.as_ref().is_some_and(|body| !body.is_complete())
     }
 
     /// Whether the latest request's body has been read to its end.
-    pub(in crate::http) fn has_whole_request(&self) -> bool {
+    pub(in crate::http) fn has_read_request(&self) -> bool {
         let body = self.0.body.lock();
-        body.as_ref().is_some_and(Count::is_complete)
+        body.as_ref().is_some_and(BodyCounter::is_complete)
     }
 }
 
 /// Guard of a request, held until its response has been sent.
 #[derive(Debug)]
-pub(in crate::http) struct Serving(Arc<Requests>);
+pub(in crate::http) struct ServedRequest(Arc<RequestCounters>);
 
-impl Serving {
+impl ServedRequest {
     /// Disables the header timeout for good, since the connection is upgraded.
-    pub(in crate::http) fn for_good(self) {
+    pub(in crate::http) fn disable_header_timeout(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServedRequest {
     fn drop(&mut self) {
         self.0.served.fetch_sub(1, Relaxed);
     }
@@ -108,21 +108,21 @@ impl Drop for Serving {
 
 /// HTTP/1 connection with a timeout for header sections.
 #[derive(Debug)]
-pub(in crate::http) struct Paced<IO> {
+pub(in crate::http) struct HeaderTimeoutIo<IO> {
     io: IO,
-    pacing: RequestPacing,
+    pacing: RequestProgress,
     limit: Duration,
     /// Number of requests before the current header section, and the section's deadline.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
     /// Memory permit of the incomplete header section.
-    begun: Option<Permit>,
+    begun: Option<MemoryPermit>,
 }
 
-impl<IO> Paced<IO> {
+impl<IO> HeaderTimeoutIo<IO> {
     pub(in crate::http) fn new(
         io: IO,
-        pacing: RequestPacing,
+        pacing: RequestProgress,
         limit: Duration,
         memory: ConnectionMemory,
     ) -> Self {
@@ -137,7 +137,7 @@ impl<IO> Paced<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for HeaderTimeoutIo<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -154,7 +154,10 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         if let Some((_, until)) = &mut this.until
             && until.as_mut().poll(cx).is_ready()
         {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow)));
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                HeaderTimeoutError,
+            )));
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut this.io).poll_read(cx, buf);
@@ -163,9 +166,9 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
             let until = || (begun, Box::pin(sleep(this.limit)));
             this.until.get_or_insert_with(until);
             let charged = match &mut this.begun {
-                Some(permit) => this.memory.grow(Use::HeaderBlock, permit, new),
+                Some(permit) => this.memory.grow(ChargePurpose::HeaderBlock, permit, new),
                 none => {
-                    let taken = this.memory.take(Use::HeaderBlock, new);
+                    let taken = this.memory.take(ChargePurpose::HeaderBlock, new);
                     taken.map(|permit| *none = Some(permit))
                 }
             };
@@ -178,7 +181,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderTimeoutIo<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -205,12 +208,12 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         let mut pieces = bufs.iter().filter(|piece| !piece.is_empty());
         let (first, second) = (pieces.next(), pieces.next());
         let first: &[u8] = first.map_or(&[], |first| first);
-        if second.is_none() || first.len() >= GATHERED_BYTES {
+        if second.is_none() || first.len() >= MAX_GATHERED_WRITE_BYTES {
             return Pin::new(&mut this.io).poll_write(cx, first);
         }
-        let mut gathered = Vec::with_capacity(GATHERED_BYTES);
+        let mut gathered = Vec::with_capacity(MAX_GATHERED_WRITE_BYTES);
         for piece in bufs {
-            let room = GATHERED_BYTES - gathered.len();
+            let room = MAX_GATHERED_WRITE_BYTES - gathered.len();
             gathered.extend_from_slice(piece.get(..room).unwrap_or(piece));
         }
         Pin::new(&mut this.io).poll_write(cx, &gathered)
@@ -225,13 +228,13 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
 
 /// Response body that holds the guard of its request.
 #[derive(Debug)]
-pub(in crate::http) struct Answered<B> {
-    pub(in crate::http) body: WithTrailers<B>,
-    pub(in crate::http) _serving: Option<Serving>,
-    pub(in crate::http) _permit: Option<Permit>,
+pub(in crate::http) struct GuardedBody<B> {
+    pub(in crate::http) body: TrailersBody<B>,
+    pub(in crate::http) _serving: Option<ServedRequest>,
+    pub(in crate::http) _permit: Option<MemoryPermit>,
 }
 
-impl<B: HttpBody + Unpin> HttpBody for Answered<B> {
+impl<B: HttpBody + Unpin> HttpBody for GuardedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -260,13 +263,13 @@ mod tests {
     use super::*;
     use crate::memory::{Memory, MemoryLimits};
 
-    fn paced<IO>(io: IO, process: usize) -> (Memory, Paced<IO>) {
-        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+    fn paced<IO>(io: IO, process: usize) -> (Memory, HeaderTimeoutIo<IO>) {
+        let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
-        let pacing = RequestPacing::default();
+        let pacing = RequestProgress::default();
         (
             memory,
-            Paced::new(io, pacing, Duration::from_secs(60), connection),
+            HeaderTimeoutIo::new(io, pacing, Duration::from_secs(60), connection),
         )
     }
 
@@ -274,11 +277,11 @@ mod tests {
     async fn small_pieces_are_written_together() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
         let (_memory, mut paced) = paced(far, 8 << 20);
-        let large = vec![b'l'; 2 * GATHERED_BYTES];
+        let large = vec![b'l'; 2 * MAX_GATHERED_WRITE_BYTES];
         for (pieces, expected) in [
             ([&b"head"[..], b"", b"body"], 8),
             ([&b""[..], b"", b"body"], 4),
-            ([&b"head"[..], &large, b"body"], GATHERED_BYTES),
+            ([&b"head"[..], &large, b"body"], MAX_GATHERED_WRITE_BYTES),
             ([&large[..], b"body", b""], large.len()),
         ] {
             let slices = pieces.map(IoSlice::new);
@@ -296,11 +299,11 @@ mod tests {
         let (memory, mut paced) = paced(far, 8 << 10);
         near.write_all(&[b'h'; 900]).await.unwrap();
         paced.read_exact(&mut [0; 900]).await.unwrap();
-        assert_eq!(memory.held(), 900);
+        assert_eq!(memory.charged_bytes(), 900);
         let serving = paced.pacing.begin();
         near.write_all(b"body").await.unwrap();
         paced.read_exact(&mut [0; 4]).await.unwrap();
-        assert_eq!(memory.held(), 0);
+        assert_eq!(memory.charged_bytes(), 0);
         drop(serving);
         // The connection's budget is one kilobyte.
         near.write_all(&[b'h'; 2000]).await.unwrap();

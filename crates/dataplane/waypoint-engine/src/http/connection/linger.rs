@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::header_timeout::RequestPacing;
+use super::header_timeout::RequestProgress;
 
 /// Maximum time for which a closing connection reads a client that keeps sending.
 const MAX_LINGER: Duration = Duration::from_secs(30);
@@ -25,20 +25,20 @@ const READ_BYTES: usize = 16 << 10;
 
 /// Client's connection that is closed with lingering if the last request was not read completely.
 #[derive(Debug)]
-pub(in crate::http) struct Linger<IO> {
+pub(in crate::http) struct LingeringCloseIo<IO> {
     io: IO,
-    pacing: RequestPacing,
-    closing: Option<Closing>,
+    pacing: RequestProgress,
+    closing: Option<LingeringClose>,
 }
 
 /// State of a lingering close: the sending side is closed, and input is discarded.
 #[derive(Debug)]
-struct Closing {
+struct LingeringClose {
     deadline: Instant,
     silence: Pin<Box<Sleep>>,
 }
 
-impl Closing {
+impl LingeringClose {
     fn new() -> Self {
         let now = Instant::now();
         Self {
@@ -47,7 +47,11 @@ impl Closing {
         }
     }
 
-    fn poll_rest<IO: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, io: &mut IO) -> Poll<()> {
+    fn poll_discard_input<IO: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        io: &mut IO,
+    ) -> Poll<()> {
         let mut space = [0; READ_BYTES];
         loop {
             let mut buf = ReadBuf::new(&mut space);
@@ -67,9 +71,9 @@ impl Closing {
     }
 }
 
-impl<IO> Linger<IO> {
+impl<IO> LingeringCloseIo<IO> {
     /// Wraps a connection; `pacing` tracks whether the last request has been read completely.
-    pub(in crate::http) fn new(io: IO, pacing: RequestPacing) -> Self {
+    pub(in crate::http) fn new(io: IO, pacing: RequestProgress) -> Self {
         Self {
             io,
             pacing,
@@ -78,7 +82,7 @@ impl<IO> Linger<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Linger<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for LingeringCloseIo<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -88,7 +92,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Linger<IO> {
     }
 }
 
-impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Linger<IO> {
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringCloseIo<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -105,12 +109,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Linger<IO> {
         let this = self.get_mut();
         if this.closing.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            if !this.pacing.has_cut_request() {
+            if !this.pacing.has_unread_request_body() {
                 return Poll::Ready(Ok(()));
             }
         }
-        let closing = this.closing.get_or_insert_with(Closing::new);
-        closing.poll_rest(cx, &mut this.io).map(Ok)
+        let closing = this.closing.get_or_insert_with(LingeringClose::new);
+        closing.poll_discard_input(cx, &mut this.io).map(Ok)
     }
 }
 
@@ -119,17 +123,22 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use super::*;
-    use crate::http::body::count::Count;
+    use crate::http::body::count::BodyCounter;
 
-    fn lingering(is_whole: bool) -> (tokio::io::DuplexStream, Linger<tokio::io::DuplexStream>) {
+    fn lingering(
+        is_whole: bool,
+    ) -> (
+        tokio::io::DuplexStream,
+        LingeringCloseIo<tokio::io::DuplexStream>,
+    ) {
         let (client, server) = duplex(1 << 10);
-        let pacing = RequestPacing::default();
-        let count = Count::of(false);
+        let pacing = RequestProgress::default();
+        let count = BodyCounter::new(false);
         if is_whole {
-            count.completed();
+            count.mark_complete();
         }
-        pacing.reads(count);
-        (client, Linger::new(server, pacing))
+        pacing.set_body_counter(count);
+        (client, LingeringCloseIo::new(server, pacing))
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,7 +12,7 @@ use super::failure;
 use crate::session::Session;
 
 /// Time for which a rejected client may keep sending, so that it can read the error response.
-const LINGER: Duration = Duration::from_secs(2);
+const LINGER_TIME: Duration = Duration::from_secs(2);
 /// Maximum bytes that are read from a rejected client while lingering.
 const MAX_LINGER_BYTES: u64 = 64 << 10;
 
@@ -36,7 +36,7 @@ impl NotHttp {
         }
     }
 
-    fn what(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Other => "the connection does not begin with a request of HTTP/1.x or HTTP/2",
             Self::Slow => "the first line of the connection did not end in time",
@@ -50,16 +50,16 @@ pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: No
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
-    let object = session.http_object();
+    let object = session.object_requiring_http();
     let object = object.unwrap_or_else(|| "an HTTPRoute or GRPCRoute".to_owned());
     let port = session.target.address().port();
     let text = format!(
         "{}; {object} is for requests to port {port}, whose protocol no Service declares: if it is not HTTP, set \
          appProtocol: tcp",
-        why.what()
+        why.description()
     );
     let status = if why == NotHttp::Other { 400 } else { 0 };
-    failure::refused_as(session, status, why.reason(), &text);
+    failure::report_rejected(session, status, why.reason(), &text);
     if status == 0 {
         return;
     }
@@ -73,7 +73,7 @@ where
         let mut rest = io.take(MAX_LINGER_BYTES);
         tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
     };
-    if let Ok(Err(error)) = timeout(LINGER, answering).await {
+    if let Ok(Err(error)) = timeout(LINGER_TIME, answering).await {
         tracing::debug!(%error, "a client that is refused has gone");
     }
 }

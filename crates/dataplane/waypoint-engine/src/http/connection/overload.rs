@@ -8,9 +8,9 @@ use http::{
 
 use crate::{
     config::HeaderLimits,
-    headers::cost,
+    headers::header_memory_bytes,
     http::reply::Reply,
-    memory::{ConnectionMemory, Permit, Use},
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
     message::Version,
 };
 
@@ -29,24 +29,26 @@ pub(in crate::http) struct TooLarge;
 ///
 /// # Errors
 /// With the response, when it has too many fields or is too long (431), or a budget is exhausted (503).
-pub(in crate::http) fn admit<B>(
+pub(in crate::http) fn charge_request<B>(
     memory: &ConnectionMemory,
     limits: HeaderLimits,
     request: &mut Request<B>,
     version: Version,
-) -> Result<Permit, Reply> {
+) -> Result<MemoryPermit, Reply> {
     let headers = request.headers();
     let admitted = if has_too_many_fields(headers, limits) {
-        Err(too_many(limits))
-    } else if length(headers) + request.uri().path().len() > limits.bytes {
-        Err(too_long(limits))
+        Err(too_many_fields_reply(limits))
+    } else if header_section_bytes(headers) + request.uri().path().len() > limits.bytes {
+        Err(section_too_long_reply(limits))
     } else {
         let own = match version {
             Version::Http1 => HTTP1_REQUEST_BYTES,
             Version::Http2 => HTTP2_REQUEST_BYTES,
         };
-        let bytes = own + cost(headers);
-        memory.take(Use::Headers, bytes).map_err(Reply::overloaded)
+        let bytes = own + header_memory_bytes(headers);
+        memory
+            .take(ChargePurpose::Headers, bytes)
+            .map_err(Reply::overloaded)
     };
     if admitted.is_err() {
         // gRPC clients receive gRPC errors.
@@ -67,21 +69,21 @@ pub(in crate::http) fn has_too_many_fields(headers: &HeaderMap, limits: HeaderLi
 }
 
 /// Returns the size of a header section in HTTP/1's format, in bytes.
-fn length(headers: &HeaderMap) -> usize {
+fn header_section_bytes(headers: &HeaderMap) -> usize {
     let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         name.as_str().len() + value.len() + ": \r\n".len()
     };
     headers.iter().map(line).sum()
 }
 
-fn too_many(limits: HeaderLimits) -> Reply {
+fn too_many_fields_reply(limits: HeaderLimits) -> Reply {
     let most = limits.fields;
     let text = format!("the request has more than {most} header fields (AMBIT_MAX_HEADERS)");
     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
     Reply::refused(text, "headers_too_many").with_status(status)
 }
 
-fn too_long(limits: HeaderLimits) -> Reply {
+fn section_too_long_reply(limits: HeaderLimits) -> Reply {
     let most = limits.bytes;
     let text = format!(
         "the request's header section is longer than {most} bytes (AMBIT_MAX_HEADER_BYTES)"
@@ -111,7 +113,7 @@ mod tests {
     }
 
     fn connection(process: usize) -> ConnectionMemory {
-        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+        let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
     }
 
@@ -121,7 +123,7 @@ mod tests {
         let admit = |lines, name| {
             let mut request = request(lines, name, 1);
             let limits = HeaderLimits::default();
-            let admitted = super::admit(&memory, limits, &mut request, Version::Http2);
+            let admitted = super::charge_request(&memory, limits, &mut request, Version::Http2);
             assert_eq!(request.headers().is_empty(), admitted.is_err());
             admitted.map(|_| ()).map_err(|reply| reply.status.as_u16())
         };
@@ -135,7 +137,7 @@ mod tests {
     fn request_over_the_budget_is_refused_as_overload() {
         let memory = connection(8 << 20);
         let admit = |request: &mut _, version| {
-            super::admit(&memory, HeaderLimits::default(), request, version)
+            super::charge_request(&memory, HeaderLimits::default(), request, version)
         };
         let mut held = Vec::new();
         let refused = loop {

@@ -37,8 +37,8 @@ pub(super) async fn first_response(
         tokio::select! {
             biased;
             sent = sending.as_mut() => sent,
-            () = late => Err(Failure::too_late("request_timeout")),
-            () = unread.notified() => Err(Failure::too_late("request_body_stalled")),
+            () = late => Err(Failure::timed_out("request_timeout")),
+            () = unread.notified() => Err(Failure::timed_out("request_body_stalled")),
         }
     };
     let Some(plugins) = plugins else {

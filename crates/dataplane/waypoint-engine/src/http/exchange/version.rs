@@ -3,21 +3,24 @@
 use ambit_model::{AppProtocol, DestinationHttpVersion};
 
 use crate::{
-    http::{backend::destination::Destination, send::outgoing::version_of, upgrade::Upgrade},
+    http::{
+        backend::destination::Destination, send::outgoing::default_upstream_version,
+        upgrade::Upgrade,
+    },
     message::Version,
     session::Session,
 };
 
 /// Returns the HTTP version in which a request is sent to its destination: as the port declares it, unless a
 /// DestinationRule sets another.
-pub(super) fn version(
+pub(super) fn upstream_version(
     session: &Session,
     destination: &Destination,
     upgrade: Option<&Upgrade>,
     came: http::Version,
 ) -> Version {
     let declared = destination.app_protocol(session);
-    let ruled = destination.ruled_port(session);
+    let ruled = destination.destination_rule_port(session);
     let ruled = ruled.map(|port| port.policy().http_version);
     let ruled = ruled.unwrap_or_default();
     if let Some(upgrade) = upgrade {
@@ -30,7 +33,7 @@ pub(super) fn version(
             Version::Http2
         }
         (DestinationHttpVersion::AsDeclared | DestinationHttpVersion::AsClient, _) => {
-            version_of(came)
+            default_upstream_version(came)
         }
     }
 }

@@ -1,23 +1,25 @@
 //! Builds the texts of an explanation's steps.
 
-use ambit_jwt::{Authenticated, Denial};
+use ambit_jwt::{AuthenticatedRequest, RejectionReason};
 use ambit_l7::{
-    authz::{HttpDecision, PolicyOutcome, Why},
+    authz::{DecisionReason, HttpDecision, PolicyOutcome},
     route::{Mismatch, Rule},
 };
-use ambit_mesh_json::explain::{Considered, End, Hop, HopKind, Step, StepKind, StepResult};
+use ambit_mesh_json::explain::{
+    EvaluatedObject, ExplainedResult, Hop, HopKind, Step, StepKind, StepResult,
+};
 use ambit_model::{Authentication, FaultStatus, HttpFault, RateLimit, Share};
-use ambit_proxy::explain::considered;
+use ambit_proxy::explain::evaluated_policy;
 use http::Response;
 
 use super::Destination;
-use crate::{destination::Port, message::Body};
+use crate::{destination::DestinationPort, message::Body};
 
 /// Describes a response that the waypoint would generate; gRPC clients receive a gRPC status.
-pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
+pub(super) fn response_end(response: &Response<Body>, why: &str) -> ExplainedResult {
     let grpc = response.headers().get("grpc-status");
     let grpc = grpc.and_then(|status| status.to_str().ok());
-    End::Answered {
+    ExplainedResult::Responded {
         status: response.status().as_u16(),
         why: match grpc {
             Some(status) => format!("gRPC status {status}: {why}"),
@@ -30,12 +32,12 @@ pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
 /// of a valid token.
 pub(super) fn authentication(
     applied: &[&Authentication],
-    proved: Option<&Authenticated>,
-    denial: Option<&Denial>,
+    proved: Option<&AuthenticatedRequest>,
+    denial: Option<&RejectionReason>,
 ) -> Step {
     let issuers: Vec<_> = proved
         .into_iter()
-        .flat_map(Authenticated::claims)
+        .flat_map(AuthenticatedRequest::claims)
         .filter_map(|claims| claims.issuer())
         .collect();
     let is_of = |one: &Authentication, issuer: &str| {
@@ -44,7 +46,7 @@ pub(super) fn authentication(
     };
     let considered = applied.iter().map(|one| {
         let takes: Vec<_> = one.rules.iter().map(|rule| rule.issuer.as_str()).collect();
-        Considered {
+        EvaluatedObject {
             object: one.key.to_string(),
             effect: "REQUESTAUTHENTICATION".to_owned(),
             result: match issuers.iter().any(|issuer| is_of(one, issuer)) {
@@ -60,17 +62,19 @@ pub(super) fn authentication(
             StepResult::Refused,
             denial.to_string(),
         );
-        let step = step.considering(considered);
+        let step = step.with_evaluated_objects(considered);
         return match denial {
-            Denial::NotUnderstood(key, _) => step.by(format!("RequestAuthentication {key}")),
+            RejectionReason::InvalidPolicy(key, _) => {
+                step.with_object(format!("RequestAuthentication {key}"))
+            }
             // The issuer of an invalid token is unknown.
-            Denial::Token(_) => match applied {
-                [one] => step.by(format!("RequestAuthentication {}", one.key)),
+            RejectionReason::InvalidToken(_) => match applied {
+                [one] => step.with_object(format!("RequestAuthentication {}", one.key)),
                 _ => step,
             },
         };
     }
-    let principals = proved.into_iter().flat_map(Authenticated::claims);
+    let principals = proved.into_iter().flat_map(AuthenticatedRequest::claims);
     let principals = principals.map(|claims| match claims.principal() {
         Some((issuer, subject)) => format!("{issuer}/{subject}"),
         None => format!("{}, without a subject", claims.issuer().unwrap_or_default()),
@@ -91,9 +95,9 @@ pub(super) fn authentication(
             format!("the token is valid: principal {}", principals.join(" and ")),
         ),
     };
-    let step = step.considering(considered);
+    let step = step.with_evaluated_objects(considered);
     match by {
-        Some(one) => step.by(format!("RequestAuthentication {}", one.key)),
+        Some(one) => step.with_object(format!("RequestAuthentication {}", one.key)),
         None => step,
     }
 }
@@ -112,25 +116,27 @@ pub(super) fn authorization(
     };
     let why = match decision.is_allowed() && !is_allowed {
         true => "the policies changed: a provider would have to check it again".to_owned(),
-        false => match &decision.why {
+        false => match &decision.reason {
             // Counted from 1, as in the list of policies.
-            Why::Allowed(rule) => format!("allowed by its rule {}", rule.rule + 1),
-            Why::Denied(rule) => format!("denied by its rule {}", rule.rule + 1),
-            Why::NoAllowPolicies | Why::NoneAllows | Why::NotUnderstood { .. } => {
-                decision.to_string()
-            }
+            DecisionReason::AllowedByRule(rule) => format!("allowed by its rule {}", rule.rule + 1),
+            DecisionReason::DeniedByRule(rule) => format!("denied by its rule {}", rule.rule + 1),
+            DecisionReason::NoAllowPolicies
+            | DecisionReason::NoAllowPolicyMatched
+            | DecisionReason::InvalidPolicy { .. } => decision.to_string(),
         },
     };
     let considered = policies
         .iter()
-        .map(|one| considered(&one.policy, one.action, one.dry_run, one.matching_rule));
-    let step = Step::new(step, result, why).considering(considered.collect());
-    match &decision.why {
-        Why::Allowed(rule) | Why::Denied(rule) => {
-            step.by(format!("AuthorizationPolicy {}", rule.policy))
+        .map(|one| evaluated_policy(&one.policy, one.action, one.dry_run, one.matching_rule));
+    let step = Step::new(step, result, why).with_evaluated_objects(considered.collect());
+    match &decision.reason {
+        DecisionReason::AllowedByRule(rule) | DecisionReason::DeniedByRule(rule) => {
+            step.with_object(format!("AuthorizationPolicy {}", rule.policy))
         }
-        Why::NotUnderstood { policy, .. } => step.by(format!("AuthorizationPolicy {policy}")),
-        Why::NoAllowPolicies | Why::NoneAllows => step,
+        DecisionReason::InvalidPolicy { policy, .. } => {
+            step.with_object(format!("AuthorizationPolicy {policy}"))
+        }
+        DecisionReason::NoAllowPolicies | DecisionReason::NoAllowPolicyMatched => step,
     }
 }
 
@@ -153,14 +159,14 @@ pub(super) fn route(rule: &Rule, refused: Option<&str>, is_answered: bool) -> St
     let which = format!("{} matches", rule_name(rule));
     let (result, why) = match refused {
         Some(text) => (StepResult::Refused, format!("{which}: {text}")),
-        None if is_answered => (StepResult::Answered, which),
+        None if is_answered => (StepResult::Responded, which),
         None => (
             StepResult::Passed,
             format!("{which}; backends: {}", backends.join(", ")),
         ),
     };
     let step = Step::new(StepKind::Route, result, why);
-    step.by(object(rule))
+    step.with_object(object(rule))
 }
 
 fn object(rule: &Rule) -> String {
@@ -176,8 +182,8 @@ fn rule_name(rule: &Rule) -> String {
 }
 
 /// Describes a route rule, and why the request does not match it.
-pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
-    Considered {
+pub(super) fn considered_rule(rule: &Rule, mismatch: Option<&Mismatch>) -> EvaluatedObject {
+    EvaluatedObject {
         object: format!("{} {}", object(rule), rule_name(rule)),
         effect: String::new(),
         result: match mismatch {
@@ -193,9 +199,9 @@ pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
 }
 
 /// Describes a rate limit that would count the request.
-pub(super) fn limit(config: &RateLimit) -> Considered {
+pub(super) fn considered_limit(config: &RateLimit) -> EvaluatedObject {
     let dry_run = if config.dry_run { " (dry run)" } else { "" };
-    Considered {
+    EvaluatedObject {
         object: config.key.to_string(),
         effect: format!("RATELIMIT{dry_run}"),
         result: "not counted".to_owned(),
@@ -217,13 +223,13 @@ pub(super) fn fault(of: &HttpFault) -> String {
 }
 
 /// Describes the settings of a destination's `DestinationRule` or `BackendTLSPolicy`.
-pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
+pub(super) fn destination(destination: &Destination, port: &DestinationPort) -> Step {
     let name = match destination {
         Destination::Subset(service, port, subset) => format!("{service}:{port} subset {subset}"),
         Destination::Backend(service, port) => format!("{service}:{port}"),
         Destination::Target | Destination::Host(_) => "the called port".to_owned(),
     };
-    match port.supported() {
+    match port.check_supported() {
         Ok(()) => {
             let tls = if port.tls().is_some() {
                 ", TLS begins here"
@@ -232,10 +238,10 @@ pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
             };
             let why =
                 format!("a DestinationRule is for {name}{tls}; its limits are not counted here");
-            Step::new(StepKind::Destination, StepResult::Passed, why)
+            Step::new(StepKind::TrafficPolicy, StepResult::Passed, why)
         }
         Err(error) => Step::new(
-            StepKind::Destination,
+            StepKind::TrafficPolicy,
             StepResult::Refused,
             error.to_string(),
         ),
@@ -249,6 +255,6 @@ pub(super) fn endpoint(hop: &Hop) -> String {
         HopKind::Waypoint => format!("{} at {address}, the waypoint of the backend", hop.workload),
         HopKind::Tunnel => format!("{} at {}, in a tunnel", hop.workload, hop.authority),
         HopKind::Plaintext => format!("{} at {address}, in plaintext", hop.workload),
-        HopKind::Outside => format!("{address}, outside of the mesh"),
+        HopKind::OutsideMesh => format!("{address}, outside of the mesh"),
     }
 }

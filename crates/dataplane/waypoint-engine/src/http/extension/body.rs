@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use ambit_wasm::{Direction, Failure, LocalResponse, Outcome};
+use ambit_wasm::{Direction, LocalResponse, StreamDecision, VmError};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body_util::BodyExt as _;
@@ -18,10 +18,10 @@ use super::{
     stream_context::{FAILED, StreamContext},
 };
 use crate::{
-    extensions::Counts,
-    headers::may_be_trailer,
-    http::admit::passing::only,
-    memory::{ConnectionMemory, Permit, Use},
+    extensions::PluginCounters,
+    headers::is_allowed_trailer,
+    http::admit::authorized_body::allowed_trailers,
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
     message::{Body, BodyError},
 };
 
@@ -29,15 +29,15 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 enum FilterError {
     #[error("a plugin answers in place of the application")]
-    Answered,
+    LocalReply,
     #[error("a plugin broke the message off")]
-    Closed,
+    StreamClosed,
     #[error("a plugin holds back more of a body than it may")]
     TooLarge,
     #[error("no memory budget has room for the part of a body that a plugin holds back")]
-    NoRoom,
+    MemoryExhausted,
     #[error(transparent)]
-    Failed(#[from] Failure),
+    Failed(#[from] VmError),
 }
 
 /// Request or response body that passes through one plugin.
@@ -54,7 +54,7 @@ pub(super) struct FilteredBody {
     /// Number of bytes that a paused plugin holds.
     held: usize,
     memory: ConnectionMemory,
-    permit: Option<Permit>,
+    permit: Option<MemoryPermit>,
     /// Whether the plugin has received the end of the body.
     is_over: bool,
     /// Whether the plugin failed open, so that the rest bypasses it.
@@ -62,7 +62,7 @@ pub(super) struct FilteredBody {
 }
 
 impl FilteredBody {
-    pub(super) fn of(
+    pub(super) fn new(
         of: Direction,
         memory: &ConnectionMemory,
         running: &Arc<StreamContext>,
@@ -70,7 +70,9 @@ impl FilteredBody {
         inner: Body,
     ) -> Body {
         // Without a body, or a callback for it, the body keeps its framing.
-        let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
+        let wants = running
+            .instance
+            .run_callback(|vm| Ok(vm.has_body_callback(of)));
         if inner.is_end_stream() || wants == Ok(false) {
             return UnfilteredBody {
                 inner,
@@ -96,43 +98,43 @@ impl FilteredBody {
     }
 
     /// Applies the result of a plugin's callback to the body: forwards, holds or ends it.
-    fn apply(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), FilterError> {
+    fn apply(&mut self, outcome: Result<StreamDecision, VmError>) -> Result<(), FilterError> {
         match outcome {
-            Ok(Outcome::Go) => self.release(),
-            Ok(Outcome::Paused) => {
+            Ok(StreamDecision::Continue) => self.resume(),
+            Ok(StreamDecision::Paused) => {
                 self.is_paused = true;
                 Ok(())
             }
-            Ok(Outcome::Answered(response)) => {
+            Ok(StreamDecision::LocalResponse(response)) => {
                 // A response that has begun cannot be replaced.
                 if self.of == Direction::Request {
                     self.answered.set(response);
                 }
-                Err(FilterError::Answered)
+                Err(FilterError::LocalReply)
             }
-            Ok(Outcome::Closed) => Err(FilterError::Closed),
-            Ok(Outcome::TooLarge) => {
+            Ok(StreamDecision::Reset) => Err(FilterError::StreamClosed),
+            Ok(StreamDecision::BodyTooLarge) => {
                 if self.of == Direction::Request {
                     self.answered
                         .set(local_response(413, "request_payload_too_large"));
                 }
                 Err(FilterError::TooLarge)
             }
-            Err(failure) => self.failed(failure),
+            Err(failure) => self.apply_fail_strategy(failure),
         }
     }
 
-    fn release(&mut self) -> Result<(), FilterError> {
+    fn resume(&mut self) -> Result<(), FilterError> {
         self.is_paused = false;
         let (of, id) = (self.of, self.running.id);
         let has_trailers = std::mem::take(&mut self.has_trailers);
-        let taken = self.running.instance.call(|vm| {
+        let taken = self.running.instance.run_callback(|vm| {
             let trailers = has_trailers.then(|| vm.take_trailers(of, id));
             Ok((vm.take_body(of, id), trailers))
         });
         let (body, trailers): (Bytes, Option<HeaderMap>) = match taken {
             Ok(taken) => taken,
-            Err(failure) => return self.failed(failure),
+            Err(failure) => return self.apply_fail_strategy(failure),
         };
         self.held = 0;
         self.permit = None;
@@ -140,28 +142,29 @@ impl FilteredBody {
             self.out.push_back(Frame::data(body));
         }
         if let Some(trailers) = trailers {
-            self.out.push_back(only(trailers, may_be_trailer));
+            self.out
+                .push_back(allowed_trailers(trailers, is_allowed_trailer));
         }
         Ok(())
     }
 
-    fn failed(&mut self, failure: Failure) -> Result<(), FilterError> {
+    fn apply_fail_strategy(&mut self, failure: VmError) -> Result<(), FilterError> {
         let plugin = &self.running.plugin;
         // The bytes that the plugin held are lost.
         if plugin.config.fail_open && self.held == 0 {
-            Counts::add(&plugin.counts.passed);
+            PluginCounters::increment(&plugin.counts.passed);
             self.is_bypassed = true;
             self.is_paused = false;
             return Ok(());
         }
-        Counts::add(&plugin.counts.refused);
+        PluginCounters::increment(&plugin.counts.refused);
         if self.of == Direction::Request {
             self.answered.set(local_response(503, FAILED));
         }
         Err(failure.into())
     }
 
-    fn part(&mut self, frame: Frame<Bytes>) -> Result<(), FilterError> {
+    fn filter_frame(&mut self, frame: Frame<Bytes>) -> Result<(), FilterError> {
         let (of, id) = (self.of, self.running.id);
         match frame.into_data() {
             Ok(data) => {
@@ -169,14 +172,14 @@ impl FilteredBody {
                     if self.of == Direction::Request {
                         self.answered.set(local_response(503, "overload"));
                     }
-                    return Err(FilterError::NoRoom);
+                    return Err(FilterError::MemoryExhausted);
                 }
                 let is_end = self.inner.is_end_stream();
                 self.is_over |= is_end;
                 let pass_through = self
                     .running
                     .instance
-                    .call(|vm| vm.body(of, id, &data, is_end));
+                    .run_callback(|vm| vm.on_body(of, id, &data, is_end));
                 let is_lost = pass_through.is_err();
                 if !is_lost {
                     self.held += data.len();
@@ -194,7 +197,7 @@ impl FilteredBody {
                     let pass_through = self
                         .running
                         .instance
-                        .call(|vm| vm.trailers(of, id, trailers));
+                        .run_callback(|vm| vm.on_trailers(of, id, trailers));
                     let is_lost = pass_through.is_err();
                     self.apply(pass_through)?;
                     if is_lost && self.is_bypassed {
@@ -210,9 +213,12 @@ impl FilteredBody {
     /// Charges further held bytes to the memory budget; false if it has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
-            Some(permit) => self.memory.grow(Use::PluginBody, permit, bytes).is_ok(),
+            Some(permit) => self
+                .memory
+                .grow(ChargePurpose::PluginBody, permit, bytes)
+                .is_ok(),
             none => {
-                *none = self.memory.take(Use::PluginBody, bytes).ok();
+                *none = self.memory.take(ChargePurpose::PluginBody, bytes).ok();
                 none.is_some()
             }
         }
@@ -221,7 +227,10 @@ impl FilteredBody {
     fn end(&mut self) -> Result<(), FilterError> {
         self.is_over = true;
         let (of, id) = (self.of, self.running.id);
-        let pass_through = self.running.instance.call(|vm| vm.body(of, id, &[], true));
+        let pass_through = self
+            .running
+            .instance
+            .run_callback(|vm| vm.on_body(of, id, &[], true));
         self.apply(pass_through)
     }
 }
@@ -257,7 +266,7 @@ impl HttpBody for FilteredBody {
                 return Poll::Ready(None);
             }
             if this.is_paused
-                && let Poll::Ready(outcome) = this.running.poll_settled(this.of, cx)
+                && let Poll::Ready(outcome) = this.running.poll_resumed(this.of, cx)
             {
                 if let Err(broken) = this.apply(outcome) {
                     return Poll::Ready(Some(Err(broken.into())));
@@ -270,7 +279,7 @@ impl HttpBody for FilteredBody {
             let pass_through = match Pin::new(&mut this.inner).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
-                Poll::Ready(Some(Ok(frame))) => this.part(frame),
+                Poll::Ready(Some(Ok(frame))) => this.filter_frame(frame),
                 Poll::Ready(None) => this.end(),
             };
             if let Err(broken) = pass_through {

@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use ambit_wasm::{ContextId, Direction, Failure, Outcome};
+use ambit_wasm::{ContextId, Direction, StreamDecision, VmError};
 
 use crate::{
-    extensions::{Instance, Plugin, Signal},
+    extensions::{Plugin, PluginInstance, WakeSignal},
     http::reply::Reply,
 };
 
@@ -20,16 +20,16 @@ pub(super) const FAILED: &str = "wasm_fail_stream";
 /// Context of a request in a plugin instance, closed on drop.
 pub(super) struct StreamContext {
     pub(super) plugin: Arc<Plugin>,
-    pub(super) instance: Instance,
+    pub(super) instance: PluginInstance,
     pub(super) id: ContextId,
-    pub(super) signal: Arc<Signal>,
+    pub(super) signal: Arc<WakeSignal>,
     /// Maximum time for which the plugin may pause the headers of a request or response.
     pub(super) hold: Duration,
 }
 
 impl Drop for StreamContext {
     fn drop(&mut self) {
-        self.instance.close(self.id);
+        self.instance.delete_context(self.id);
     }
 }
 
@@ -41,23 +41,23 @@ pub(super) enum PluginError {
     Refused(Reply),
 }
 
-impl From<Failure> for PluginError {
-    fn from(failure: Failure) -> Self {
+impl From<VmError> for PluginError {
+    fn from(failure: VmError) -> Self {
         Self::Failed(failure.to_string())
     }
 }
 
 impl StreamContext {
     /// Waits until the plugin resumes the paused request or response, or responds itself.
-    pub(super) async fn settled(
+    pub(super) async fn wait_until_resumed(
         &self,
         of: Direction,
-        outcome: Outcome,
-    ) -> Result<Outcome, PluginError> {
-        if outcome != Outcome::Paused {
+        outcome: StreamDecision,
+    ) -> Result<StreamDecision, PluginError> {
+        if outcome != StreamDecision::Paused {
             return Ok(outcome);
         }
-        let settled = poll_fn(|cx| self.poll_settled(of, cx));
+        let settled = poll_fn(|cx| self.poll_resumed(of, cx));
         match tokio::time::timeout(self.hold, settled).await {
             Ok(outcome) => Ok(outcome?),
             Err(_) => Err(PluginError::Failed(format!(
@@ -67,14 +67,17 @@ impl StreamContext {
         }
     }
 
-    pub(super) fn poll_settled(
+    pub(super) fn poll_resumed(
         &self,
         of: Direction,
         cx: &Context<'_>,
-    ) -> Poll<Result<Outcome, Failure>> {
+    ) -> Poll<Result<StreamDecision, VmError>> {
         self.signal.register(cx.waker());
-        match self.instance.call(|vm| vm.outcome(of, self.id)) {
-            Ok(Outcome::Paused) => Poll::Pending,
+        match self
+            .instance
+            .run_callback(|vm| vm.stream_decision(of, self.id))
+        {
+            Ok(StreamDecision::Paused) => Poll::Pending,
             other => Poll::Ready(other),
         }
     }

@@ -2,14 +2,16 @@
 
 use ambit_l7::route::RouteRequest;
 use ambit_model::{GlobalLimit, LimitKey, LimitValue};
-use ambit_wire::rate_limit_service::{Answer, AnswerError, Question, SHOULD_RATE_LIMIT_PATH};
+use ambit_wire::rate_limit_service::{
+    SHOULD_RATE_LIMIT_PATH, ShouldRateLimitError, ShouldRateLimitRequest, ShouldRateLimitResponse,
+};
 use tokio::time::timeout;
 
 use super::key::key_value;
 use crate::{
-    calls::CallFor,
+    calls::CallIdentity,
     hops::Hops,
-    http::admit::authorizer::{CheckError, UnaryCall, unary},
+    http::admit::authorizer::{CheckError, UnaryCall, call_unary},
     in_flight_checks::CheckService,
     rate_limits::Limiter,
     session::Session,
@@ -19,29 +21,29 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
     #[error("there is no rate-limit service to call: {0}")]
-    Nobody(ambit_model::ArcStr),
+    ServiceMissing(ambit_model::ArcStr),
     #[error(transparent)]
-    Ask(#[from] CheckError),
+    Call(#[from] CheckError),
     #[error(transparent)]
-    Answer(#[from] AnswerError),
+    InvalidMessage(#[from] ShouldRateLimitError),
 }
 
 impl LimitError {
     /// Whether a rate limit that fails open allows the request after this error.
     pub(super) fn may_fail_open(&self) -> bool {
         match self {
-            Self::Ask(error) => error.may_fail_open(),
-            Self::Nobody(_) | Self::Answer(_) => true,
+            Self::Call(error) => error.may_fail_open(),
+            Self::ServiceMissing(_) | Self::InvalidMessage(_) => true,
         }
     }
 
     /// Returns the error's value of the outcome label in metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
-            Self::Nobody(_) => "nobody",
-            Self::Ask(error) => error.outcome(),
-            Self::Answer(AnswerError::Undecided(_)) => "undecided",
-            Self::Answer(AnswerError::Malformed(_)) => "malformed",
+            Self::ServiceMissing(_) => "nobody",
+            Self::Call(error) => error.outcome(),
+            Self::InvalidMessage(ShouldRateLimitError::UndecidedCode(_)) => "undecided",
+            Self::InvalidMessage(ShouldRateLimitError::Malformed(_)) => "malformed",
         }
     }
 }
@@ -49,26 +51,26 @@ impl LimitError {
 /// Builds the descriptors that a rate-limit service receives for a request; `None` if there are none, or if the service
 /// has checked all of them for the previous form `before`. Method and path are sent in their original and in their
 /// normalized spelling, since the service's limits apply to both.
-pub(super) fn request(
+pub(super) fn build_query(
     session: &Session,
     limiter: &Limiter,
     global: &GlobalLimit,
     request: &RouteRequest<'_>,
     before: Option<&RouteRequest<'_>>,
-) -> Option<Question> {
-    let mut descriptors = descriptors(session, limiter, global, request);
+) -> Option<ShouldRateLimitRequest> {
+    let mut descriptors = build_descriptors(session, limiter, global, request);
     if let Some(before) = before {
-        let known = self::descriptors(session, limiter, global, before);
+        let known = self::build_descriptors(session, limiter, global, before);
         descriptors.retain(|one| !known.contains(one));
     }
-    (!descriptors.is_empty()).then(|| Question {
+    (!descriptors.is_empty()).then(|| ShouldRateLimitRequest {
         domain: global.domain.to_string(),
         descriptors,
         hits: global.hits,
     })
 }
 
-fn descriptors(
+fn build_descriptors(
     session: &Session,
     limiter: &Limiter,
     global: &GlobalLimit,
@@ -86,7 +88,7 @@ fn descriptors(
             let entries = one.entries.iter().map(|(key, value)| {
                 let value = match value {
                     LimitValue::Text(text) => text.to_string(),
-                    LimitValue::Of(key) => String::from_utf8_lossy(&of(key)?).into_owned(),
+                    LimitValue::Attribute(key) => String::from_utf8_lossy(&of(key)?).into_owned(),
                 };
                 Some((key.to_string(), value))
             });
@@ -106,26 +108,28 @@ pub(super) async fn check(
     session: &Session,
     namespace: &str,
     global: &GlobalLimit,
-    question: Question,
+    question: ShouldRateLimitRequest,
     hops: Hops,
-) -> Result<Answer, LimitError> {
-    let (service, port) = match &global.place {
+) -> Result<ShouldRateLimitResponse, LimitError> {
+    let (service, port) = match &global.target {
         Ok((service, port)) => (service, *port),
-        Err(why) => return Err(LimitError::Nobody(why.clone())),
+        Err(why) => return Err(LimitError::ServiceMissing(why.clone())),
     };
     let checked = CheckService::RateLimits(namespace.into());
-    let _check = session.begin_check(checked).ok_or(CheckError::TooMany)?;
+    let _check = session
+        .begin_check(checked)
+        .ok_or(CheckError::TooManyChecks)?;
     let call = UnaryCall {
         service,
         port,
         path: SHOULD_RATE_LIMIT_PATH,
         message: question.encode(),
         timeout: global.timeout,
-        caller: CallFor::Namespace(namespace),
+        caller: CallIdentity::Namespace(namespace),
         hops,
     };
-    let checking = unary(session, call);
+    let checking = call_unary(session, call);
     let answer = timeout(global.timeout, checking).await;
-    let message = answer.map_err(|_| CheckError::Late)??;
-    Ok(Answer::decode(&message)?)
+    let message = answer.map_err(|_| CheckError::Timeout)??;
+    Ok(ShouldRateLimitResponse::decode(&message)?)
 }

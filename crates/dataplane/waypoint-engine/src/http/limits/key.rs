@@ -1,7 +1,7 @@
 //! Evaluates the keys of rate limits for a request.
 
 use ambit_l7::{
-    limits::{counted_header, counted_method, counted_path},
+    limits::{header_key, method_key, path_key},
     route::RouteRequest,
 };
 use ambit_model::LimitKey;
@@ -25,9 +25,9 @@ pub(super) fn key_value(
         LimitKey::Namespace => caller.namespace().map(|one| one.as_bytes().to_vec()),
         LimitKey::Address => Some(session.remote_ip(headers).to_string().into_bytes()),
         LimitKey::Header(name) => {
-            counted_header(headers, &HeaderName::from_bytes(name.as_bytes()).ok()?)
+            header_key(headers, &HeaderName::from_bytes(name.as_bytes()).ok()?)
         }
-        LimitKey::Method => Some(counted_method(request.method).into_bytes()),
-        LimitKey::Path => Some(counted_path(request.path).into_owned().into_bytes()),
+        LimitKey::Method => Some(method_key(request.method).into_bytes()),
+        LimitKey::Path => Some(path_key(request.path).into_owned().into_bytes()),
     }
 }

@@ -2,38 +2,38 @@
 
 use std::sync::Arc;
 
-use ambit_jwt::Denial;
+use ambit_jwt::RejectionReason;
 use ambit_l7::{authz::HttpDecision, route::Rule};
 use http::uri::PathAndQuery;
 
-use super::record::Record;
+use super::record::RequestRecord;
 
 /// Receives the decisions about one request.
-pub(in crate::http) trait Observer {
+pub(in crate::http) trait RequestObserver {
     /// Records the request's normalized host and target.
-    fn normalized(&mut self, host: &str, target: &PathAndQuery);
+    fn on_normalized(&mut self, host: &str, target: &PathAndQuery);
     /// Records that JWT authentication rejected the request.
-    fn unauthenticated(&mut self, why: &Denial);
+    fn on_unauthenticated(&mut self, why: &RejectionReason);
     /// Records the decision of the authorization policies.
-    fn policies_decided(&mut self, decision: &HttpDecision);
+    fn on_policy_decision(&mut self, decision: &HttpDecision);
     /// Records the route rule that matches the request.
-    fn routed(&mut self, rule: &Arc<Rule>);
+    fn on_route_selected(&mut self, rule: &Arc<Rule>);
 }
 
-impl Observer for Record {
-    fn normalized(&mut self, host: &str, target: &PathAndQuery) {
-        Self::normalized(self, host, target);
+impl RequestObserver for RequestRecord {
+    fn on_normalized(&mut self, host: &str, target: &PathAndQuery) {
+        Self::record_target(self, host, target);
     }
 
-    fn unauthenticated(&mut self, why: &Denial) {
-        self.not_authenticated(why.details());
+    fn on_unauthenticated(&mut self, why: &RejectionReason) {
+        self.record_unauthenticated(why.response_code_details());
     }
 
-    fn policies_decided(&mut self, decision: &HttpDecision) {
-        Self::policies_decided(self, decision);
+    fn on_policy_decision(&mut self, decision: &HttpDecision) {
+        Self::record_policy_decision(self, decision);
     }
 
-    fn routed(&mut self, rule: &Arc<Rule>) {
+    fn on_route_selected(&mut self, rule: &Arc<Rule>) {
         self.route = Some(match &rule.name {
             Some(name) => format!("{}/{name}", rule.route),
             None => rule.route.to_string(),

@@ -9,7 +9,7 @@ use std::{
 
 use ambit_flow::{Event, Refusal, RequestSummary};
 use ambit_l7::authz::HttpDecision;
-use ambit_proxy::flow::cut;
+use ambit_proxy::flow::truncate_text;
 use ambit_telemetry::{
     Party, ServiceName, TrafficLabels,
     http::{
@@ -24,7 +24,7 @@ use hyper::body::Incoming;
 use super::redact::redact_target;
 use crate::{
     flow,
-    http::{body::count::Count, reply::Reply, send::SelectedEndpoint},
+    http::{body::count::BodyCounter, reply::Reply, send::SelectedEndpoint},
     session::Session,
 };
 use telemetry::{FinishedRequest, RequestTelemetry};
@@ -34,7 +34,7 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Data of one request for metrics, access log and traces, reported when the record is dropped.
 #[derive(Debug)]
-pub(in crate::http) struct Record {
+pub(in crate::http) struct RequestRecord {
     session: Arc<Session>,
     began: Instant,
     started: SystemTime,
@@ -58,13 +58,13 @@ pub(in crate::http) struct Record {
     chosen: Option<SelectedEndpoint>,
     /// Values of the forwarded `x-forwarded-for`, `user-agent` and `x-request-id` for the access log.
     named: [Option<Vec<u8>>; 3],
-    pub(in crate::http) received: Count,
-    pub(in crate::http) sent: Count,
+    pub(in crate::http) received: BodyCounter,
+    pub(in crate::http) sent: BodyCounter,
     /// State of configured access logs and of the trace span; `None` without a configuration.
     telemetry: Option<Box<RequestTelemetry>>,
 }
 
-impl Record {
+impl RequestRecord {
     pub(in crate::http) fn new(
         session: &Arc<Session>,
         request: &Request<Incoming>,
@@ -90,14 +90,14 @@ impl Record {
             route: None,
             chosen: None,
             named: [const { None }; 3],
-            received: Count::of(is_grpc),
-            sent: Count::of(is_grpc),
-            telemetry: RequestTelemetry::of(session, request.headers()),
+            received: BodyCounter::new(is_grpc),
+            sent: BodyCounter::new(is_grpc),
+            telemetry: RequestTelemetry::new(session, request.headers()),
         }
     }
 
     /// Records the request's normalized host and target.
-    pub(in crate::http) fn normalized(&mut self, host: &str, target: &PathAndQuery) {
+    pub(in crate::http) fn record_target(&mut self, host: &str, target: &PathAndQuery) {
         host.clone_into(&mut self.host);
         self.target.clear();
         self.target
@@ -105,24 +105,24 @@ impl Record {
     }
 
     /// Records that JWT authentication rejected the request.
-    pub(in crate::http) fn not_authenticated(&mut self, details: String) {
+    pub(in crate::http) fn record_unauthenticated(&mut self, details: String) {
         self.details = Some(details);
     }
 
     /// Writes the trace context of the waypoint's span to the request headers.
-    pub(in crate::http) fn pass_trace_on(&self, headers: &mut HeaderMap) {
+    pub(in crate::http) fn write_trace_context(&self, headers: &mut HeaderMap) {
         if let Some(telemetry) = &self.telemetry {
-            telemetry.pass_on(headers);
+            telemetry.write_trace_context(headers);
         }
     }
 
     /// Records the decision of the authorization policies.
-    pub(in crate::http) fn policies_decided(&mut self, decision: &HttpDecision) {
-        self.details = decision.details();
-        self.policy = decision.denied_by().map(ToString::to_string);
+    pub(in crate::http) fn record_policy_decision(&mut self, decision: &HttpDecision) {
+        self.details = decision.response_code_details();
+        self.policy = decision.denying_policy().map(ToString::to_string);
         let metrics = &self.session.shard.waypoint.http_metrics;
         for dry_run in &decision.dry_run {
-            metrics.dry_run_denied(&dry_run.policy);
+            metrics.count_dry_run_denial(&dry_run.policy);
         }
         if let Some(audit) = decision.audits.first() {
             self.audited_by.get_or_insert_with(|| audit.to_string());
@@ -130,32 +130,36 @@ impl Record {
     }
 
     /// Records that an authorization provider denied the request, or that its check failed.
-    pub(in crate::http) fn decided(&mut self, details: &str) {
+    pub(in crate::http) fn record_external_denial(&mut self, details: &str) {
         self.details = Some(details.to_owned());
         self.is_refused = true;
     }
 
     /// Records the headers of the forwarded request.
-    pub(in crate::http) fn forwarded(&mut self, headers: &HeaderMap) {
+    pub(in crate::http) fn record_forwarded_headers(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
         if let Some(telemetry) = &mut self.telemetry {
-            telemetry.forwarded(&self.session, headers);
+            telemetry.record_forwarded_headers(&self.session, headers);
         }
     }
 
     /// Adds a response flag to the record.
-    pub(in crate::http) fn flag(&mut self, flag: ResponseFlag) {
+    pub(in crate::http) fn add_flag(&mut self, flag: ResponseFlag) {
         self.flags.insert(flag);
     }
 
     /// Records the response-code details.
-    pub(in crate::http) fn explain(&mut self, details: &str) {
+    pub(in crate::http) fn set_details(&mut self, details: &str) {
         self.details = Some(details.to_owned());
     }
 
     /// Records the endpoint that has responded.
-    pub(in crate::http) fn reached(&mut self, chosen: SelectedEndpoint, flags: ResponseFlags) {
+    pub(in crate::http) fn record_endpoint(
+        &mut self,
+        chosen: SelectedEndpoint,
+        flags: ResponseFlags,
+    ) {
         self.flags = self.flags | flags;
         self.upstream_time = Some(self.began.elapsed());
         self.chosen = Some(chosen);
@@ -163,35 +167,39 @@ impl Record {
     }
 
     /// Records a response that the waypoint generates.
-    pub(in crate::http) fn replied(&mut self, reply: &Reply) {
+    pub(in crate::http) fn record_reply(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
         self.is_refused = matches!(reply.status.as_u16(), 401 | 403 | 429);
         if let Some(details) = reply.details {
             self.details = Some(details.to_owned());
         }
         if let Some(reason) = reply.refused {
-            self.session.shard.waypoint.http_metrics.refused(reason);
+            self.session
+                .shard
+                .waypoint
+                .http_metrics
+                .count_refused_request(reason);
             self.details = Some(reason.to_owned());
         }
-        self.sent.add(reply.text.len());
-        self.sent.completed();
+        self.sent.add_bytes(reply.text.len());
+        self.sent.mark_complete();
     }
 
     /// Records a response that a plugin gives in place of the application.
-    pub(in crate::http) fn replied_by_extension(&mut self, details: &str, bytes: usize) {
+    pub(in crate::http) fn record_plugin_reply(&mut self, details: &str, bytes: usize) {
         self.flags = ResponseFlags::default();
         self.details = Some(details.to_owned());
         self.chosen = None;
-        self.sent.add(bytes);
-        self.sent.completed();
+        self.sent.add_bytes(bytes);
+        self.sent.mark_complete();
     }
 
     /// Records the status and the headers of the response.
-    pub(in crate::http) fn answered<B>(&mut self, response: &Response<B>) {
+    pub(in crate::http) fn record_response<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
-        self.sent.grpc_status_of(response.headers());
+        self.sent.record_grpc_status(response.headers());
         if let Some(telemetry) = &mut self.telemetry {
-            telemetry.answered(&self.session, response.headers());
+            telemetry.record_response_headers(&self.session, response.headers());
         }
     }
 
@@ -206,7 +214,7 @@ impl Record {
     /// Reports the completed request to readers of flow events.
     fn report_flow(&self, report: &HttpRequestReport<'_>) {
         let chosen = self.chosen.as_ref();
-        let server = flow::Server {
+        let server = flow::FlowUpstream {
             endpoint: chosen.map(|chosen| chosen.endpoint),
             workload: chosen.and_then(|chosen| chosen.workload.as_ref()),
             service: chosen.and_then(|chosen| chosen.service.as_ref()),
@@ -218,16 +226,16 @@ impl Record {
         };
         flow::report(&self.session, event, server, |flow| {
             let path = self.target.split('?').next().unwrap_or_default();
-            let details = report.code_details.map(cut);
+            let details = report.code_details.map(truncate_text);
             flow.refusal = is_refused.then(|| Refusal {
                 policy: self.policy.clone(),
                 reason: details.clone().unwrap_or_else(|| self.flags.to_string()),
             });
-            flow.error = self.upstream_failure.as_deref().map(cut);
+            flow.error = self.upstream_failure.as_deref().map(truncate_text);
             flow.request = Some(RequestSummary {
-                method: cut(self.method.as_str()),
-                path: cut(path),
-                authority: cut(&self.host),
+                method: truncate_text(self.method.as_str()),
+                path: truncate_text(path),
+                authority: truncate_text(&self.host),
                 protocol: match self.is_grpc {
                     true => "gRPC".to_owned(),
                     false => protocol(self.version).to_owned(),
@@ -238,11 +246,11 @@ impl Record {
                 flags: self.flags.to_string(),
             });
             let (received, sent) = (report.request_bytes, report.response_bytes);
-            flow::measure(flow, received, sent, report.duration);
+            flow::set_measurements(flow, received, sent, report.duration);
         });
     }
 
-    fn traffic(&self) -> TrafficLabels {
+    fn traffic_labels(&self) -> TrafficLabels {
         let session = &self.session;
         let chosen = self.chosen.as_ref();
         let mut traffic = session.traffic_labels();
@@ -256,7 +264,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for RequestRecord {
     fn drop(&mut self) {
         if self.sent.is_late() {
             self.flags.insert(ResponseFlag::UpstreamRequestTimeout);
@@ -312,7 +320,7 @@ impl Drop for Record {
         };
         self.report_flow(&report);
         let waypoint = &session.shard.waypoint;
-        let traffic = self.traffic();
+        let traffic = self.traffic_labels();
         let has_logs = telemetry
             .as_ref()
             .is_some_and(|telemetry| telemetry.has_logs());
@@ -331,9 +339,9 @@ impl Drop for Record {
         let labels = HttpLabels::new(traffic, self.protocol(), code, self.flags);
         waypoint
             .http_metrics
-            .record(&labels.changed(changed), &report);
+            .record(&labels.with_overrides(changed), &report);
         if let Some(format) = waypoint.config.access_log.filter(|_| !has_logs) {
-            ambit_rt::logging::write_line(&report.line(format));
+            ambit_rt::logging::write_line(&report.format_line(format));
         }
     }
 }

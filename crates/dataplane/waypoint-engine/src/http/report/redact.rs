@@ -12,7 +12,7 @@ pub(in crate::http) fn redact_target<'a>(session: &Session, target: &'a str) -> 
         return Cow::Borrowed(target);
     }
     let all = session.shard.waypoint.published.authentications();
-    all.redacted_target(session.attachments().services(), target)
+    all.redact_target(session.attachments().services(), target)
 }
 
 /// Removes tokens from headers that access logs and traces record.

@@ -5,11 +5,11 @@ use http::Request;
 use super::routed::SelectedRoute;
 use crate::{
     http::{
-        admit::admission::{Admission, Facts},
+        admit::admission::{Admission, RequestAttributes},
         backend::destination::Destination,
         normalized_target::NormalizedTarget,
         reply::Reply,
-        report::observer::Observer,
+        report::observer::RequestObserver,
     },
     route_owner::RouteOwner,
 };
@@ -21,22 +21,22 @@ pub(in crate::http) fn authorize_backend<B>(
     selected: &SelectedRoute,
     request: &Request<B>,
     normalized: &NormalizedTarget,
-    observer: &mut impl Observer,
+    observer: &mut impl RequestObserver,
 ) -> Result<Admission, Reply> {
     let by = selected.route_owner();
     let is_requested = matches!(
         selected.destination,
         Destination::Target | Destination::Host(_)
     );
-    if by == RouteOwner::Service && is_requested {
+    if by == RouteOwner::Producer && is_requested {
         return Ok(admission);
     }
     let sent = selected
         .changes_request()
-        .then(|| Facts::as_sent(request, normalized));
+        .then(|| RequestAttributes::forwarded(request, normalized));
     let (decision, admission) = admission.authorize_backend(&selected.destination, by, sent);
     if let Some(decision) = decision {
-        observer.policies_decided(&decision);
+        observer.on_policy_decision(&decision);
     }
     admission.ok_or_else(Reply::denied)
 }

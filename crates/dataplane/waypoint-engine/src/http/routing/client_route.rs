@@ -23,7 +23,7 @@ use crate::{
 
 /// Request before a consumer route changes it, as plugins and rate limits have processed it.
 #[derive(Debug)]
-pub(in crate::http) struct Original {
+pub(in crate::http) struct OriginalRequest {
     headers: HeaderMap,
     host: String,
     path: String,
@@ -47,14 +47,14 @@ impl<B> Clone for ChangedRequest<'_, B> {
 
 impl<B> Copy for ChangedRequest<'_, B> {}
 
-impl Original {
+impl OriginalRequest {
     /// Saves a request before a consumer route changes it; `None` for other routes.
-    pub(in crate::http) fn of<B>(
+    pub(in crate::http) fn save<B>(
         selected: &SelectedRoute,
         request: &Request<B>,
         normalized: &NormalizedTarget,
     ) -> Option<Self> {
-        (selected.route_owner() == RouteOwner::Clients).then(|| Self {
+        (selected.route_owner() == RouteOwner::Consumer).then(|| Self {
             headers: request.headers().clone(),
             host: normalized.host.clone(),
             path: normalized.path.clone(),
@@ -64,13 +64,17 @@ impl Original {
 
     /// Restores headers that a consumer route may not change: those that hold tokens, and those that pass claims to
     /// applications.
-    pub(in crate::http) fn restore_claims(&self, session: &Session, headers: &mut HeaderMap) {
+    pub(in crate::http) fn restore_token_headers(
+        &self,
+        session: &Session,
+        headers: &mut HeaderMap,
+    ) {
         let all = session.shard.waypoint.published.authentications();
         if all.is_empty() {
             return;
         }
         let attachments = session.attachments();
-        let is_own = |name: &HeaderName| all.own_header(attachments.services(), name);
+        let is_own = |name: &HeaderName| all.is_reserved_header(attachments.services(), name);
         let names: Vec<_> = headers
             .keys()
             .filter(|name| is_own(name))
@@ -99,7 +103,7 @@ impl Original {
             request,
             normalized,
         } = sent;
-        let there = destination_attachments::find(session, destination, RouteOwner::Clients);
+        let there = destination_attachments::find(session, destination, RouteOwner::Consumer);
         let Some(there) = there else {
             return Ok(None);
         };
@@ -164,6 +168,6 @@ impl Original {
                 request: came,
             },
         ];
-        limits::limit(session, sent, Some(came), admission, hops, limit_headers).await
+        limits::enforce(session, sent, Some(came), admission, hops, limit_headers).await
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ambit_l7::route::{self, Applied, Choice, CorsRequest, Injected, RouteTable, Rule};
+use ambit_l7::route::{
+    self, CorsRequest, EffectiveFilters, InjectedFault, RouteDecision, RouteTable, Rule,
+};
 use ambit_model::{ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
 use ambit_route::BackendEndpoint;
 use ambit_telemetry::http::ResponseFlag;
@@ -11,16 +13,16 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATI
 use crate::{
     http::{
         backend::{
-            affinity::{self, Affinity, Found},
+            affinity::{self, SessionAffinity, SessionEndpoint},
             destination::Destination,
         },
         normalized_target::NormalizedTarget,
         reply::Reply,
-        report::observer::Observer,
+        report::observer::RequestObserver,
     },
     message::{self, Body},
     route_owner::RouteOwner,
-    session::{Misdirected, Session},
+    session::{MisdirectedHost, Session},
     target::Target,
 };
 
@@ -28,7 +30,7 @@ use crate::{
 const GRPC_ROUTE: &str = "GRPCRoute";
 /// Kinds of the objects named by generated rules for services that another waypoint serves: requests for these are
 /// misdirected (421).
-const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
+const SERVICE_KINDS: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request: a backend or a response.
 pub(in crate::http) enum RoutingResult {
@@ -54,7 +56,7 @@ struct SelectedRule {
     backend: Option<usize>,
     /// Number of bytes of the path that the match consumed as prefix.
     prefix: usize,
-    session: Option<Affinity>,
+    session: Option<SessionAffinity>,
 }
 
 /// CORS headers to set in the response, if the route has a CORS filter.
@@ -62,8 +64,8 @@ struct SelectedRule {
 pub(in crate::http) struct CorsHeaders(Option<(SelectedRule, CorsRequest)>);
 
 impl SelectedRule {
-    fn applied(&self) -> Applied<'_> {
-        self.rule.applied(self.backend)
+    fn applied(&self) -> EffectiveFilters<'_> {
+        self.rule.filters_for_backend(self.backend)
     }
 }
 
@@ -79,7 +81,7 @@ impl CorsHeaders {
 }
 
 impl SelectedRoute {
-    fn itself() -> Self {
+    fn to_target() -> Self {
         Self {
             destination: Destination::Target,
             rule: None,
@@ -87,7 +89,7 @@ impl SelectedRoute {
     }
 
     /// Replaces a destination with a wildcard hostname by the host that the forwarded request names.
-    pub(in crate::http) fn name_host(
+    pub(in crate::http) fn resolve_wildcard_host(
         &mut self,
         session: &Session,
         normalized: &NormalizedTarget,
@@ -95,14 +97,20 @@ impl SelectedRoute {
         if self.destination != Destination::Target || !session.target.resolves_hosts() {
             return Ok(());
         }
-        let host = session.target.host(&normalized.host).ok_or_else(|| {
-            let name = session.target.service_name();
-            let wildcard = name.map_or("", |name| name.hostname.as_str());
-            let text = format!("the host is not below {wildcard}");
-            Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
-        })?;
+        let host = session
+            .target
+            .host_below_wildcard(&normalized.host)
+            .ok_or_else(|| {
+                let name = session.target.service_name();
+                let wildcard = name.map_or("", |name| name.hostname.as_str());
+                let text = format!("the host is not below {wildcard}");
+                Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
+            })?;
         // A plugin or a route has changed the host, which may have a more specific entry.
-        self.destination = match session.specific(&host).map_err(misdirected)? {
+        self.destination = match session
+            .more_specific_service(&host)
+            .map_err(misdirected_reply)?
+        {
             Some(specific) => {
                 let port = session.target.address().port();
                 Destination::Backend(specific.namespaced_hostname(), port)
@@ -139,33 +147,33 @@ impl SelectedRoute {
     /// Returns the mirrors that receive this request, chosen by their fractions.
     pub(in crate::http) fn mirrors(&self) -> Vec<&HttpMirror> {
         let applied = self.rule.as_ref().map(SelectedRule::applied);
-        applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
+        applied.map_or_else(Vec::new, |applied| applied.select_mirrors(&mut rand::rng()))
     }
 
     /// Decides by the fractions of the rule's fault filter which fault is injected into this request.
-    pub(in crate::http) fn fault(&self) -> Option<Injected> {
-        self.rule.as_ref()?.applied().fault(&mut rand::rng())
+    pub(in crate::http) fn fault(&self) -> Option<InjectedFault> {
+        self.rule.as_ref()?.applied().draw_fault(&mut rand::rng())
     }
 
     /// Returns the filters of the rule and of the backend to apply to the request; `None` without a rule.
-    pub(in crate::http) fn applied(&self) -> Option<Applied<'_>> {
+    pub(in crate::http) fn applied(&self) -> Option<EffectiveFilters<'_>> {
         self.rule.as_ref().map(SelectedRule::applied)
     }
 
     /// Returns the owner of the selected route.
     pub(in crate::http) fn route_owner(&self) -> RouteOwner {
         let rule = self.rule.as_ref();
-        RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
+        RouteOwner::from_is_consumer(rule.is_some_and(|chosen| chosen.rule.is_consumer_route))
     }
 
-    /// Whether the route has filters that may change the request ([`Self::change`]).
+    /// Whether the route has filters that may change the request ([`Self::apply_request_filters`]).
     pub(in crate::http) fn changes_request(&self) -> bool {
         let applied = self.rule.as_ref().map(SelectedRule::applied);
         applied.is_some_and(|applied| applied.changes_request())
     }
 
     /// Applies the request filters of the rule, and then those of the backend.
-    pub(in crate::http) fn change(
+    pub(in crate::http) fn apply_request_filters(
         &self,
         session: &Session,
         headers: &mut HeaderMap,
@@ -185,12 +193,12 @@ impl SelectedRoute {
         if rewrite.path.is_some() {
             let published = &session.shard.waypoint.published;
             let mode = published.gateway().path_normalization;
-            let matched_path = normalized.matched(chosen.prefix);
-            let target = route::changed(rewrite.path.as_ref(), matched_path, mode);
-            let target = target.map_err(|error| unroutable(&error.to_string()))?;
+            let matched_path = normalized.matched_path(chosen.prefix);
+            let target = route::rewrite_path(rewrite.path.as_ref(), matched_path, mode);
+            let target = target.map_err(|error| unroutable_reply(&error.to_string()))?;
             normalized.target = target
                 .try_into()
-                .map_err(|error: http::uri::InvalidUri| unroutable(&error.to_string()))?;
+                .map_err(|error: http::uri::InvalidUri| unroutable_reply(&error.to_string()))?;
         }
         Ok(())
     }
@@ -204,32 +212,32 @@ impl SelectedRoute {
 }
 
 /// Returns the reply to a request whose rule has no usable backend.
-fn unroutable(text: &str) -> Reply {
+fn unroutable_reply(text: &str) -> Reply {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     Reply::new(status, text, ResponseFlag::NoCluster)
 }
 
 /// Returns the reply to a misdirected request (421; RFC 9110, section 15.5.20).
-pub(in crate::http) fn misdirected(error: Misdirected) -> Reply {
+pub(in crate::http) fn misdirected_reply(error: MisdirectedHost) -> Reply {
     let status = StatusCode::MISDIRECTED_REQUEST;
     Reply::new(status, error.to_string(), ResponseFlag::NoRoute)
 }
 
 /// Returns the reply to a request whose backend is unusable: gRPC's `UNAVAILABLE` for a GRPCRoute, 421 for a service
 /// that another waypoint serves, else 500.
-fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
-    let reply = unroutable(text);
+fn unroutable_backend_reply(rule: &Rule, text: &str) -> Reply {
+    let reply = unroutable_reply(text);
     if rule.route.kind == GRPC_ROUTE {
         return reply.with_status(StatusCode::SERVICE_UNAVAILABLE);
     }
-    if SERVICES.contains(&rule.route.kind.as_str()) {
+    if SERVICE_KINDS.contains(&rule.route.kind.as_str()) {
         return reply.with_status(StatusCode::MISDIRECTED_REQUEST);
     }
     reply
 }
 
 /// Returns the destination for a route's backend, given the requested service port.
-fn destination<'a>(
+fn backend_destination<'a>(
     to: &'a HttpBackend,
     served: &NamespacedHostname,
     port: u16,
@@ -244,7 +252,7 @@ fn destination<'a>(
 
 /// Returns the current route table for a session's requests; `None` for a pod. It may have changed since the tunnel was
 /// opened.
-pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
+pub(in crate::http) fn route_table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
     let Target::Service {
         served, address, ..
     } = &session.target
@@ -266,10 +274,10 @@ pub(in crate::http) fn route<B>(
     session: &Session,
     request: &Request<B>,
     normalized: &NormalizedTarget,
-    observer: &mut impl Observer,
+    observer: &mut impl RequestObserver,
     cors_headers: &mut CorsHeaders,
 ) -> Result<RoutingResult, Reply> {
-    let table = table(session)?;
+    let table = route_table(session)?;
     let (
         Some(table),
         Target::Service {
@@ -277,31 +285,33 @@ pub(in crate::http) fn route<B>(
         },
     ) = (table, &session.target)
     else {
-        return Ok(RoutingResult::Selected(SelectedRoute::itself()));
+        return Ok(RoutingResult::Selected(SelectedRoute::to_target()));
     };
     let port = address.port();
-    let choice = table.choose(&normalized.as_received(request));
+    let choice = table.select_rule(&normalized.route_request(request));
     let (rule, prefix) = match choice {
-        Choice::Itself => return Ok(RoutingResult::Selected(SelectedRoute::itself())),
-        Choice::NoMatch => {
+        RouteDecision::NoRoutes => return Ok(RoutingResult::Selected(SelectedRoute::to_target())),
+        RouteDecision::NoMatchingRule => {
             return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
         }
-        Choice::Rule(rule, prefix) => (rule, prefix),
+        RouteDecision::Rule(rule, prefix) => (rule, prefix),
     };
-    observer.routed(rule);
+    observer.on_route_selected(rule);
     if let Some(why) = &rule.unsupported {
-        return Err(unroutable_backend(rule, why));
+        return Err(unroutable_backend_reply(rule, why));
     }
     let affinity = rule.session.as_ref();
-    let mut affinity = affinity.map(|of| Affinity::of(of, request.headers(), affinity::now()));
+    let mut affinity = affinity.map(|of| {
+        SessionAffinity::from_request(of, request.headers(), affinity::now_milliseconds())
+    });
     let sticky = affinity.as_mut().and_then(|affinity| {
-        let find = |to: &HttpBackend, mark: u64| match destination(to, &served.name, port) {
-            Ok(destination) => destination.marked(session, mark),
-            Err(_) => Found::Gone,
+        let find = |to: &HttpBackend, mark: u64| match backend_destination(to, &served.name, port) {
+            Ok(destination) => destination.find_session_endpoint(session, mark),
+            Err(_) => SessionEndpoint::Gone,
         };
         affinity.backend(rule, find)
     });
-    let drawn = sticky.or_else(|| rule.backend(&mut rand::rng()));
+    let drawn = sticky.or_else(|| rule.pick_backend(&mut rand::rng()));
     let chosen = SelectedRule {
         rule: rule.clone(),
         backend: drawn.map(|(index, _)| index),
@@ -310,34 +320,41 @@ pub(in crate::http) fn route<B>(
     };
     let applied = chosen.applied();
     if applied.cors().is_some() {
-        let cors_request = CorsRequest::of(request.method(), request.headers());
+        let cors_request = CorsRequest::from_request(request.method(), request.headers());
         let is_preflight = cors_request.is_preflight();
         cors_headers.0 = Some((chosen.clone(), cors_request));
         if is_preflight {
-            return Ok(RoutingResult::Responded(Response::new(message::text(""))));
+            return Ok(RoutingResult::Responded(Response::new(message::text_body(
+                "",
+            ))));
         }
     }
     if let Some((_, to)) = drawn
         && let Err(why) = &to.to.service
     {
-        return Err(unroutable_backend(rule, why));
+        return Err(unroutable_backend_reply(rule, why));
     }
     if let Some(redirect) = applied.redirect() {
         let published = &session.shard.waypoint.published;
         let mode = published.gateway().path_normalization;
-        let to = redirect.location(&normalized.host, port, normalized.matched(prefix), mode);
-        let location = to.map_err(|error| unroutable(&error.to_string()))?;
+        let to = redirect.location_header(
+            &normalized.host,
+            port,
+            normalized.matched_path(prefix),
+            mode,
+        );
+        let location = to.map_err(|error| unroutable_reply(&error.to_string()))?;
         let location = HeaderValue::from_str(&location);
-        let location = location.map_err(|error| unroutable(&error.to_string()))?;
-        let mut response = Response::new(message::text(""));
+        let location = location.map_err(|error| unroutable_reply(&error.to_string()))?;
+        let mut response = Response::new(message::text_body(""));
         *response.status_mut() = redirect.status;
         response.headers_mut().insert(LOCATION, location);
         applied.change_response(response.headers_mut());
         return Ok(RoutingResult::Responded(response));
     }
-    let (_, to) = drawn.ok_or_else(|| unroutable_backend(rule, "no backend"))?;
-    let destination = destination(&to.to, &served.name, port);
-    let destination = destination.map_err(|why| unroutable_backend(rule, why))?;
+    let (_, to) = drawn.ok_or_else(|| unroutable_backend_reply(rule, "no backend"))?;
+    let destination = backend_destination(&to.to, &served.name, port);
+    let destination = destination.map_err(|why| unroutable_backend_reply(rule, why))?;
     Ok(RoutingResult::Selected(SelectedRoute {
         destination,
         rule: Some(chosen),

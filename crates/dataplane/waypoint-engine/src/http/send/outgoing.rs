@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Returns the HTTP version in which a request is sent by default: the client's.
-pub(in crate::http) fn version_of(version: http::Version) -> Version {
+pub(in crate::http) fn default_upstream_version(version: http::Version) -> Version {
     if version == http::Version::HTTP_2 {
         Version::Http2
     } else {
@@ -23,7 +23,7 @@ pub(in crate::http) fn version_of(version: http::Version) -> Version {
 
 /// Sets chunked transfer encoding for an HTTP/1 body of unknown length, regardless of the method: hyper would drop the
 /// body of a GET or HEAD.
-pub(in crate::http) fn frame_body(request: &mut Request<Body>) {
+pub(in crate::http) fn set_chunked_framing(request: &mut Request<Body>) {
     let body = request.body();
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
         let chunked = HeaderValue::from_static("chunked");
@@ -32,7 +32,7 @@ pub(in crate::http) fn frame_body(request: &mut Request<Body>) {
 }
 
 /// Sets the request target and `Host` in the form that the HTTP version requires.
-pub(in crate::http) fn address(
+pub(in crate::http) fn set_request_target(
     request: &mut Request<Body>,
     host: &str,
     target: &PathAndQuery,

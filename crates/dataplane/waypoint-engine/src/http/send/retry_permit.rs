@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use ambit_resilience::Slot;
+use ambit_resilience::LimitPermit;
 
 use crate::{
     http::backend::endpoint::DestinationDecision,
-    retry_budget::{Active, Permit},
+    retry_budget::{ActiveRequest, RetryBudgetPermit},
     session::Session,
 };
 
@@ -16,21 +16,21 @@ pub(in crate::http) enum RetryPermit {
     /// Permit from the default retry budget of the destination.
     Budget {
         #[expect(dead_code, reason = "what it does is to be held")]
-        permit: Permit,
+        permit: RetryBudgetPermit,
     },
     /// Permit within the retry limit or retry budget of a DestinationRule.
     Rule {
         #[expect(dead_code, reason = "what it does is to be held")]
-        slot: Slot,
+        slot: LimitPermit,
     },
 }
 
 impl RetryPermit {
     /// Takes a permit for a retry; `None` if the limit or budget is exhausted.
-    pub(in crate::http) fn of(
+    pub(in crate::http) fn acquire(
         session: &Session,
         decision: Option<&Arc<DestinationDecision>>,
-        active: &Active,
+        active: &ActiveRequest,
     ) -> Option<Self> {
         let limits_retries = |decision: &&Arc<DestinationDecision>| {
             let limits = decision.port.limits();
@@ -40,11 +40,11 @@ impl RetryPermit {
             Some(decision) => {
                 let slot = decision
                     .port
-                    .retry(session.shard.waypoint.rule_context())
+                    .take_retry_slot(session.shard.waypoint.rule_context())
                     .ok()?;
                 Some(Self::Rule { slot })
             }
-            None => active.permit().map(|permit| Self::Budget { permit }),
+            None => active.acquire_retry().map(|permit| Self::Budget { permit }),
         }
     }
 }

@@ -30,13 +30,13 @@ pub(super) struct ActiveStreams {
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSlot {
     #[expect(dead_code, reason = "what it does is to be held")]
-    counting: Arc<Counting>,
+    counting: Arc<StreamCountGuard>,
 }
 
 #[derive(Debug)]
-struct Counting(Arc<ActiveStreams>);
+struct StreamCountGuard(Arc<ActiveStreams>);
 
-impl Drop for Counting {
+impl Drop for StreamCountGuard {
     fn drop(&mut self) {
         *self.0.quiet_since.lock() = Instant::now();
         self.0.active.fetch_sub(1, Relaxed);
@@ -45,25 +45,25 @@ impl Drop for Counting {
 
 impl ActiveStreams {
     /// Creates the counter of a new connection with its first request.
-    pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
+    pub(super) fn with_first_stream() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
             active: AtomicU32::new(0),
             quiet_since: Mutex::new(Instant::now()),
         });
-        let slot = streams.slot();
+        let slot = streams.take_slot();
         (streams, slot)
     }
 
-    fn slot(self: &Arc<Self>) -> StreamSlot {
+    fn take_slot(self: &Arc<Self>) -> StreamSlot {
         self.active.fetch_add(1, Relaxed);
         StreamSlot {
-            counting: Arc::new(Counting(self.clone())),
+            counting: Arc::new(StreamCountGuard(self.clone())),
         }
     }
 }
 
 #[derive(Debug)]
-struct Connection {
+struct Http2Connection {
     sender: SendRequest<Body>,
     life: ConnectionUse,
     streams: Arc<ActiveStreams>,
@@ -71,7 +71,7 @@ struct Connection {
 
 /// Pooled HTTP/2 connections by pool key.
 #[derive(Debug, Default)]
-pub(super) struct Http2Connections(HashMap<HttpKey, Vec<Connection>>);
+pub(super) struct Http2Connections(HashMap<HttpKey, Vec<Http2Connection>>);
 
 impl Http2Connections {
     pub(super) fn insert(
@@ -81,7 +81,7 @@ impl Http2Connections {
         life: ConnectionUse,
         streams: Arc<ActiveStreams>,
     ) {
-        self.0.entry(key).or_default().push(Connection {
+        self.0.entry(key).or_default().push(Http2Connection {
             sender,
             life,
             streams,
@@ -99,9 +99,10 @@ impl Http2Connections {
             one.life = one.life.with_limits(limits);
         }
         all.retain(|one| !one.sender.is_closed() && !one.life.is_expired());
-        let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < limits.streams;
+        let has_room =
+            |one: &&mut Http2Connection| one.streams.active.load(Relaxed) < limits.streams;
         let taken = all.iter_mut().find(has_room).map(|one| {
-            let taken = (one.sender.clone(), one.life, one.streams.slot());
+            let taken = (one.sender.clone(), one.life, one.streams.take_slot());
             one.life = one.life.next_request();
             taken
         });

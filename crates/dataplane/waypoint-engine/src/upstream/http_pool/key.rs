@@ -8,7 +8,7 @@ use crate::{
     applied_services::AppliedServices,
     message::Version,
     origination::TlsKey,
-    upstream::{next_hop::Upstream, preamble::Preamble},
+    upstream::{next_hop::Upstream, proxy_protocol::ProxyProtocolHeader},
 };
 
 /// Key of pooled connections.
@@ -28,7 +28,7 @@ pub(crate) struct HttpKey {
     /// Services that the CONNECT names, since their attachments have been applied.
     applied: AppliedServices,
     /// PROXY protocol header at the start of the connection.
-    preamble: Option<Preamble>,
+    preamble: Option<ProxyProtocolHeader>,
 }
 
 impl HttpKey {
@@ -72,7 +72,7 @@ impl HttpKey {
     }
 
     /// Sets the PROXY protocol header at the start of the connection.
-    pub(crate) fn with_preamble(self, preamble: Option<Preamble>) -> Self {
+    pub(crate) fn with_preamble(self, preamble: Option<ProxyProtocolHeader>) -> Self {
         Self { preamble, ..self }
     }
 

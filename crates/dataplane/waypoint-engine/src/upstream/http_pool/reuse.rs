@@ -29,7 +29,7 @@ pub(crate) struct ReuseLimits {
 
 impl ReuseLimits {
     /// Derives the limits from the connection-pool settings of a destination's rule.
-    pub(crate) fn of(limits: &DestinationLimits) -> Self {
+    pub(crate) fn from_destination_limits(limits: &DestinationLimits) -> Self {
         Self {
             idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
             http2_idle: limits.idle_timeout,

@@ -49,7 +49,7 @@ impl Draws {
             let name = format!("policy-{number}");
             if number >= count {
                 let of = ambit_model::WaypointRecordType::Policy;
-                return WaypointUpdate::Gone(of, record(&name));
+                return WaypointUpdate::Removed(of, record(&name));
             }
             let policy = self.policy(&name);
             WaypointUpdate::Put(record(&name), WaypointRecord::from(policy))
@@ -62,7 +62,7 @@ impl Draws {
         let rules = (0..self.rng.random_range(1..=2)).map(|_| self.rule());
         let rules = rules.collect();
         HttpPolicy {
-            key: PolicyKey::of_record(&format!("ns/{name}")),
+            key: PolicyKey::from_resource_name(&format!("ns/{name}")),
             for_gateway: self.is(0.4),
             services: vec![service(of)],
             action: match self.rng.random_range(0..5) {

@@ -13,10 +13,10 @@ use super::{
         authorizer,
         clusters::{cluster_of, socket},
         hashing, plugin,
-        scenario::{RULES_OF_SERVICE, Scenario, Step},
+        scenario::{RULES_OF_SERVICE, Scenario, ScenarioStep},
         tokens, tracing,
     },
-    ADMIN, Files, ROUTES,
+    ADMIN_PORT, EnvoyFiles, ROUTES_FILE,
 };
 
 /// Access log format that is Istio's default.
@@ -28,7 +28,7 @@ const ACCESS_LOG: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-
     %UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% \
     %REQUESTED_SERVER_NAME% %ROUTE_NAME%\n";
 
-impl Files {
+impl EnvoyFiles {
     fn tls(&self, peers: &Value) -> Value {
         json!({
             "alpn_protocols": ["h2"],
@@ -134,10 +134,10 @@ impl Files {
             "http_filters": filters,
             "rds": {"route_config_name": "requests", "config_source": {
                 "resource_api_version": "V3",
-                "path_config_source": {"path": self.path(ROUTES)},
+                "path_config_source": {"path": self.path(ROUTES_FILE)},
             }},
         });
-        if let Some(Step::Trace(percentage)) = scenario.step {
+        if let Some(ScenarioStep::Trace(percentage)) = scenario.step {
             manager["tracing"] = tracing::tracer(percentage);
         }
         let requests = json!({
@@ -166,7 +166,7 @@ impl Files {
             }))]}],
         });
         Ok(json!({
-            "admin": {"address": socket("127.0.0.1", ADMIN)},
+            "admin": {"address": socket("127.0.0.1", ADMIN_PORT)},
             // Wanted of whoever follows a file.
             "node": {"id": "waypoint", "cluster": "waypoint"},
             "bootstrap_extensions": [typed("envoy.bootstrap.internal_listener",
@@ -180,24 +180,24 @@ impl Files {
     }
 
     /// Returns the HTTP filter for the step, if it needs one.
-    fn filter(&self, step: Step) -> Result<Option<Value>> {
+    fn filter(&self, step: ScenarioStep) -> Result<Option<Value>> {
         Ok(match step {
-            Step::Token(_) => Some(typed(
+            ScenarioStep::Token(_) => Some(typed(
                 "envoy.filters.http.jwt_authn",
                 "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
                 tokens::verification()?,
             )),
-            Step::Authorize => Some(typed(
+            ScenarioStep::Authorize => Some(typed(
                 "envoy.filters.http.ext_authz",
                 "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
                 authorizer::ext_authz(),
             )),
-            Step::Plugin => Some(typed(
+            ScenarioStep::Plugin => Some(typed(
                 "envoy.filters.http.wasm",
                 "envoy.extensions.filters.http.wasm.v3.Wasm",
-                plugin::of_envoy(&self.directory),
+                plugin::envoy_filter(&self.directory),
             )),
-            Step::Trace(_) | Step::Hash => None,
+            ScenarioStep::Trace(_) | ScenarioStep::Hash => None,
         })
     }
 
@@ -220,10 +220,10 @@ impl Scenario {
     /// Returns the cluster of the server that the step calls, if any.
     fn callee(self, address: Option<&str>) -> Option<Value> {
         let (name, port) = match self.step? {
-            Step::Trace(_) => (tracing::NAMESPACED_NAME.1, tracing::PORT),
-            Step::Authorize => (authorizer::NAMESPACED_NAME.1, authorizer::PORT),
-            Step::Hash => return Some(hashing::cluster()),
-            Step::Token(_) | Step::Plugin => return None,
+            ScenarioStep::Trace(_) => (tracing::NAMESPACED_NAME.1, tracing::PORT),
+            ScenarioStep::Authorize => (authorizer::NAMESPACED_NAME.1, authorizer::PORT),
+            ScenarioStep::Hash => return Some(hashing::cluster()),
+            ScenarioStep::Token(_) | ScenarioStep::Plugin => return None,
         };
         Some(callee_cluster(name, address?, port))
     }
@@ -253,7 +253,7 @@ impl Scenario {
     /// Returns the routes that correspond to the HTTPRoutes.
     fn routes(self, port: u16) -> Vec<Value> {
         let to = match self.step {
-            Some(Step::Hash) => hashing::to(),
+            Some(ScenarioStep::Hash) => hashing::to(),
             _ => json!({"cluster": format!("backend-{port}"), "timeout": "0s"}),
         };
         let mut routes: Vec<Value> = (0..self.rules)

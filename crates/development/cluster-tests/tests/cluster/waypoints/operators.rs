@@ -7,7 +7,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use ambit_cluster_tests::{Mesh, binary, until};
+use ambit_cluster_tests::{Mesh, built_binary, until};
 use serde_json::{Value, json};
 
 use super::Covered;
@@ -92,7 +92,7 @@ fn flows_are_shown_live_to_users_with_the_right() {
     let mesh = Mesh::shared();
     let space = mesh.space("flows");
     let covered = Covered::new(&space);
-    let child = Command::new(binary("ambit"))
+    let child = Command::new(built_binary("ambit"))
         .args(["flows", "-o", "json", "--for", "15s", "-n", space.name()])
         .env("KUBECONFIG", mesh.cluster().kubeconfig())
         .stdout(Stdio::piped())
@@ -139,7 +139,7 @@ struct Reading(JoinHandle<io::Result<Output>>);
 
 impl Reading {
     fn start(user: &Path, arguments: &[&str]) -> Self {
-        let child = Command::new(binary("ambit"))
+        let child = Command::new(built_binary("ambit"))
             .args(["flows", "-o", "json", "--kubeconfig"])
             .arg(user)
             .args(arguments)

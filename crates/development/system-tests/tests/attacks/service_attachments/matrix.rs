@@ -10,7 +10,7 @@ use ambit_system_tests::{LabNetns, until};
 use http::{Request, Response};
 use tokio::runtime::Runtime;
 
-use super::{APP, CHECKED, OtherNetwork, Scene, place};
+use super::{APP, AttachmentFixture, CHECKED, OtherNetwork, place};
 
 /// Pods in the nodes' host networks, which replace kube-proxy's node ports.
 pub(super) const ON_NODES: &str = "
@@ -61,11 +61,11 @@ impl Protocol {
 /// Caller at a network position.
 pub(super) trait Dial: std::fmt::Debug {
     /// Opens a connection to an address or service.
-    fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream>;
+    fn dial(&self, scene: &AttachmentFixture, to: SocketAddr) -> std::io::Result<TcpStream>;
 }
 
 impl Dial for LabNetns {
-    fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream> {
+    fn dial(&self, scene: &AttachmentFixture, to: SocketAddr) -> std::io::Result<TcpStream> {
         let dialled = scene.mesh.client().dial(self.clone(), to);
         dialled.map_err(|error| std::io::Error::other(error.to_string()))
     }
@@ -75,7 +75,7 @@ type Headers<'a> = &'a [(&'static str, &'a str)];
 
 /// Sends a request to `app.shop`, and returns the response as text.
 fn ask(
-    scene: &Scene,
+    scene: &AttachmentFixture,
     protocol: Protocol,
     (from, to): (&dyn Dial, SocketAddr),
     path: &str,
@@ -104,7 +104,7 @@ fn ask(
 }
 
 async fn ask_http2(
-    scene: &Scene,
+    scene: &AttachmentFixture,
     (from, to): (&dyn Dial, SocketAddr),
     path: &str,
     headers: Headers<'_>,
@@ -171,7 +171,7 @@ fn runtime() -> Runtime {
 /// Checks the effect of each attachable kind on one caller's requests on one path, over both HTTP versions. `asked` is
 /// the address with the CUSTOM policy, if the path has one.
 pub(super) fn cell(
-    scene: &Scene,
+    scene: &AttachmentFixture,
     name: &str,
     from: &dyn Dial,
     app: SocketAddr,
@@ -209,7 +209,7 @@ fn nodes() -> [LabNetns; 2] {
 }
 
 /// Tests all cells of the matrix in which only the Service's owner has written objects.
-pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
+pub(super) fn cells(scene: &AttachmentFixture, app: SocketAddr, alias: SocketAddr) {
     let captured = ["shop/client", "shop/near", "tenant/near"].map(place);
     let uncaptured = ["legacy/client", "legacy/near"].map(place);
     let everybody = || {
@@ -242,7 +242,7 @@ pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
 }
 
 /// Tests a Service without a VIP, whose name resolves to the pods' addresses.
-fn headless(scene: &Scene, from: &LabNetns) {
+fn headless(scene: &AttachmentFixture, from: &LabNetns) {
     let LabNetns::Pod(pod) = from else {
         return;
     };
@@ -256,7 +256,7 @@ fn headless(scene: &Scene, from: &LabNetns) {
 }
 
 /// Checks requests to a port of either node, which kube-proxy forwards with the node's source address.
-fn node_ports(scene: &Scene, callers: &[LabNetns]) {
+fn node_ports(scene: &AttachmentFixture, callers: &[LabNetns]) {
     let ip = scene.mesh.ip("shop/server");
     for node in ["node-1", "node-2"] {
         let pod = format!("legacy/on-{node}");
@@ -293,7 +293,11 @@ END"
 }
 
 /// Checks that a client's own route has no effect on the objects that apply, nor on other clients.
-pub(super) fn client_route(scene: &Scene, app: SocketAddr, other_network: &OtherNetwork<'_>) {
+pub(super) fn client_route(
+    scene: &AttachmentFixture,
+    app: SocketAddr,
+    other_network: &OtherNetwork<'_>,
+) {
     scene.mesh.apply("client-route", CLIENT_ROUTE);
     let tenant = place("tenant/near");
     until("the client's route is followed", || {

@@ -2,10 +2,10 @@
 
 use std::net::{SocketAddr, TcpStream};
 
-use ambit_system_tests::{Mesh, Peer, through_gateway};
+use ambit_system_tests::{HbonePeer, Mesh, through_gateway};
 
 use super::{
-    APP, CHECKED, Scene,
+    APP, AttachmentFixture, CHECKED,
     matrix::{Dial, cell},
 };
 
@@ -43,10 +43,10 @@ spec:
 
 /// Client in the other network, whose addresses are local ends of its tunnels.
 #[derive(Debug)]
-struct Remote<'a>(Peer<'a>);
+struct Remote<'a>(HbonePeer<'a>);
 
 impl Dial for Remote<'_> {
-    fn dial(&self, _: &Scene, to: SocketAddr) -> std::io::Result<TcpStream> {
+    fn dial(&self, _: &AttachmentFixture, to: SocketAddr) -> std::io::Result<TcpStream> {
         TcpStream::connect(to)
     }
 }
@@ -55,22 +55,22 @@ impl Dial for Remote<'_> {
 pub(super) struct OtherNetwork<'a> {
     client: Remote<'a>,
     tenant: Remote<'a>,
-    gateway: Peer<'a>,
+    gateway: HbonePeer<'a>,
 }
 
 impl<'a> OtherNetwork<'a> {
     pub(super) fn new(mesh: &'a Mesh) -> Self {
         Self {
-            client: Remote(Peer::of_pod(mesh, "shop/remote")),
-            tenant: Remote(Peer::of_pod(mesh, "tenant/remote")),
-            gateway: Peer::of_pod(mesh, "legacy/east-west"),
+            client: Remote(HbonePeer::of_pod(mesh, "shop/remote")),
+            tenant: Remote(HbonePeer::of_pod(mesh, "tenant/remote")),
+            gateway: HbonePeer::of_pod(mesh, "legacy/east-west"),
         }
     }
 
     /// Opens client tunnels to the target `authority` at a waypoint of `shop`.
     fn tunnels(
         &self,
-        scene: &Scene,
+        scene: &AttachmentFixture,
         client: &Remote<'_>,
         waypoint: &str,
         authority: &str,
@@ -82,7 +82,7 @@ impl<'a> OtherNetwork<'a> {
     }
 
     /// Tests all cells of the matrix in which only the Service's owner has written objects.
-    pub(super) fn cells(&self, scene: &Scene) {
+    pub(super) fn cells(&self, scene: &AttachmentFixture) {
         let pod = |port| scene.pod(port).to_string();
         for client in [&self.client, &self.tenant] {
             let ways = [
@@ -106,7 +106,7 @@ impl<'a> OtherNetwork<'a> {
     }
 
     /// Tests calls to which a route of the client's own namespace applies.
-    pub(super) fn by_its_own_route(&self, scene: &Scene) {
+    pub(super) fn by_its_own_route(&self, scene: &AttachmentFixture) {
         let authority = "app.shop.svc.cluster.local:80";
         let app = self.tunnels(scene, &self.tenant, "waypoint", authority);
         let open = scene.ask(&self.tenant, app, "/open", "");
@@ -117,7 +117,7 @@ impl<'a> OtherNetwork<'a> {
     }
 
     /// Tests calls to a Service that has another waypoint.
-    pub(super) fn by_another_waypoint(&self, scene: &Scene) {
+    pub(super) fn by_another_waypoint(&self, scene: &AttachmentFixture) {
         let authority = "far.shop.svc.cluster.local:80";
         let far = self.tunnels(scene, &self.client, "xtra", authority);
         cell(scene, "another waypoint", &self.client, far, None);

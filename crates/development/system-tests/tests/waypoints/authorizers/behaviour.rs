@@ -35,7 +35,7 @@ fn grpc(more: &Value) -> Value {
     decides("envoyExtAuthzGrpc", "legacy", GRPC, more)
 }
 
-impl Scene {
+impl AuthorizerFixture {
     fn configure(&self, providers: &Value) {
         let config = manifests(&[mesh_config(providers)]);
         self.mesh.apply("config", &config);
@@ -62,7 +62,7 @@ fn provider_decides_in_and_outside_the_mesh_by_both_protocols() {
         .into_iter()
         .chain([custom("app", "decides")])
         .collect();
-    let scene = Scene::new(&objects);
+    let scene = AuthorizerFixture::new(&objects);
     scene.mesh.apply("guarded", GUARDED);
     scene.mesh.until_captured("auth/authz", true);
     let of_http = json!({
@@ -138,7 +138,7 @@ fn unreachable_provider_denies_unless_it_fails_open() {
         custom("app", "decides"),
         mesh_config(&grpc(&json!({"statusOnError": "503"}))),
     ];
-    let scene = Scene::new(&[]);
+    let scene = AuthorizerFixture::new(&[]);
     scene.mesh.apply("policy", &manifests(&objects[..1]));
     // No provider of the name is configured.
     scene.until_status("an unknown provider", &get("/", &[]), 403);
@@ -200,11 +200,11 @@ fn connections_are_checked_over_grpc_and_refused_over_http() {
         custom("raw", "decides"),
         mesh_config(&grpc(&json!({}))),
     ];
-    let scene = Scene::new(&objects);
+    let scene = AuthorizerFixture::new(&objects);
     let raw = scene.mesh.service("raw.shop.svc", 9100);
     let passes = || {
         let dialled = scene.mesh.dial("shop/client", raw);
-        dialled.is_ok_and(|mut echo| echo.say("ping").is_ok())
+        dialled.is_ok_and(|mut echo| echo.exchange_line("ping").is_ok())
     };
     until("connections pass", passes);
     let asked = scene.checks("legacy/client", "legacy/authz").pop().unwrap();

@@ -405,7 +405,7 @@ fn providers_are_treated_as_by_envoy_with_listed_exceptions() {
         more.extend([service("shop", &app, "app", ports), custom(&app, name)]);
     }
     more.push(mesh_config(&Value::Array(configured)));
-    let scene = Scene::new(&more);
+    let scene = AuthorizerFixture::new(&more);
     let mut places = BTreeMap::<&str, SocketAddr>::new();
     for name in providers.keys() {
         let host = format!("app-{name}.shop.svc");

@@ -9,7 +9,7 @@ use std::{
     time::SystemTime,
 };
 
-use ambit_system_tests::{LabNetns, Mesh, binary};
+use ambit_system_tests::{LabNetns, Mesh, built_binary};
 use serde::{Deserialize, Serialize};
 
 /// `Accept` header of Prometheus' scrapes.
@@ -82,7 +82,7 @@ impl QueryResult {
 
 /// Runs Prometheus' engine on the input.
 pub(super) fn query(input: &Input) -> Output {
-    let mut engine = Command::new(binary("prometheus-queries"))
+    let mut engine = Command::new(built_binary("prometheus-queries"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -139,7 +139,7 @@ fn answer(
     labels.insert("instance", format!("{}:{port}", labels["pod"]));
     let request = format!("GET /metrics HTTP/1.0\r\nHost: pod\r\nAccept: {ACCEPT}\r\n\r\n");
     let mut connection = mesh.dial_from(place, address).unwrap();
-    let answer = connection.raw(request.as_bytes(), |_| false).unwrap();
+    let answer = connection.send_raw(request.as_bytes(), |_| false).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(" 200 "), "{head}");
     let head = head.to_ascii_lowercase();

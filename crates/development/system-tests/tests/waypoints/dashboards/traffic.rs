@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, Options, binary, is_whole, options, read_head, until, with_waypoint_and,
+    Mesh, Options, built_binary, is_complete_response, options, read_head, until, with_waypoint_and,
 };
 
 use crate::protocols::{call_grpc, serve_grpc_on};
@@ -143,7 +143,10 @@ spec:
 ";
 
 fn programs() -> String {
-    let (collector, provider) = (binary("otlp-collector"), binary("ext-authz-provider"));
+    let (collector, provider) = (
+        built_binary("otlp-collector"),
+        built_binary("ext-authz-provider"),
+    );
     let (collector, provider) = (collector.display(), provider.display());
     format!(
         "
@@ -182,7 +185,11 @@ fn installing(node: &tempfile::TempDir) -> Options {
         std::fs::create_dir(&path).unwrap();
         path.display().to_string()
     };
-    let plugins = binary("ambit-cni").parent().unwrap().display().to_string();
+    let plugins = built_binary("ambit-cni")
+        .parent()
+        .unwrap()
+        .display()
+        .to_string();
     options.env.extend([
         ("INSTALL_CNI".to_owned(), "true".to_owned()),
         ("CNI_MODE".to_owned(), "standalone".to_owned()),
@@ -239,7 +246,7 @@ impl Scene {
         let Ok(mut connection) = self.mesh.dial("shop/client", service) else {
             return String::new();
         };
-        let answer = connection.raw(request.as_bytes(), is_whole);
+        let answer = connection.send_raw(request.as_bytes(), is_complete_response);
         let answer = answer.unwrap_or_default();
         answer.split(' ').nth(1).unwrap_or_default().to_owned()
     }
@@ -270,7 +277,8 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: {}}}]}}
             .mesh
             .dial("shop/client", self.mesh.service("app.shop.svc", 80))
             .unwrap();
-        bad.raw(b"GET / HTTP/1.1\r\n\r\n", is_whole).unwrap();
+        bad.send_raw(b"GET / HTTP/1.1\r\n\r\n", is_complete_response)
+            .unwrap();
         call_grpc(&self.mesh, self.grpc, "/shop.Orders/Ok/0");
         call_grpc(&self.mesh, self.grpc, "/shop.Orders/Missing/5");
         // By name, so that DNS is queried; one of the names does not exist.
@@ -280,7 +288,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: {}}}]}}
             let echo = self.mesh.service("echo.plain.svc", port);
             if let Ok(mut connection) = self.mesh.dial("shop/client", echo) {
                 // The policy ends the connection that it denies.
-                connection.say("hello").ok();
+                connection.exchange_line("hello").ok();
             }
         }
     }

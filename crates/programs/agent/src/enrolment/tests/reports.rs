@@ -3,25 +3,25 @@
 use super::*;
 use crate::report::{PodReport, PodState};
 
-fn claiming(uid: &str, ip: &str, reported: Status) -> PodView {
+fn pod_with_status(uid: &str, ip: &str, reported: RedirectionStatus) -> PodView {
     PodView {
         reported,
         ..pod(uid, ip)
     }
 }
 
-impl World {
+impl TestAgent {
     /// Creates the world of an agent that starts after an earlier agent captured the pod `web`; the step `failing`
     /// fails.
-    fn restarted(failing: &'static str) -> Self {
+    fn restarted_agent(failing: &'static str) -> Self {
         let mut world = Self::new();
         world.failing = Some(failing);
         world.running.insert("web".into(), 7);
         world.namespace(AMBIENT);
-        world.source(SourceEvent::Pod(claiming(
+        world.source(SourceEvent::Pod(pod_with_status(
             "web",
             "10.0.0.7",
-            Status::Enabled,
+            RedirectionStatus::Enabled,
         )));
         world.source(SourceEvent::Synced);
         world
@@ -35,19 +35,19 @@ impl World {
 
 #[test]
 fn old_annotation_is_corrected_after_a_reboot() {
-    let enabled = claiming("web", "10.0.0.7", Status::Enabled);
-    let mut world = World::started(AMBIENT, vec![enabled]);
-    assert_eq!(world.status["shop/web"], Status::Pending);
+    let enabled = pod_with_status("web", "10.0.0.7", RedirectionStatus::Enabled);
+    let mut world = TestAgent::started(AMBIENT, vec![enabled]);
+    assert_eq!(world.status["shop/web"], RedirectionStatus::Pending);
     assert_eq!(world.report("web").state, PodState::NoNamespace);
     // Long after: the next look would be half a minute away.
-    world.pass(Duration::from_secs(120));
+    world.advance_time(Duration::from_secs(120));
     world.take_log();
     // The kubelet publishes the new sandbox's address, and its process is there.
     world.running.insert("web".into(), 8);
-    world.source(SourceEvent::Pod(claiming(
+    world.source(SourceEvent::Pod(pod_with_status(
         "web",
         "10.0.0.8",
-        Status::Pending,
+        RedirectionStatus::Pending,
     )));
     world.settle();
     assert_eq!(world.take_log()[0], "scan", "at once");
@@ -57,55 +57,59 @@ fn old_annotation_is_corrected_after_a_reboot() {
 #[test]
 fn a_returning_agent_leaves_annotations_of_captured_pods() {
     for failing in ["announce", "apply", "probe"] {
-        let mut world = World::restarted(failing);
-        world.pass(Duration::from_secs(60));
+        let mut world = TestAgent::restarted_agent(failing);
+        world.advance_time(Duration::from_secs(60));
         let log = world.take_log();
         assert!(log.contains(&format!("web {failing}")), "{log:?}");
         assert_eq!(world.status.get("shop/web"), None, "{failing}");
         assert!(!world.complaints.is_empty(), "{failing}: owners learn it");
         world.failing = None;
         world.event(Event::ProxySynced);
-        world.pass(Duration::from_secs(20));
+        world.advance_time(Duration::from_secs(20));
         assert!(world.captured("web", 7), "{failing}");
     }
 }
 
 #[test]
 fn annotations_stay_while_scans_fail() {
-    let mut world = World::restarted("scan");
-    world.pass(Duration::from_secs(300));
+    let mut world = TestAgent::restarted_agent("scan");
+    world.advance_time(Duration::from_secs(300));
     let tries = world.take_log().len();
     assert!((5..30).contains(&tries), "{tries}");
     assert_eq!(world.status.get("shop/web"), None);
     assert!(!world.machine.is_ready());
     assert!(!world.zds_open, "what runs is not known");
     world.failing = None;
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     assert!(world.captured("web", 7));
     assert!(world.machine.is_ready() && world.zds_open);
 }
 
 #[test]
 fn a_sandbox_that_changes_unseen_is_found_when_its_address_is_published() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     assert!(world.captured("web", 7));
     world.running.insert("web".into(), 8);
     world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
-    world.pass(Duration::from_secs(1));
+    world.advance_time(Duration::from_secs(1));
     assert!(world.captured("web", 8));
 }
 
 #[test]
 fn stale_annotation_outside_the_mesh_is_removed() {
-    let claims = claiming("web", "10.0.0.7", Status::Enabled);
-    let mut world = World::started(&[], vec![claims]);
-    assert_eq!(world.status["shop/web"], Status::None);
+    let claims = pod_with_status("web", "10.0.0.7", RedirectionStatus::Enabled);
+    let mut world = TestAgent::started(&[], vec![claims]);
+    assert_eq!(world.status["shop/web"], RedirectionStatus::None);
     // One made from a template that has it.
-    world.source(SourceEvent::Pod(claiming("new", "", Status::Pending)));
+    world.source(SourceEvent::Pod(pod_with_status(
+        "new",
+        "",
+        RedirectionStatus::Pending,
+    )));
     world.settle();
-    assert_eq!(world.status["shop/new"], Status::None);
+    assert_eq!(world.status["shop/new"], RedirectionStatus::None);
     // And one without a report is left alone.
     world.source(SourceEvent::Pod(pod("other", "10.0.0.9")));
     world.settle();
@@ -114,18 +118,18 @@ fn stale_annotation_outside_the_mesh_is_removed() {
 
 #[test]
 fn stale_annotation_of_an_ended_pod_is_removed_by_the_next_agent() {
-    let mut ended = claiming("job", "10.0.0.7", Status::Enabled);
+    let mut ended = pod_with_status("job", "10.0.0.7", RedirectionStatus::Enabled);
     ended.terminal = true;
-    let world = World::started(AMBIENT, vec![ended]);
-    assert_eq!(world.status["shop/job"], Status::None);
+    let world = TestAgent::started(AMBIENT, vec![ended]);
+    assert_eq!(world.status["shop/job"], RedirectionStatus::None);
 }
 
 #[test]
 fn failure_and_its_end_are_reported_once() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.failing = Some("announce");
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     let [(uid, Some(text))] = world.complaints.as_slice() else {
         panic!("{:?}", world.complaints);
     };
@@ -135,7 +139,7 @@ fn failure_and_its_end_are_reported_once() {
     assert_eq!((report.state, report.belongs), (PodState::Failing, true));
     assert!(report.error.unwrap().ends_with("announce fails"));
     world.failing = None;
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     assert_eq!(world.complaints.last().unwrap(), &("web".into(), None));
     assert_eq!(world.complaints.len(), 2);
     assert_eq!(world.report("web").state, PodState::Captured);
@@ -159,9 +163,9 @@ fn report_has_the_state_of_a_pod_and_its_reason() {
         job,
         odd,
     ];
-    let mut world = World::started(AMBIENT, pods);
+    let mut world = TestAgent::started(AMBIENT, pods);
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     let repaired = Event::Repaired {
         uid: "web".into(),
         what: "x".to_owned(),
@@ -175,7 +179,7 @@ fn report_has_the_state_of_a_pod_and_its_reason() {
     assert!(web.listeners && web.redirected && web.error.is_none());
     assert_eq!(
         (web.annotation, web.annotation_seen),
-        (Status::Enabled, Status::None)
+        (RedirectionStatus::Enabled, RedirectionStatus::None)
     );
     for (uid, state, why) in [
         ("new", PodState::NoNamespace, "has not started"),
@@ -192,11 +196,11 @@ fn report_has_the_state_of_a_pod_and_its_reason() {
 
 #[test]
 fn remains_of_a_release_are_no_drift() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     world.namespace(&[]);
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     world.namespace(AMBIENT);
     world.event(Event::Repaired {
         uid: "web".into(),
@@ -207,7 +211,7 @@ fn remains_of_a_release_are_no_drift() {
 
 #[test]
 fn the_report_has_the_fields_that_are_documented() {
-    let world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     let json = serde_json::to_value(world.report("web")).unwrap();
     assert_eq!(
         json,
@@ -223,11 +227,11 @@ fn the_report_has_the_fields_that_are_documented() {
 
 #[test]
 fn unexpected_state_of_a_captured_pod_is_reported() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
-    world.pass(Duration::from_secs(60));
+    world.advance_time(Duration::from_secs(60));
     assert!(world.captured("web", 7));
-    let warn = |world: &mut World, warnings: &[&str]| {
+    let warn = |world: &mut TestAgent, warnings: &[&str]| {
         world.event(Event::Warned {
             uid: "web".into(),
             warnings: warnings.iter().map(|one| (*one).to_owned()).collect(),
@@ -240,6 +244,6 @@ fn unexpected_state_of_a_captured_pod_is_reported() {
     warn(&mut world, &["odd"]);
     world.running.insert("web".into(), 8);
     world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
-    world.pass(Duration::from_secs(1));
+    world.advance_time(Duration::from_secs(1));
     assert!(world.captured("web", 8) && world.report("web").warnings.is_empty());
 }

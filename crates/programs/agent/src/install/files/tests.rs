@@ -7,8 +7,8 @@ use std::{
 
 use super::*;
 
-fn write(name: &str, text: &str, expected: Option<&str>) -> Action {
-    Action::Write {
+fn write(name: &str, text: &str, expected: Option<&str>) -> FileAction {
+    FileAction::Write {
         name: name.to_owned(),
         text: text.to_owned(),
         expected: expected.map(ToOwned::to_owned),
@@ -30,8 +30,8 @@ fn a_file_keeps_its_permissions_and_a_new_one_gets_ours() {
     let path = dir.path().join("a.conflist");
     fs::write(&path, "old").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(carry_out(dir.path(), &write("a.conflist", "new", Some("old")), 0o600).unwrap());
-    assert!(carry_out(dir.path(), &write("b.conflist", "new", None), 0o640).unwrap());
+    assert!(perform_action(dir.path(), &write("a.conflist", "new", Some("old")), 0o600).unwrap());
+    assert!(perform_action(dir.path(), &write("b.conflist", "new", None), 0o640).unwrap());
     let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().mode() & 0o777;
     assert_eq!((mode("a.conflist"), mode("b.conflist")), (0o644, 0o640));
     assert_eq!(fs::read_to_string(&path).unwrap(), "new");
@@ -44,10 +44,10 @@ fn later_writes_of_the_owner_are_not_lost() {
     let path = dir.path().join("a.conflist");
     fs::write(&path, "newer").unwrap();
     let action = write("a.conflist", "ours", Some("old"));
-    assert!(!carry_out(dir.path(), &action, 0o600).unwrap());
+    assert!(!perform_action(dir.path(), &action, 0o600).unwrap());
     assert_eq!(fs::read_to_string(&path).unwrap(), "newer");
     fs::remove_file(&path).unwrap();
-    assert!(!carry_out(dir.path(), &action, 0o600).unwrap());
+    assert!(!perform_action(dir.path(), &action, 0o600).unwrap());
     assert!(names(dir.path()).is_empty());
 }
 
@@ -56,7 +56,7 @@ fn link_stays_while_its_target_changes() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("target"), "old").unwrap();
     symlink("target", dir.path().join("a.conflist")).unwrap();
-    assert!(carry_out(dir.path(), &write("a.conflist", "new", Some("old")), 0o600).unwrap());
+    assert!(perform_action(dir.path(), &write("a.conflist", "new", Some("old")), 0o600).unwrap());
     assert!(
         fs::symlink_metadata(dir.path().join("a.conflist"))
             .unwrap()
@@ -71,10 +71,10 @@ fn link_stays_while_its_target_changes() {
 #[test]
 fn removal_of_a_missing_file_is_no_error() {
     let dir = tempfile::tempdir().unwrap();
-    let action = Action::Remove {
+    let action = FileAction::Remove {
         name: "a".to_owned(),
     };
-    assert!(carry_out(dir.path(), &action, 0o600).unwrap());
+    assert!(perform_action(dir.path(), &action, 0o600).unwrap());
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn the_plugin_is_copied_when_it_differs_and_stale_copies_go() {
     let from = source.path().join(PLUGIN);
     fs::write(&from, "one").unwrap();
     fs::set_permissions(&from, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::write(target.path().join(format!("{TEMPORARY}77")), "cut").unwrap();
+    fs::write(target.path().join(format!("{TEMPORARY_PREFIX}77")), "cut").unwrap();
     fs::write(target.path().join("bridge"), "theirs").unwrap();
     remove_stale(target.path());
     assert!(install_plugin(source.path(), target.path()).unwrap());

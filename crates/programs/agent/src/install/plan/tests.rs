@@ -6,30 +6,31 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const OLD: Duration = Duration::from_secs(100);
+const LONG_ABSENCE: Duration = Duration::from_secs(100);
 
 fn file(name: &str, text: &str) -> ConfFile {
     ConfFile {
         name: name.to_owned(),
         text: Ok(text.to_owned()),
-        age: OLD,
+        age: LONG_ABSENCE,
     }
 }
 
-fn list(kinds: &[&str]) -> String {
+fn conf_list(kinds: &[&str]) -> String {
     let plugins: Vec<_> = kinds.iter().map(|kind| json!({ "type": kind })).collect();
     json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins}).to_string()
 }
 
-const SINGLE: &str = r#"{"name":"net", "cniVersion":"0.2.0","type":"flannel","mtu":1.50}"#;
+const SINGLE_PLUGIN_CONF: &str =
+    r#"{"name":"net", "cniVersion":"0.2.0","type":"flannel","mtu":1.50}"#;
 
-fn desired(mode: Mode) -> DesiredConfig {
+fn desired(mode: InstallMode) -> DesiredConfig {
     DesiredConfig {
         mode,
         primary: None,
         own_name: None,
         file_mode: 0o600,
-        entry: Entry {
+        entry: PluginEntry {
             log_level: "info".to_owned(),
             run_dir: "/var/run/istio-cni".into(),
             exclude_namespaces: vec!["kube-system".to_owned()],
@@ -41,11 +42,11 @@ fn desired(mode: Mode) -> DesiredConfig {
     }
 }
 
-fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
+fn perform_actions(files: &mut Vec<ConfFile>, actions: &[FileAction]) {
     for action in actions {
         match action {
-            Action::Remove { name } => files.retain(|file| file.name != *name),
-            Action::Write {
+            FileAction::Remove { name } => files.retain(|file| file.name != *name),
+            FileAction::Write {
                 name,
                 text,
                 expected,
@@ -64,17 +65,17 @@ fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
 }
 
 /// Applies plans until no changes are left, and returns the state; panics if a second pass still has changes.
-fn settle(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> State {
+fn run_until_settled(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> InstallState {
     let first = plan(files, desired, GRACE_WITHOUT_PRIMARY);
-    carry_out(files, &first.actions);
+    perform_actions(files, &first.actions);
     let second = plan(files, desired, GRACE_WITHOUT_PRIMARY);
     assert_eq!(second.actions, [], "not settled: {files:?}");
     assert_eq!(second.state, first.state);
     first.state
 }
 
-fn installed(mode: Mode, file: &str) -> State {
-    State::Installed {
+fn installed(mode: InstallMode, file: &str) -> InstallState {
+    InstallState::Installed {
         mode,
         file: file.to_owned(),
     }
@@ -89,7 +90,7 @@ fn names(files: &[ConfFile]) -> Vec<&str> {
     files.iter().map(|file| file.name.as_str()).collect()
 }
 
-fn kinds(files: &[ConfFile], name: &str) -> Vec<String> {
+fn plugin_kinds(files: &[ConfFile], name: &str) -> Vec<String> {
     let plugins = read(files, name)["plugins"].as_array().unwrap().clone();
     let kind = |plugin: &Value| plugin["type"].as_str().unwrap().to_owned();
     plugins.iter().map(kind).collect()
@@ -97,11 +98,11 @@ fn kinds(files: &[ConfFile], name: &str) -> Vec<String> {
 
 #[test]
 fn an_owned_configuration_comes_first_and_touches_nothing() {
-    let mut files = vec![file("10-a.conflist", &list(&["bridge", "portmap"]))];
+    let mut files = vec![file("10-a.conflist", &conf_list(&["bridge", "portmap"]))];
     let before = files[0].clone();
     assert_eq!(
-        settle(&mut files, &desired(Mode::Auto)),
-        installed(Mode::Owned, "10-a.conflist")
+        run_until_settled(&mut files, &desired(InstallMode::Auto)),
+        installed(InstallMode::Owned, "10-a.conflist")
     );
     assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-a.conflist"]);
     assert_eq!(files[1], before);
@@ -127,15 +128,15 @@ fn owned_configuration_has_the_primary_networks_properties() {
     let primary = r#"{"cniVersion":"1.1.0","cniVersions":["0.4.0"],"name":"x","disableCheck":"true",
         "disableGC":true,"plugins":[{"type":"a","capabilities":{"of.the.future":true}}]}"#;
     let mut files = vec![file("10-a.conflist", primary)];
-    settle(&mut files, &desired(Mode::Owned));
+    run_until_settled(&mut files, &desired(InstallMode::Owned));
     let own = read(&files, "02-ambit-cni.conflist");
     assert_eq!(own["cniVersions"], json!(["0.4.0"]));
     assert_eq!(own["disableCheck"], "true");
     assert_eq!(own["disableGC"], true);
     assert_eq!(own["plugins"][0]["capabilities"]["of.the.future"], true);
     // Its owner changes it.
-    files[1] = file("10-a.conflist", &list(&["b"]));
-    settle(&mut files, &desired(Mode::Owned));
+    files[1] = file("10-a.conflist", &conf_list(&["b"]));
+    run_until_settled(&mut files, &desired(InstallMode::Owned));
     assert_eq!(read(&files, "02-ambit-cni.conflist")["name"], "net");
 }
 
@@ -148,29 +149,29 @@ fn our_name_comes_before_any_primary() {
         ("00-a.conflist", "0-ambit-cni.conflist"),
         ("-a.conflist", "!ambit-cni.conflist"),
     ] {
-        let mut files = vec![file(primary, &list(&["a"]))];
-        settle(&mut files, &desired(Mode::Owned));
+        let mut files = vec![file(primary, &conf_list(&["a"]))];
+        run_until_settled(&mut files, &desired(InstallMode::Owned));
         assert_eq!(names(&files), [expected, primary]);
     }
-    let mut files = vec![file("!a.conflist", &list(&["a"]))];
-    let state = settle(&mut files, &desired(Mode::Owned));
-    assert!(matches!(state, State::Waiting(_)));
+    let mut files = vec![file("!a.conflist", &conf_list(&["a"]))];
+    let state = run_until_settled(&mut files, &desired(InstallMode::Owned));
+    assert!(matches!(state, InstallState::Waiting(_)));
     // A foreign file of that name is left alone.
     let mut files = vec![
         file("02-ambit-cni.conflist", "junk"),
-        file("10-a.conflist", &list(&["a"])),
+        file("10-a.conflist", &conf_list(&["a"])),
     ];
-    settle(&mut files, &desired(Mode::Owned));
+    run_until_settled(&mut files, &desired(InstallMode::Owned));
     assert_eq!(files[1].text.as_deref(), Ok("junk"));
     // A name that was chosen goes, if it can.
-    let mut chosen = desired(Mode::Owned);
+    let mut chosen = desired(InstallMode::Owned);
     for (name, expected) in [
         ("03-x.conflist", "03-x.conflist"),
         ("99-x.conflist", "02-ambit-cni.conflist"),
     ] {
         chosen.own_name = Some(name.to_owned());
-        let mut files = vec![file("10-a.conflist", &list(&["a"]))];
-        settle(&mut files, &chosen);
+        let mut files = vec![file("10-a.conflist", &conf_list(&["a"]))];
+        run_until_settled(&mut files, &chosen);
         assert_eq!(files[0].name, expected);
     }
 }
@@ -179,11 +180,11 @@ fn our_name_comes_before_any_primary() {
 fn a_primary_that_reads_the_directory_itself_is_chained() {
     let mut files = vec![
         file("00-multus.conf", r#"{"name":"m","type":"multus"}"#),
-        file("10-a.conflist", &list(&["a"])),
+        file("10-a.conflist", &conf_list(&["a"])),
     ];
     assert_eq!(
-        settle(&mut files, &desired(Mode::Auto)),
-        installed(Mode::Chained, "00-multus.conf")
+        run_until_settled(&mut files, &desired(InstallMode::Auto)),
+        installed(InstallMode::Chained, "00-multus.conf")
     );
 }
 
@@ -191,76 +192,79 @@ fn a_primary_that_reads_the_directory_itself_is_chained() {
 fn the_list_in_force_is_chained_and_no_other() {
     let mut files = vec![
         file("00-broken.conflist", "{"),
-        file("01-empty.conflist", &list(&[])),
-        file("10-a.conflist", &list(&["a"])),
-        file("20-b.conflist", &list(&["b"])),
+        file("01-empty.conflist", &conf_list(&[])),
+        file("10-a.conflist", &conf_list(&["a"])),
+        file("20-b.conflist", &conf_list(&["b"])),
     ];
-    let chained = desired(Mode::Chained);
+    let chained = desired(InstallMode::Chained);
     assert_eq!(
-        settle(&mut files, &chained),
-        installed(Mode::Chained, "10-a.conflist")
+        run_until_settled(&mut files, &chained),
+        installed(InstallMode::Chained, "10-a.conflist")
     );
-    assert_eq!(kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
-    assert_eq!(kinds(&files, "20-b.conflist"), ["b"]);
+    assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
+    assert_eq!(plugin_kinds(&files, "20-b.conflist"), ["b"]);
     // One that comes before it appears.
-    files.insert(2, file("05-c.conflist", &list(&["c"])));
+    files.insert(2, file("05-c.conflist", &conf_list(&["c"])));
     assert_eq!(
-        settle(&mut files, &chained),
-        installed(Mode::Chained, "05-c.conflist")
+        run_until_settled(&mut files, &chained),
+        installed(InstallMode::Chained, "05-c.conflist")
     );
-    assert_eq!(kinds(&files, "05-c.conflist"), ["c", "ambit-cni"]);
-    assert_eq!(kinds(&files, "10-a.conflist"), ["a"]);
+    assert_eq!(plugin_kinds(&files, "05-c.conflist"), ["c", "ambit-cni"]);
+    assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
     // Its owner rewrites it.
-    files[2] = file("05-c.conflist", &list(&["c", "d"]));
-    settle(&mut files, &chained);
-    assert_eq!(kinds(&files, "05-c.conflist"), ["c", "d", "ambit-cni"]);
+    files[2] = file("05-c.conflist", &conf_list(&["c", "d"]));
+    run_until_settled(&mut files, &chained);
+    assert_eq!(
+        plugin_kinds(&files, "05-c.conflist"),
+        ["c", "d", "ambit-cni"]
+    );
     // It goes.
     files.remove(2);
     assert_eq!(
-        settle(&mut files, &chained),
-        installed(Mode::Chained, "10-a.conflist")
+        run_until_settled(&mut files, &chained),
+        installed(InstallMode::Chained, "10-a.conflist")
     );
 }
 
 #[test]
 fn unreadable_primary_list_is_not_replaced_by_another() {
-    for mode in [Mode::Owned, Mode::Chained] {
+    for mode in [InstallMode::Owned, InstallMode::Chained] {
         let mut linked = file("10-a.conflist", "");
         linked.text = Err("no such file".to_owned());
-        let mut files = vec![linked, file("20-b.conflist", &list(&["b"]))];
-        let State::Waiting(why) = settle(&mut files, &desired(mode)) else {
+        let mut files = vec![linked, file("20-b.conflist", &conf_list(&["b"]))];
+        let InstallState::Waiting(why) = run_until_settled(&mut files, &desired(mode)) else {
             panic!("{mode:?} is installed beside a list that may be in force");
         };
         assert!(why.starts_with("10-a.conflist cannot be read"), "{why}");
         assert_eq!(names(&files), ["10-a.conflist", "20-b.conflist"]);
-        assert_eq!(kinds(&files, "20-b.conflist"), ["b"]);
+        assert_eq!(plugin_kinds(&files, "20-b.conflist"), ["b"]);
     }
 }
 
 #[test]
 fn the_pinned_file_is_chained_under_either_ending() {
-    let mut pinned = desired(Mode::Chained);
+    let mut pinned = desired(InstallMode::Chained);
     pinned.primary = Some("20-b.conf".to_owned());
     let mut files = vec![
-        file("10-a.conflist", &list(&["a"])),
-        file("20-b.conflist", &list(&["b"])),
+        file("10-a.conflist", &conf_list(&["a"])),
+        file("20-b.conflist", &conf_list(&["b"])),
     ];
-    settle(&mut files, &pinned);
-    assert_eq!(kinds(&files, "10-a.conflist"), ["a"]);
-    assert_eq!(kinds(&files, "20-b.conflist"), ["b", "ambit-cni"]);
-    let mut owned = desired(Mode::Owned);
+    run_until_settled(&mut files, &pinned);
+    assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
+    assert_eq!(plugin_kinds(&files, "20-b.conflist"), ["b", "ambit-cni"]);
+    let mut owned = desired(InstallMode::Owned);
     owned.primary = pinned.primary;
-    settle(&mut files, &owned);
+    run_until_settled(&mut files, &owned);
     let own = read(&files, "02-ambit-cni.conflist");
     assert_eq!(own["plugins"][0]["delegate"]["primary"], "20-b.conf");
 }
 
 #[test]
 fn a_single_plugin_is_copied_into_a_list_and_stays() {
-    let mut files = vec![file("10-flannel.conf", SINGLE)];
-    settle(&mut files, &desired(Mode::Chained));
+    let mut files = vec![file("10-flannel.conf", SINGLE_PLUGIN_CONF)];
+    run_until_settled(&mut files, &desired(InstallMode::Chained));
     assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-flannel.conf"]);
-    assert_eq!(files[1].text.as_deref(), Ok(SINGLE));
+    assert_eq!(files[1].text.as_deref(), Ok(SINGLE_PLUGIN_CONF));
     let own = read(&files, "02-ambit-cni.conflist");
     assert_eq!(own["cniVersion"], "0.2.0", "the version is the primary's");
     assert_eq!(own["name"], "net");
@@ -268,57 +272,60 @@ fn a_single_plugin_is_copied_into_a_list_and_stays() {
     assert_eq!(own["plugins"][1]["type"], "ambit-cni");
     // Its owner changes it: the copy follows. Then it becomes a list.
     files[1] = file("10-flannel.conf", r#"{"name":"net","type":"else"}"#);
-    settle(&mut files, &desired(Mode::Chained));
+    run_until_settled(&mut files, &desired(InstallMode::Chained));
     assert_eq!(
-        kinds(&files, "02-ambit-cni.conflist"),
+        plugin_kinds(&files, "02-ambit-cni.conflist"),
         ["else", "ambit-cni"]
     );
-    files[1] = file("10-flannel.conflist", &list(&["x"]));
-    settle(&mut files, &desired(Mode::Chained));
+    files[1] = file("10-flannel.conflist", &conf_list(&["x"]));
+    run_until_settled(&mut files, &desired(InstallMode::Chained));
     assert_eq!(names(&files), ["10-flannel.conflist"]);
 }
 
 #[test]
 fn duplicates_old_entries_and_other_modes_are_cleared() {
-    let own = list(&["ambit-cni"]);
+    let own = conf_list(&["ambit-cni"]);
     let mut files = vec![
         file("00-ambit-cni.conflist", &own),
-        file("10-a.conflist", &list(&["ambit-cni", "a", "ambit-cni"])),
+        file(
+            "10-a.conflist",
+            &conf_list(&["ambit-cni", "a", "ambit-cni"]),
+        ),
         file("YYY-ambit-cni.conf", r#"{"name":"x","type":"ambit-cni"}"#),
     ];
-    settle(&mut files, &desired(Mode::Chained));
+    run_until_settled(&mut files, &desired(InstallMode::Chained));
     assert_eq!(names(&files), ["10-a.conflist"]);
-    assert_eq!(kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
-    settle(&mut files, &desired(Mode::Owned));
+    assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
+    run_until_settled(&mut files, &desired(InstallMode::Owned));
     assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-a.conflist"]);
-    assert_eq!(kinds(&files, "10-a.conflist"), ["a"]);
-    settle(&mut files, &desired(Mode::Standalone));
+    assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
+    run_until_settled(&mut files, &desired(InstallMode::Standalone));
     assert_eq!(names(&files), ["10-a.conflist", "YYY-ambit-cni.conf"]);
     let standalone = read(&files, "YYY-ambit-cni.conf");
     assert_eq!(standalone["type"], "ambit-cni");
     assert_eq!(standalone["cniVersion"], "0.3.1");
-    let actions = removal(&files);
-    carry_out(&mut files, &actions);
+    let actions = removal_actions(&files);
+    perform_actions(&mut files, &actions);
     assert_eq!(names(&files), ["10-a.conflist"]);
-    assert_eq!(kinds(&files, "10-a.conflist"), ["a"]);
+    assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
 }
 
 #[test]
 fn without_a_primary_ours_stays_for_a_while_only() {
     let mut files = Vec::new();
-    let state = settle(&mut files, &desired(Mode::Auto));
-    assert!(matches!(state, State::Waiting(_)) && files.is_empty());
-    let mut files = vec![file("10-a.conflist", &list(&["a"]))];
-    settle(&mut files, &desired(Mode::Auto));
+    let state = run_until_settled(&mut files, &desired(InstallMode::Auto));
+    assert!(matches!(state, InstallState::Waiting(_)) && files.is_empty());
+    let mut files = vec![file("10-a.conflist", &conf_list(&["a"]))];
+    run_until_settled(&mut files, &desired(InstallMode::Auto));
     files.pop();
-    let soon = plan(&files, &desired(Mode::Auto), Duration::from_secs(1));
+    let soon = plan(&files, &desired(InstallMode::Auto), Duration::from_secs(1));
     assert_eq!(soon.actions, []);
     assert_eq!(
-        soon.look_again,
+        soon.next_check,
         Some(GRACE_WITHOUT_PRIMARY.saturating_sub(Duration::from_secs(1)))
     );
-    assert!(matches!(soon.state, State::Waiting(_)));
-    settle(&mut files, &desired(Mode::Auto));
+    assert!(matches!(soon.state, InstallState::Waiting(_)));
+    run_until_settled(&mut files, &desired(InstallMode::Auto));
     assert!(
         files.is_empty(),
         "the node must not look as if it had a network"
@@ -329,31 +336,31 @@ fn without_a_primary_ours_stays_for_a_while_only() {
 fn a_file_being_written_changes_nothing_yet() {
     let mut files = vec![
         file("10-a.conflist", "{\"na"),
-        file("20-b.conflist", &list(&["b"])),
+        file("20-b.conflist", &conf_list(&["b"])),
     ];
     files[0].age = Duration::from_millis(500);
-    for mode in [Mode::Owned, Mode::Chained] {
+    for mode in [InstallMode::Owned, InstallMode::Chained] {
         let settling = plan(&files, &desired(mode), Duration::ZERO);
         assert_eq!(
             (settling.actions, settling.state),
-            (vec![], State::Settling)
+            (vec![], InstallState::Settling)
         );
-        assert_eq!(settling.look_again, Some(Duration::from_millis(1500)));
+        assert_eq!(settling.next_check, Some(Duration::from_millis(1500)));
     }
-    files[0].age = OLD;
-    settle(&mut files, &desired(Mode::Chained));
-    assert_eq!(kinds(&files, "20-b.conflist"), ["b", "ambit-cni"]);
+    files[0].age = LONG_ABSENCE;
+    run_until_settled(&mut files, &desired(InstallMode::Chained));
+    assert_eq!(plugin_kinds(&files, "20-b.conflist"), ["b", "ambit-cni"]);
 }
 
 fn foreign_files() -> impl Strategy<Value = Vec<ConfFile>> {
     let text = prop_oneof![
-        Just(SINGLE.to_owned()),
-        Just(list(&["a"])),
-        Just(list(&["a", "b"])),
+        Just(SINGLE_PLUGIN_CONF.to_owned()),
+        Just(conf_list(&["a"])),
+        Just(conf_list(&["a", "b"])),
         Just("{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"c\"}\n  ]\n}\n".to_owned()),
         Just("{ \"na".to_owned()),
         Just(r#"{"name":"m","type":"multus"}"#.to_owned()),
-        Just(list(&[])),
+        Just(conf_list(&[])),
     ];
     let name = "[0-9]{2}-[a-z]\\.(conf|conflist|json)";
     proptest::collection::btree_map(name, text, 0..5).prop_map(|files| {
@@ -362,12 +369,12 @@ fn foreign_files() -> impl Strategy<Value = Vec<ConfFile>> {
     })
 }
 
-fn modes() -> impl Strategy<Value = Mode> {
+fn modes() -> impl Strategy<Value = InstallMode> {
     prop_oneof![
-        Just(Mode::Auto),
-        Just(Mode::Owned),
-        Just(Mode::Chained),
-        Just(Mode::Standalone),
+        Just(InstallMode::Auto),
+        Just(InstallMode::Owned),
+        Just(InstallMode::Chained),
+        Just(InstallMode::Standalone),
     ]
 }
 
@@ -379,15 +386,15 @@ proptest! {
     ) {
         let mut files = before.clone();
         for mode in modes {
-            let state = settle(&mut files, &desired(mode));
-            if let State::Installed { mode: Mode::Owned | Mode::Chained, .. } = state {
+            let state = run_until_settled(&mut files, &desired(mode));
+            if let InstallState::Installed { mode: InstallMode::Owned | InstallMode::Chained, .. } = state {
                 let first = files.iter().find_map(|file| file.network().ok()).unwrap();
                 let last = first.plugins.last().unwrap();
                 prop_assert!(last.is_ours(), "{first:?}");
             }
         }
-        let actions = removal(&files);
-        carry_out(&mut files, &actions);
+        let actions = removal_actions(&files);
+        perform_actions(&mut files, &actions);
         prop_assert_eq!(files, before);
     }
 }

@@ -22,7 +22,7 @@ const RECHECK_DELAYS: [Duration; 4] = [
 
 /// Closes open pre-capture connections, and returns whether another check is needed. Blocks. Connections that cannot be
 /// closed stay and are logged: the pod's capture does not depend on them.
-pub(super) fn close<A: Actions>(
+pub(super) fn close_connections<A: Actions>(
     actions: &A,
     metrics: &Metrics,
     uid: &PodUid,
@@ -48,7 +48,7 @@ pub(super) fn close<A: Actions>(
     count("failed", failed.len());
     if !closed.is_empty() {
         tracing::warn!(
-            %uid, count = closed.len(), connections = %FirstTexts(&closed),
+            %uid, count = closed.len(), connections = %TruncatedList(&closed),
             "closed plaintext connections of a pod that started before it was captured"
         );
     }
@@ -62,7 +62,7 @@ pub(super) fn close<A: Actions>(
 }
 
 /// Repeats the check in the background, to close pre-capture connections that were established meanwhile.
-pub(super) fn go_on<A: Actions>(
+pub(super) fn recheck_connections<A: Actions>(
     actions: Arc<A>,
     metrics: Metrics,
     uid: PodUid,
@@ -74,7 +74,7 @@ pub(super) fn go_on<A: Actions>(
             tokio::time::sleep(pause).await;
             let (actions, metrics) = (Arc::clone(&actions), metrics.clone());
             let (uid, netns, ports) = (uid.clone(), netns.clone(), probe_ports.clone());
-            let look = move || close(&*actions, &metrics, &uid, &netns, &ports);
+            let look = move || close_connections(&*actions, &metrics, &uid, &netns, &ports);
             // A look that panics has been reported under its name.
             if !spawn_blocking("close pre-capture connections", look)
                 .await
@@ -87,12 +87,12 @@ pub(super) fn go_on<A: Actions>(
 }
 
 /// Formats the first eight texts of a list, and the number of further ones.
-struct FirstTexts<'a>(&'a [String]);
+struct TruncatedList<'a>(&'a [String]);
 
-impl std::fmt::Display for FirstTexts<'_> {
+impl std::fmt::Display for TruncatedList<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        const SHOWN: usize = 8;
-        let shown = self.0.get(..SHOWN).unwrap_or(self.0);
+        const MAX_SHOWN: usize = 8;
+        let shown = self.0.get(..MAX_SHOWN).unwrap_or(self.0);
         f.write_str(&shown.join(", "))?;
         match self.0.len().saturating_sub(shown.len()) {
             0 => Ok(()),

@@ -8,7 +8,7 @@ use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_zds::PodUid;
 use tokio::sync::{mpsc, oneshot};
 
-use super::report::Report;
+use super::report::StepReport;
 use crate::{
     actions::{ActionError, Actions},
     enrolment::{ProbeStep, ProbeTargets},
@@ -17,10 +17,10 @@ use crate::{
 
 /// Executor of changes to the node's probe set. Cheap to clone.
 #[derive(Clone)]
-pub(in crate::process) struct ProbeExecutor(mpsc::UnboundedSender<Job>);
+pub(in crate::process) struct ProbeExecutor(mpsc::UnboundedSender<ProbeJob>);
 
-enum Job {
-    Step(ProbeStep, Report),
+enum ProbeJob {
+    Step(ProbeStep, StepReport),
     SetMembers(Vec<HostMember>),
     RemoveRules(oneshot::Sender<Result<(), ActionError>>),
 }
@@ -36,7 +36,7 @@ impl ProbeExecutor {
                 let work = move || {
                     // Writing the rules may set their counters to zero.
                     exempted.count(&*actions);
-                    carry_out(&*actions, job);
+                    perform_job(&*actions, job);
                     exempted.count(&*actions);
                 };
                 spawn_blocking("probe set", work).await.ok();
@@ -45,8 +45,8 @@ impl ProbeExecutor {
         Self(jobs)
     }
 
-    pub(super) fn step(&self, step: ProbeStep, report: Report) {
-        self.0.send(Job::Step(step, report)).ok();
+    pub(super) fn step(&self, step: ProbeStep, report: StepReport) {
+        self.0.send(ProbeJob::Step(step, report)).ok();
     }
 
     /// Replaces all members of the node's probe set.
@@ -61,36 +61,36 @@ impl ProbeExecutor {
                 }));
             }
         }
-        self.0.send(Job::SetMembers(members)).ok();
+        self.0.send(ProbeJob::SetMembers(members)).ok();
     }
 
     /// Removes the node's probe rules after all earlier changes.
     pub(in crate::process) async fn remove_rules(&self) {
         let (done, removed) = oneshot::channel();
-        self.0.send(Job::RemoveRules(done)).ok();
+        self.0.send(ProbeJob::RemoveRules(done)).ok();
         if let Ok(Err(error)) = removed.await {
             tracing::warn!(error = %ErrorChain(&error), "the node's probe rule is left");
         }
     }
 }
 
-fn carry_out<A: Actions>(actions: &A, job: Job) {
+fn perform_job<A: Actions>(actions: &A, job: ProbeJob) {
     match job {
-        Job::Step(step, report) => {
+        ProbeJob::Step(step, report) => {
             let result = match step {
                 ProbeStep::Exempt(ProbeTargets { addresses, ports }) => {
                     actions.upsert_probes(&report.uid, &addresses, &ports)
                 }
                 ProbeStep::Remove => actions.remove_probes(&report.uid),
             };
-            report.done(result.map_err(|error| ErrorChain(&error).to_string()));
+            report.send(result.map_err(|error| ErrorChain(&error).to_string()));
         }
-        Job::SetMembers(members) => {
+        ProbeJob::SetMembers(members) => {
             if let Err(error) = actions.set_probe_members(&members) {
                 tracing::warn!(error = %ErrorChain(&error), "probes may fail");
             }
         }
-        Job::RemoveRules(done) => drop(done.send(actions.remove_host())),
+        ProbeJob::RemoveRules(done) => drop(done.send(actions.remove_host())),
     }
 }
 

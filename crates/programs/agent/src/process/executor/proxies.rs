@@ -6,7 +6,7 @@ use ambit_rt::{ErrorChain, spawn};
 use ambit_sys::netns::Netns;
 use ambit_zds::{DeliverError, PodUid};
 
-use super::report::Report;
+use super::report::StepReport;
 use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
 
 /// Executor of orders to the node proxies, which also records them in the file for proxies that start without the
@@ -21,40 +21,40 @@ impl ProxyExecutor {
         Self { zds, enrolled }
     }
 
-    pub(super) fn step(&self, step: ProxyStep<Netns>, report: Report) {
+    pub(super) fn step(&self, step: ProxyStep<Netns>, report: StepReport) {
         match step {
             ProxyStep::Announce { info, netns } => {
                 let uid = report.uid.clone();
                 self.enrolled.add(uid.clone(), info.clone(), netns.id());
-                follow("announce", self.zds.add(uid, info, netns), report);
+                report_outcome("announce", self.zds.add(uid, info, netns), report);
             }
             ProxyStep::Withdraw => {
                 self.enrolled.remove(&report.uid);
-                follow("withdraw", self.zds.del(report.uid.clone()), report);
+                report_outcome("withdraw", self.zds.del(report.uid.clone()), report);
             }
         }
     }
 
     /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
     pub(in crate::process) fn hold(&self, uid: PodUid) {
-        self.enrolled.hold(&uid);
+        self.enrolled.keep_earlier(&uid);
         self.zds.hold(uid);
     }
 
     /// Lets proxies connect, since the orders for all initial pods have been given.
     pub(in crate::process) fn open(&self) {
-        self.enrolled.complete();
+        self.enrolled.mark_complete();
         self.zds.open();
     }
 }
 
-fn follow(
+fn report_outcome(
     name: &'static str,
     outcome: impl Future<Output = Result<(), DeliverError>> + Send + 'static,
-    report: Report,
+    report: StepReport,
 ) {
     spawn(name, async move {
-        report.done(
+        report.send(
             outcome
                 .await
                 .map_err(|error| ErrorChain(&error).to_string()),

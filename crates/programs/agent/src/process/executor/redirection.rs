@@ -7,7 +7,7 @@ use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_sys::netns::Netns;
 use tokio::sync::Semaphore;
 
-use super::{pre_capture, report::Report};
+use super::{pre_capture, report::StepReport};
 use crate::{
     actions::{ActionError, Actions, PriorRedirection, RedirectionOutcome},
     enrolment::{Event, RedirectionStep},
@@ -34,7 +34,7 @@ impl<A: Actions> RedirectionExecutor<A> {
         Self { actions, slots }
     }
 
-    pub(super) fn step(&self, step: RedirectionStep<Netns>, report: Report) {
+    pub(super) fn step(&self, step: RedirectionStep<Netns>, report: StepReport) {
         let (actions, slots) = (Arc::clone(&self.actions), Arc::clone(&self.slots));
         spawn(report.name, async move {
             // Closed never.
@@ -44,36 +44,39 @@ impl<A: Actions> RedirectionExecutor<A> {
                     netns,
                     spec,
                     close_pre_capture,
-                } => put_in_place(actions, netns, spec, close_pre_capture, report).await,
+                } => apply_rules(actions, netns, spec, close_pre_capture, report).await,
                 RedirectionStep::Release { netns } => {
                     let work = move || actions.release_rules(&netns);
                     let released = spawn_blocking(report.name, work).await;
-                    report.done(flatten(released));
+                    report.send(flatten(released));
                 }
             }
         });
     }
 }
 
-async fn put_in_place<A: Actions>(
+async fn apply_rules<A: Actions>(
     actions: Arc<A>,
     netns: Netns,
     spec: RedirectionSpec,
     close_pre_capture: bool,
-    report: Report,
+    report: StepReport,
 ) {
     let (metrics, uid) = (report.metrics.clone(), report.uid.clone());
     let events = report.events.clone();
     let (of, by, at) = (uid.clone(), Arc::clone(&actions), netns.clone());
     let probe_ports = spec.probe_ports.clone();
     let work = move || {
-        let RedirectionOutcome { before, warnings } = by.apply_rules(&at, &spec)?;
+        let RedirectionOutcome {
+            prior: before,
+            warnings,
+        } = by.apply_rules(&at, &spec)?;
         let uid = of.clone();
         events.send(Event::Warned { uid, warnings }).ok();
         Ok(match before {
             PriorRedirection::All => ApplyOutcome::InPlace,
             PriorRedirection::Nothing if close_pre_capture => {
-                match pre_capture::close(&*by, &metrics, &of, &at, &spec.probe_ports) {
+                match pre_capture::close_connections(&*by, &metrics, &of, &at, &spec.probe_ports) {
                     true => ApplyOutcome::Closing,
                     false => ApplyOutcome::InPlace,
                 }
@@ -89,11 +92,17 @@ async fn put_in_place<A: Actions>(
             report.events.send(Event::Repaired { uid, what }).ok();
         }
         Ok(Ok(ApplyOutcome::Closing)) => {
-            pre_capture::go_on(actions, report.metrics.clone(), uid, netns, probe_ports);
+            pre_capture::recheck_connections(
+                actions,
+                report.metrics.clone(),
+                uid,
+                netns,
+                probe_ports,
+            );
         }
         Ok(Ok(ApplyOutcome::InPlace) | Err(_)) | Err(_) => {}
     }
-    report.done(flatten(applied));
+    report.send(flatten(applied));
 }
 
 /// Merges the error of a blocking task with that of its work into one text.

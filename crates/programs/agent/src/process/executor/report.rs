@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Reports the outcome of a step exactly once, even if the step panics.
-pub(super) struct Report {
+pub(super) struct StepReport {
     pub(super) uid: PodUid,
     pub(super) id: StepId,
     pub(super) name: &'static str,
@@ -18,8 +18,8 @@ pub(super) struct Report {
     pub(super) metrics: Metrics,
 }
 
-impl Report {
-    pub(super) fn done(self, result: Result<(), String>) {
+impl StepReport {
+    pub(super) fn send(self, result: Result<(), String>) {
         self.metrics.count_step(&self.uid, self.name, &result);
         let (uid, id) = (self.uid, self.id);
         // The loop ends only with the process.

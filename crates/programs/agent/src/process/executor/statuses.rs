@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use tokio::sync::Semaphore;
 
-use super::report::Report;
+use super::report::StepReport;
 use crate::{enrolment::WriteStatus, status::StatusSink};
 
 /// Executor of writes to pods' status annotations.
@@ -19,7 +19,7 @@ impl StatusExecutor {
         Self { sink, slots }
     }
 
-    pub(super) fn step(&self, WriteStatus { pod, status }: WriteStatus, report: Report) {
+    pub(super) fn step(&self, WriteStatus { pod, status }: WriteStatus, report: StepReport) {
         let (sink, slots) = (self.sink.clone(), Arc::clone(&self.slots));
         spawn(report.name, async move {
             // Closed never.
@@ -27,7 +27,7 @@ impl StatusExecutor {
             let uid = report.uid.clone();
             let work = move || sink.write(&uid, &pod, status);
             let written = spawn_blocking(report.name, work).await;
-            report.done(match written {
+            report.send(match written {
                 Ok(result) => result.map_err(|error| ErrorChain(&error).to_string()),
                 Err(error) => Err(error.to_string()),
             });

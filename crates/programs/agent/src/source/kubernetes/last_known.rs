@@ -12,14 +12,14 @@ use ambit_zds::PodUid;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    replace::replace,
+    replace::replace_file,
     source::{Labels, PodView},
 };
 
 /// Name of the file in the run directory.
-const FILE: &str = "last-known.json";
+const FILE_NAME: &str = "last-known.json";
 /// Version of the file's format; files of other versions are ignored.
-const VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 
 /// Pods and namespaces that the source has sent events about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub(super) struct LastKnown {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Content<K> {
+struct FileContent<K> {
     version: u32,
     node: ArcStr,
     known: K,
@@ -37,7 +37,7 @@ struct Content<K> {
 
 /// Removes the state file.
 pub(super) fn remove(run_dir: &Path) {
-    let path = run_dir.join(FILE);
+    let path = run_dir.join(FILE_NAME);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), %error, "the file of last known objects cannot be removed");
@@ -48,15 +48,15 @@ pub(super) fn remove(run_dir: &Path) {
 
 /// State file of one node's agent.
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct LastKnownFile {
     path: PathBuf,
     node: ArcStr,
 }
 
-impl File {
+impl LastKnownFile {
     pub(super) fn in_dir(run_dir: &Path, node: &str) -> Self {
         Self {
-            path: run_dir.join(FILE),
+            path: run_dir.join(FILE_NAME),
             node: node.into(),
         }
     }
@@ -64,10 +64,9 @@ impl File {
     /// Reads the state file; `None` if it is missing, unreadable or of another node.
     pub(super) fn read(&self) -> Option<LastKnown> {
         let bytes = fs::read(&self.path).ok()?;
-        match serde_json::from_slice::<Content<LastKnown>>(&bytes) {
-            Ok(content) => {
-                (content.version == VERSION && content.node == self.node).then_some(content.known)
-            }
+        match serde_json::from_slice::<FileContent<LastKnown>>(&bytes) {
+            Ok(content) => (content.version == FORMAT_VERSION && content.node == self.node)
+                .then_some(content.known),
             Err(error) => {
                 let path = self.path.display();
                 tracing::warn!(%path, %error, "the file of last known objects cannot be read");
@@ -77,20 +76,20 @@ impl File {
     }
 
     pub(super) fn write(&self, known: &LastKnown) {
-        if let Err(error) = self.replace(known) {
+        if let Err(error) = self.replace_content(known) {
             let path = self.path.display();
             tracing::warn!(%path, %error, "an agent that starts without the API server will not know the node's pods");
         }
     }
 
-    fn replace(&self, known: &LastKnown) -> io::Result<()> {
-        let content = Content {
-            version: VERSION,
+    fn replace_content(&self, known: &LastKnown) -> io::Result<()> {
+        let content = FileContent {
+            version: FORMAT_VERSION,
             node: self.node.clone(),
             known,
         };
         // Who may write it could have pods captured; who may read it learns their labels.
-        replace(&self.path, 0o600, &serde_json::to_vec(&content)?)
+        replace_file(&self.path, 0o600, &serde_json::to_vec(&content)?)
     }
 }
 
@@ -101,7 +100,7 @@ mod tests {
     #[test]
     fn state_is_read_only_on_the_same_node() {
         let dir = tempfile::tempdir().unwrap();
-        let file = File::in_dir(dir.path(), "n1");
+        let file = LastKnownFile::in_dir(dir.path(), "n1");
         assert_eq!(file.read(), None);
         let mut known = LastKnown::default();
         let labels = Labels::from([("a".to_owned(), "b".to_owned())]);
@@ -115,11 +114,11 @@ mod tests {
         known.pods.insert("u".into(), pod);
         file.write(&known);
         assert_eq!(file.read(), Some(known));
-        assert_eq!(File::in_dir(dir.path(), "n2").read(), None);
+        assert_eq!(LastKnownFile::in_dir(dir.path(), "n2").read(), None);
         remove(dir.path());
         assert_eq!(file.read(), None);
         remove(dir.path());
-        fs::write(dir.path().join(FILE), "{").unwrap();
+        fs::write(dir.path().join(FILE_NAME), "{").unwrap();
         assert_eq!(file.read(), None);
     }
 }

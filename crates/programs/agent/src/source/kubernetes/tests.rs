@@ -5,7 +5,7 @@ use kube::Config;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::source::Status;
+use crate::source::RedirectionStatus;
 
 const PODS: &str = "/api/v1/pods";
 const NAMESPACES: &str = "/api/v1/namespaces";
@@ -114,12 +114,12 @@ fn pod(uid: &str, ip: &str) -> PodView {
     PodView {
         uid: uid.into(),
         addresses: ip.parse().into_iter().collect(),
-        reported: Status::None,
+        reported: RedirectionStatus::None,
         ..PodView::default()
     }
 }
 
-fn sent(uid: &str, ip: &str) -> WatchEvent<PodView> {
+fn applied_event(uid: &str, ip: &str) -> WatchEvent<PodView> {
     let id = ObjectId {
         namespace: "shop".into(),
         name: uid.into(),
@@ -134,17 +134,17 @@ fn restored_state_does_not_replace_newer_events() {
     for uid in ["a", "b"] {
         before.pods.insert(uid.into(), pod(uid, "10.0.0.1"));
     }
-    let mut progress = Progress::new(Some(before));
-    assert!(progress.may_recall());
-    progress.pods(sent("a", "10.0.0.9"));
-    let recalled = progress.pods(WatchEvent::Away("gone".to_owned()));
+    let mut progress = WatchProgress::new(Some(before));
+    assert!(progress.can_restore_earlier());
+    progress.pods(applied_event("a", "10.0.0.9"));
+    let recalled = progress.pods(WatchEvent::Unavailable("gone".to_owned()));
     assert_eq!(
         recalled,
         [SourceEvent::Pod(pod("b", "10.0.0.1")), SourceEvent::Synced]
     );
-    assert!(!progress.may_recall());
+    assert!(!progress.can_restore_earlier());
     // A listing without it means that it has gone.
-    progress.pods(sent("a", "10.0.0.9"));
+    progress.pods(applied_event("a", "10.0.0.9"));
     assert_eq!(
         progress.pods(WatchEvent::Listed),
         [SourceEvent::PodGone("b".into())]
@@ -156,8 +156,11 @@ fn restored_state_does_not_replace_newer_events() {
 
 #[test]
 fn without_a_file_no_state_is_restored() {
-    let mut progress = Progress::new(None);
-    assert_eq!(progress.pods(WatchEvent::Away("gone".to_owned())), []);
+    let mut progress = WatchProgress::new(None);
+    assert_eq!(
+        progress.pods(WatchEvent::Unavailable("gone".to_owned())),
+        []
+    );
     assert_eq!(progress.pods(WatchEvent::Listed), []);
     assert!(!progress.is_synced());
     assert_eq!(

@@ -5,12 +5,12 @@ use std::fs;
 use super::*;
 use crate::source::Labels;
 
-struct Dir {
+struct ManifestDir {
     dir: tempfile::TempDir,
     source: ManifestSource,
 }
 
-impl Dir {
+impl ManifestDir {
     fn new(files: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -52,7 +52,7 @@ async fn initial_state_is_sent_whole_and_its_end_marked() {
         containers: []}\nstatus: {phase: Running, podIP: 10.0.0.9, podIPs: [{ip: 10.0.0.7}, {ip: \
         '::ffff:10.0.0.8'}]}\n";
     let namespace = "kind: Namespace\nmetadata: {name: shop, labels: {x: y}}\n";
-    let mut dir = Dir::new(&[("pod.yaml", pod), ("ns.yaml", namespace)]);
+    let mut dir = ManifestDir::new(&[("pod.yaml", pod), ("ns.yaml", namespace)]);
     let events = dir.next().await;
     assert_eq!(events.last(), Some(&SourceEvent::Synced));
     let labels = Labels::from([("x".into(), "y".into())]);
@@ -75,12 +75,12 @@ async fn initial_state_is_sent_whole_and_its_end_marked() {
 
 #[tokio::test]
 async fn an_empty_directory_is_complete_too() {
-    assert_eq!(Dir::new(&[]).next().await, [SourceEvent::Synced]);
+    assert_eq!(ManifestDir::new(&[]).next().await, [SourceEvent::Synced]);
 }
 
 #[tokio::test]
 async fn pods_of_other_nodes_or_without_uid_are_not_sent() {
-    let mut dir = Dir::new(&[
+    let mut dir = ManifestDir::new(&[
         ("other.yaml", &pod_text("u1", "n2", "")),
         (
             "none.yaml",
@@ -92,7 +92,7 @@ async fn pods_of_other_nodes_or_without_uid_are_not_sent() {
 
 #[tokio::test]
 async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
-    let mut dir = Dir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
+    let mut dir = ManifestDir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
     dir.next().await;
     let events = dir
         .write(
@@ -118,7 +118,7 @@ async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
 
 #[tokio::test]
 async fn broken_files_change_nothing() {
-    let mut dir = Dir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
+    let mut dir = ManifestDir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
     dir.next().await;
     let sent = dir.write("pod.yaml", "kind: Pod\nmetadata: [\n").await;
     assert_eq!(sent, []);

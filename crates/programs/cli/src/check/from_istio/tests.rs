@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ambit_install::cluster::Cluster;
+use ambit_install::cluster::ClusterApi;
 use ambit_testkit::ApiServer;
 use clap::Parser as _;
 use serde_json::{Value, json};
@@ -25,12 +25,12 @@ kind: Sidecar
 metadata: {name: default, namespace: books}
 ";
 
-fn of_files(files: &[(&str, &str)]) -> Report {
+fn report_of_files(files: &[(&str, &str)]) -> ConversionReport {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in files {
         std::fs::write(directory.path().join(name), text).unwrap();
     }
-    let mut mesh = istio::of_files(&[directory.path().to_owned()]).unwrap();
+    let mut mesh = istio::read_files(&[directory.path().to_owned()]).unwrap();
     let prefix = format!("{}/", directory.path().display());
     for text in &mut mesh.unreadable {
         *text = text.replace(&prefix, "");
@@ -40,14 +40,14 @@ fn of_files(files: &[(&str, &str)]) -> Report {
 
 #[test]
 fn the_exit_code_is_of_the_worst_outcome() {
-    assert_eq!(of_files(&[("a.yaml", WORKS)]).exit_code(), 0);
+    assert_eq!(report_of_files(&[("a.yaml", WORKS)]).exit_code(), 0);
     assert_eq!(
-        of_files(&[("a.yaml", WORKS), ("b.yml", CHANGES)]).exit_code(),
+        report_of_files(&[("a.yaml", WORKS), ("b.yml", CHANGES)]).exit_code(),
         5
     );
-    assert_eq!(of_files(&[("a.yaml", LAPSES)]).exit_code(), 5);
+    assert_eq!(report_of_files(&[("a.yaml", LAPSES)]).exit_code(), 5);
     assert_eq!(
-        of_files(&[("a.yaml", WORKS), ("b.yaml", "kind: [\n")]).exit_code(),
+        report_of_files(&[("a.yaml", WORKS), ("b.yaml", "kind: [\n")]).exit_code(),
         1
     );
 }
@@ -62,12 +62,12 @@ fn effects_are_grouped_by_outcome_with_a_summary() {
         ("d.yaml", broken),
         ("e.txt", "kind: ["),
     ];
-    insta::assert_snapshot!(of_files(&files).text());
+    insta::assert_snapshot!(report_of_files(&files).to_text());
 }
 
 #[test]
 fn a_report_is_json_with_its_summary() {
-    let report = of_files(&[
+    let report = report_of_files(&[
         ("a.json", r#"{"kind": "List", "items": []}"#),
         ("b.yaml", LAPSES),
     ]);
@@ -82,12 +82,12 @@ fn a_report_is_json_with_its_summary() {
 
 #[test]
 fn files_that_are_not_there_fail_the_command() {
-    let error = istio::of_files(&[PathBuf::from("/nowhere/mesh.yaml")]).unwrap_err();
+    let error = istio::read_files(&[PathBuf::from("/nowhere/mesh.yaml")]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(
-        error.text().contains("/nowhere/mesh.yaml"),
+        error.message_with_sources().contains("/nowhere/mesh.yaml"),
         "{}",
-        error.text()
+        error.message_with_sources()
     );
 }
 
@@ -95,7 +95,7 @@ fn files_that_are_not_there_fail_the_command() {
 fn hostile_names_do_not_reach_the_terminal() {
     let text =
         "apiVersion: networking.istio.io/v1\nkind: \"Side\\ecar\"\nmetadata: {name: \"a\\nb\"}\n";
-    let report = of_files(&[("a.yaml", text)]).text();
+    let report = report_of_files(&[("a.yaml", text)]).to_text();
     assert!(
         !report.contains('\u{1b}') && report.contains("\\u{1b}"),
         "{report}"
@@ -161,15 +161,15 @@ fn server() -> ApiServer {
     server
 }
 
-async fn of_server(server: &ApiServer) -> Result<Report, CliError> {
+async fn report_of_server(server: &ApiServer) -> Result<ConversionReport, CliError> {
     let file = kube::config::Kubeconfig::from_yaml(&server.kubeconfig()).unwrap();
     let config = kube::Config::from_custom_kubeconfig(file, &Default::default()).await;
     let client = ambit_kube_kit::client::from_config(config.unwrap(), "test").unwrap();
-    let mesh = istio::of_cluster(&Cluster::new(client), "istio-system").await?;
+    let mesh = istio::read_cluster(&ClusterApi::new(client), "istio-system").await?;
     Ok(report(mesh))
 }
 
-fn outcomes(report: &Report) -> Vec<(Outcome, &str)> {
+fn outcomes(report: &ConversionReport) -> Vec<(Outcome, &str)> {
     let effects = report.effects.iter();
     effects
         .map(|one| (one.outcome, one.object.as_str()))
@@ -178,7 +178,7 @@ fn outcomes(report: &Report) -> Vec<(Outcome, &str)> {
 
 #[tokio::test]
 async fn a_cluster_is_checked_by_its_definitions() {
-    let report = of_server(&server()).await.unwrap();
+    let report = report_of_server(&server()).await.unwrap();
     assert_eq!(
         outcomes(&report),
         [
@@ -199,7 +199,7 @@ async fn a_kind_without_permission_is_named_and_the_rest_is_checked() {
     let server = server();
     server.fail_next_at("/apis/networking.istio.io/v1beta1/sidecars", &[403]);
     server.fail_next_at("/api/v1/namespaces/istio-system/configmaps/istio", &[403]);
-    let report = of_server(&server).await.unwrap();
+    let report = report_of_server(&server).await.unwrap();
     assert_eq!(
         outcomes(&report),
         [(Outcome::Works, "PeerAuthentication books/default")]
@@ -216,7 +216,7 @@ async fn a_kind_without_permission_is_named_and_the_rest_is_checked() {
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
         &[403],
     );
-    let without_definitions = of_server(&server).await.unwrap();
+    let without_definitions = report_of_server(&server).await.unwrap();
     let read = outcomes(&without_definitions);
     assert!(
         read.contains(&(Outcome::Works, "PeerAuthentication books/default")),
@@ -235,8 +235,8 @@ async fn settings_of_an_installed_mesh_are_those_of_its_control_plane() {
                           outboundTrafficPolicy: {mode: REGISTRY_ONLY}\n"},
     });
     server.put("/api/v1/configmaps", settings);
-    let before = of_server(&server).await.unwrap();
-    let of_settings = |report: &Report| {
+    let before = report_of_server(&server).await.unwrap();
+    let of_settings = |report: &ConversionReport| {
         let effects = report.effects.iter();
         effects
             .filter(|one| one.object.ends_with("/istio"))
@@ -262,7 +262,7 @@ async fn settings_of_an_installed_mesh_are_those_of_its_control_plane() {
         },
     });
     server.put("/apis/apps/v1/deployments", control);
-    let after = of_server(&server).await.unwrap();
+    let after = report_of_server(&server).await.unwrap();
     assert_eq!(of_settings(&after), [Outcome::Works]);
 }
 
@@ -270,9 +270,13 @@ async fn settings_of_an_installed_mesh_are_those_of_its_control_plane() {
 async fn a_cluster_that_fails_ends_the_command() {
     let server = server();
     server.fail_next_at("/api/v1/pods", &[500]);
-    let error = of_server(&server).await.unwrap_err();
+    let error = report_of_server(&server).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Failed);
-    assert!(error.text().contains("list Pods"), "{}", error.text());
+    assert!(
+        error.message_with_sources().contains("list Pods"),
+        "{}",
+        error.message_with_sources()
+    );
     drop(server);
 }
 

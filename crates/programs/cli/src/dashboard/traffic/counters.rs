@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::Transport;
 
 /// Length of the sliding window from which rates are computed.
-pub(super) const WINDOW: Duration = Duration::from_secs(30);
+pub(super) const WINDOW_LENGTH: Duration = Duration::from_secs(30);
 const SLICES: usize = 10;
-const SLICE: Duration = Duration::from_secs(3);
+const SLICE_LENGTH: Duration = Duration::from_secs(3);
 /// Number of buckets of the latency histogram. Each upper bound is twice the previous one; the first is 0.25 ms.
-const BUCKETS: usize = 20;
-const FIRST_STEP_MS: f64 = 0.25;
+const LATENCY_BUCKETS: usize = 20;
+const FIRST_BUCKET_MS: f64 = 0.25;
 
 /// Counters of one time slice, from reporters of one kind.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,15 +28,15 @@ pub(super) struct Counters {
     encrypted: u64,
     plaintext: u64,
     /// Histogram of request durations; `openings` is that of connection set-up times.
-    latencies: [u32; BUCKETS],
-    openings: [u32; BUCKETS],
+    latencies: [u32; LATENCY_BUCKETS],
+    connect_times: [u32; LATENCY_BUCKETS],
 }
 
 /// Sliding window over one edge's counters.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct SlidingWindow {
     slices: [[Counters; 3]; SLICES],
-    /// Number of the current time slice: time since the start divided by [`SLICE`].
+    /// Number of the current time slice: time since the start divided by [`SLICE_LENGTH`].
     current: u64,
     since: Duration,
 }
@@ -44,7 +44,7 @@ pub(super) struct Window {
 /// Rates, latencies and transport of one edge within the window.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Rates {
+pub(super) struct TrafficRates {
     /// Connections opened per second.
     pub(super) connections: f64,
     /// Requests per second; 0 if no waypoint reports them.
@@ -63,23 +63,23 @@ pub(super) struct Rates {
     pub(super) plaintext: u64,
 }
 
-impl Window {
+impl SlidingWindow {
     pub(super) fn new(now: Duration) -> Self {
         Self {
             slices: Default::default(),
-            current: number(now),
+            current: slice_number(now),
             since: now,
         }
     }
 
     pub(super) fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
-        self.advance(number(now));
+        self.advance(slice_number(now));
         let reporter = match flow.reporter.kind {
             ReporterKind::Source => 0,
             ReporterKind::Destination => 1,
             ReporterKind::Waypoint => 2,
         };
-        let slice = self.slices.get_mut(place(self.current));
+        let slice = self.slices.get_mut(slice_index(self.current));
         if let Some(counters) = slice.and_then(|slice| slice.get_mut(reporter)) {
             counters.add(flow);
             if has_transport {
@@ -94,15 +94,15 @@ impl Window {
         for step in 1..=passed {
             // The slices just behind `to` are the ones that were not counted in.
             let stale = to - passed + step;
-            if let Some(slice) = self.slices.get_mut(place(stale)) {
+            if let Some(slice) = self.slices.get_mut(slice_index(stale)) {
                 *slice = Default::default();
             }
         }
         self.current = self.current.max(to);
     }
 
-    pub(super) fn seen(&self, now: Duration) -> Rates {
-        let to = number(now);
+    pub(super) fn rates(&self, now: Duration) -> TrafficRates {
+        let to = slice_number(now);
         let mut sums = [Counters::default(); 3];
         for age in 0..SLICES as u64 {
             let Some(slice) = self.current.checked_sub(age) else {
@@ -111,21 +111,21 @@ impl Window {
             if to.saturating_sub(slice) >= SLICES as u64 {
                 break;
             }
-            let counted = self.slices.get(place(slice));
+            let counted = self.slices.get(slice_index(slice));
             for (sum, counters) in sums.iter_mut().zip(counted.into_iter().flatten()) {
                 sum.sum(counters);
             }
         }
         let age = now.saturating_sub(self.since).as_secs_f64();
-        seen(&sums, age.clamp(1.0, WINDOW.as_secs_f64()))
+        compute_rates(&sums, age.clamp(1.0, WINDOW_LENGTH.as_secs_f64()))
     }
 }
 
-fn number(now: Duration) -> u64 {
-    now.as_secs() / SLICE.as_secs()
+fn slice_number(now: Duration) -> u64 {
+    now.as_secs() / SLICE_LENGTH.as_secs()
 }
 
-fn place(number: u64) -> usize {
+fn slice_index(number: u64) -> usize {
     usize::try_from(number % SLICES as u64).unwrap_or_default()
 }
 
@@ -135,7 +135,7 @@ impl Counters {
         match flow.event {
             Event::Opened => {
                 self.opened = self.opened.saturating_add(count);
-                step(&mut self.openings, flow.duration_ms);
+                add_to_histogram(&mut self.connect_times, flow.duration_ms);
             }
             Event::Request => {
                 self.requests = self.requests.saturating_add(count);
@@ -143,7 +143,7 @@ impl Counters {
                 if status == 0 || status >= 500 {
                     self.errors = self.errors.saturating_add(count);
                 }
-                step(&mut self.latencies, flow.duration_ms);
+                add_to_histogram(&mut self.latencies, flow.duration_ms);
             }
             Event::Refused => self.refused = self.refused.saturating_add(count),
             Event::Failed => self.failed = self.failed.saturating_add(count),
@@ -173,7 +173,7 @@ impl Counters {
         }
         for (sums, more) in [
             (&mut self.latencies, &other.latencies),
-            (&mut self.openings, &other.openings),
+            (&mut self.connect_times, &other.connect_times),
         ] {
             for (sum, more) in sums.iter_mut().zip(more) {
                 *sum = sum.saturating_add(*more);
@@ -182,10 +182,10 @@ impl Counters {
     }
 }
 
-fn step(steps: &mut [u32; BUCKETS], ms: f64) {
-    let mut bound = FIRST_STEP_MS;
+fn add_to_histogram(steps: &mut [u32; LATENCY_BUCKETS], ms: f64) {
+    let mut bound = FIRST_BUCKET_MS;
     let mut index = 0;
-    while ms > bound && index < BUCKETS - 1 {
+    while ms > bound && index < LATENCY_BUCKETS - 1 {
         bound *= 2.0;
         index += 1;
     }
@@ -195,12 +195,12 @@ fn step(steps: &mut [u32; BUCKETS], ms: f64) {
 }
 
 /// Returns the upper bound, in milliseconds, of the histogram bucket that contains a quantile; `None` without samples.
-fn quantile(steps: &[u32; BUCKETS], share: f64) -> Option<f64> {
+fn quantile(steps: &[u32; LATENCY_BUCKETS], share: f64) -> Option<f64> {
     let total: f64 = steps.iter().map(|count| f64::from(*count)).sum();
     if total == 0.0 {
         return None;
     }
-    let (mut below, mut bound) = (0.0, FIRST_STEP_MS);
+    let (mut below, mut bound) = (0.0, FIRST_BUCKET_MS);
     for count in steps {
         below += f64::from(*count);
         if below >= total * share {
@@ -211,7 +211,7 @@ fn quantile(steps: &[u32; BUCKETS], share: f64) -> Option<f64> {
     Some(bound)
 }
 
-fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Rates {
+fn compute_rates([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> TrafficRates {
     // A server's refusal is a failure to its client, which reports it, too.
     let refused = source
         .refused
@@ -222,8 +222,8 @@ fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Rates 
         .max(destination.failed)
         .saturating_add(waypoint.failed);
     let openings = match source.opened {
-        0 => &destination.openings,
-        _ => &source.openings,
+        0 => &destination.connect_times,
+        _ => &source.connect_times,
     };
     let latencies = match waypoint.requests {
         0 => openings,
@@ -236,7 +236,7 @@ fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Rates 
         true => by_proxies(of),
         false => of(waypoint),
     };
-    Rates {
+    TrafficRates {
         connections: rate(source.opened.max(destination.opened), seconds),
         requests: rate(waypoint.requests, seconds),
         errors: rate(failed.saturating_add(waypoint.errors), seconds),

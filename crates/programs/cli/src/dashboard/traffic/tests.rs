@@ -186,11 +186,11 @@ fn edges_and_events_are_bounded_and_the_longest_idle_go_first() {
     let view = traffic.view(START + Duration::from_secs(10), 0);
     assert_eq!(view.edges.len(), MAX_EDGES);
     assert_eq!(view.forgotten, 11);
-    assert_eq!(view.events.len(), MAX_REFUSALS + MAX_OTHERS);
+    assert_eq!(view.events.len(), MAX_REFUSALS + MAX_OTHER_EVENTS);
     assert!(
         view.edges
             .iter()
-            .any(|edge| edge.from == Node::Workload("shop".into(), "web".into()))
+            .any(|edge| edge.from == TrafficNode::Workload("shop".into(), "web".into()))
     );
 }
 
@@ -200,7 +200,7 @@ fn pages_receive_only_later_events() {
     traffic.add(flow(ReporterKind::Source, Event::Failed), START);
     let seen = traffic.latest();
     traffic.add(flow(ReporterKind::Source, Event::Opened), START);
-    traffic.lose(3, 1);
+    traffic.add_lost(3, 1);
     let view = traffic.view(START, seen);
     assert_eq!(view.events.len(), 1);
     assert_eq!(view.events[0].flow.event, Event::Opened);

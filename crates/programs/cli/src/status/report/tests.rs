@@ -91,7 +91,7 @@ fn waypoints_are_reported_with_their_pods() {
     let report_of = |pods| report(&with_waypoint(pods));
     let good = report_of(vec![answered("way-1", "n1", dump.clone())]);
     assert_eq!(good.problems, Vec::<String>::new());
-    insta::assert_snapshot!(words(&good));
+    insta::assert_snapshot!(format_report(&good));
     let unconnected = report_of(vec![answered("way-2", "n1", dump)]);
     assert_eq!(
         unconnected.problems,
@@ -105,7 +105,11 @@ fn waypoints_are_reported_with_their_pods() {
             "shop/way: the waypoint is not programmed; `ambit waypoint status` shows why"
         ]
     );
-    assert!(words(&none).contains("shop/way  -"), "{}", words(&none));
+    assert!(
+        format_report(&none).contains("shop/way  -"),
+        "{}",
+        format_report(&none)
+    );
 }
 
 #[test]
@@ -122,7 +126,7 @@ fn problems_with_objects_are_counted() {
 fn a_mesh_in_order_has_no_problems() {
     let report = report(&healthy());
     assert_eq!(report.problems, Vec::<String>::new());
-    insta::assert_snapshot!(words(&report));
+    insta::assert_snapshot!(format_report(&report));
 }
 
 #[test]
@@ -145,7 +149,7 @@ fn problems_are_reported_with_their_node() {
     gathered.controls[0].answer = Err("connection refused".to_owned());
     gathered.controls[0].pod = pod("control", "n1", false);
     let report = report(&gathered);
-    insta::assert_snapshot!(words(&report));
+    insta::assert_snapshot!(format_report(&report));
 }
 
 #[test]

@@ -82,14 +82,14 @@ fn request(client: &str, method: &str, path: &str) -> Flow {
     }
 }
 
-const OPTIONS: Options<'_> = Options {
+const OPTIONS: SuggestOptions<'_> = SuggestOptions {
     namespaces: &[],
     paths: false,
     dry_run: false,
     root_namespace: "istio-system",
 };
 
-fn suggested(flows: &[Flow], objects: &[ObjectEvent], options: &Options<'_>) -> Suggestions {
+fn suggested(flows: &[Flow], objects: &[ObjectEvent], options: &SuggestOptions<'_>) -> Suggestions {
     let mut seen = Observations::default();
     for flow in flows {
         seen.add(&StreamItem::Flow(Box::new(flow.clone())));
@@ -99,7 +99,7 @@ fn suggested(flows: &[Flow], objects: &[ObjectEvent], options: &Options<'_>) -> 
 
 fn rules(suggestions: &Suggestions) -> Value {
     assert_eq!(suggestions.policies.len(), 1, "{suggestions:#?}");
-    manifest::of(&suggestions.policies[0].spec.rules)
+    manifest::to_manifest(&suggestions.policies[0].spec.rules)
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn callers_of_pods_are_allowed_with_the_ports_they_used() {
         suggestions
             .policies
             .iter()
-            .map(manifest::of)
+            .map(manifest::to_manifest)
             .collect::<Vec<_>>(),
         [json!({
             "apiVersion": "security.istio.io/v1",
@@ -150,14 +150,14 @@ fn requests_are_allowed_at_the_waypoint_by_method_and_path() {
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     let target = json!([{"group": "", "kind": "Service", "name": "orders"}]);
     assert_eq!(
-        manifest::of(&suggestions.policies[0].spec.target_refs),
+        manifest::to_manifest(&suggestions.policies[0].spec.target_refs),
         target
     );
     assert_eq!(
         rules(&suggestions),
         json!([{"from": both, "to": [{"operation": {"methods": ["GET", "HEAD", "POST"]}}]}])
     );
-    let paths = Options {
+    let paths = SuggestOptions {
         paths: true,
         ..OPTIONS
     };
@@ -172,7 +172,7 @@ fn requests_are_allowed_at_the_waypoint_by_method_and_path() {
 
 #[test]
 fn paths_that_are_many_or_mean_more_are_not_named() {
-    let paths = Options {
+    let paths = SuggestOptions {
         paths: true,
         ..OPTIONS
     };
@@ -311,7 +311,7 @@ fn gaps_are_stated() {
         sampled: 7,
         refusals: 1,
     });
-    seen.interrupted("the proxy of node a");
+    seen.add_interruption("the proxy of node a");
     let notes = suggest(&seen, &[], &OPTIONS).notes.join("\n");
     assert!(notes.contains("GAP: 7 events and 1 refusals"), "{notes}");
     assert!(
@@ -323,16 +323,16 @@ fn gaps_are_stated() {
 #[test]
 fn dry_run_and_namespace_flags_are_followed() {
     let flows = [to("orders-1", "orders", Some("web"), 8080)];
-    let trial = Options {
+    let trial = SuggestOptions {
         dry_run: true,
         ..OPTIONS
     };
     let policies = suggested(&flows, &pods(""), &trial).policies;
     assert_eq!(
-        manifest::of(&policies[0].metadata)["annotations"]["istio.io/dry-run"],
+        manifest::to_manifest(&policies[0].metadata)["annotations"]["istio.io/dry-run"],
         "true"
     );
-    let other = Options {
+    let other = SuggestOptions {
         namespaces: &["other".to_owned()],
         ..OPTIONS
     };

@@ -37,11 +37,11 @@ fn services() -> Vec<Service> {
     ]
 }
 
-fn found(policy: &Value) -> Option<Moot> {
-    find(std::slice::from_ref(policy), &services(), &WAYPOINT).pop()
+fn found(policy: &Value) -> Option<MootPolicy> {
+    find_moot_policies(std::slice::from_ref(policy), &services(), &WAYPOINT).pop()
 }
 
-fn effect(action: &str, rules: Value) -> Option<Effect> {
+fn effect(action: &str, rules: Value) -> Option<MootEffect> {
     found(&policy("p", action, rules)).map(|moot| moot.effect)
 }
 
@@ -61,10 +61,10 @@ fn allow_policies_that_name_others_refuse_the_waypoint() {
         json!({"ipBlocks": ["10.0.0.0/8"]}),
     ] {
         let got = effect("ALLOW", from(source.clone()));
-        assert_eq!(got, Some(Effect::RefusesAll), "{source}");
+        assert_eq!(got, Some(MootEffect::RefusesAll), "{source}");
     }
     let when = json!([{"when": [{"key": "source.principal", "values": [FRONTEND]}]}]);
-    assert_eq!(effect("ALLOW", when), Some(Effect::RefusesAll));
+    assert_eq!(effect("ALLOW", when), Some(MootEffect::RefusesAll));
 }
 
 #[test]
@@ -77,18 +77,18 @@ fn allow_policies_of_the_waypoints_namespace_admit_everybody() {
         json!({"notIpBlocks": ["10.0.0.0/8"]}),
     ] {
         let got = effect("ALLOW", from(source.clone()));
-        assert_eq!(got, Some(Effect::AdmitsAll), "{source}");
+        assert_eq!(got, Some(MootEffect::AdmitsAll), "{source}");
     }
 }
 
 #[test]
 fn deny_policies_deny_no_caller_or_every_caller() {
     let deny = |source| effect("DENY", from(source));
-    let nobody = Some(Effect::DeniesNobody);
+    let nobody = Some(MootEffect::DeniesNobody);
     assert_eq!(deny(json!({"principals": [FRONTEND]})), nobody);
     assert_eq!(deny(json!({"namespaces": ["legacy"]})), nobody);
     assert_eq!(deny(json!({"ipBlocks": ["10.0.0.0/8"]})), nobody);
-    let all = Some(Effect::RefusesAll);
+    let all = Some(MootEffect::RefusesAll);
     assert_eq!(deny(json!({"notPrincipals": [FRONTEND]})), all);
     assert_eq!(deny(json!({"namespaces": ["shop"]})), all);
 }
@@ -131,7 +131,7 @@ fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
     given["spec"]["targetRefs"] = json!([]);
     given["spec"]["rules"][0]["to"] = json!([]);
     let migration = found(&given).unwrap().migration.unwrap();
-    let added: Vec<_> = migration.added.iter().map(manifest::of).collect();
+    let added: Vec<_> = migration.added.iter().map(manifest::to_manifest).collect();
     let [copy, admission] = &*added else {
         panic!("{migration:?}");
     };
@@ -152,7 +152,7 @@ fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
     assert_eq!(migration.rules, None);
     // It is done once.
     let all = [vec![old], added].concat();
-    assert_eq!(find(&all, &services(), &WAYPOINT), []);
+    assert_eq!(find_moot_policies(&all, &services(), &WAYPOINT), []);
 }
 
 #[test]
@@ -163,10 +163,10 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
     assert_eq!(migration.rules, None);
     let all = [
         vec![old],
-        migration.added.iter().map(manifest::of).collect(),
+        migration.added.iter().map(manifest::to_manifest).collect(),
     ]
     .concat();
-    assert_eq!(find(&all, &services(), &WAYPOINT), []);
+    assert_eq!(find_moot_policies(&all, &services(), &WAYPOINT), []);
 
     let mut rules = from(json!({"notPrincipals": [FRONTEND]}));
     let others = [
@@ -178,7 +178,7 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
         .unwrap()
         .migration
         .unwrap();
-    let changed = manifest::of(&migration.rules.unwrap());
+    let changed = manifest::to_manifest(&migration.rules.unwrap());
     let spared = json!([FRONTEND, PRINCIPAL]);
     assert_eq!(changed[0]["from"][0]["source"]["notPrincipals"], spared);
     assert_eq!(
@@ -186,7 +186,10 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
         json!([PRINCIPAL])
     );
     assert_eq!(changed[2].get("from"), None);
-    assert_eq!(manifest::of(&migration.added[0])["spec"]["rules"], changed);
+    assert_eq!(
+        manifest::to_manifest(&migration.added[0])["spec"]["rules"],
+        changed
+    );
 }
 
 #[test]
@@ -216,13 +219,17 @@ fn unmigratable_policies_have_a_reason() {
         policy("p", "ALLOW", callers),
         policy("p-waypoint", "ALLOW", json!([])),
     ];
-    let moot = find(&taken, &services(), &WAYPOINT).remove(0);
+    let moot = find_moot_policies(&taken, &services(), &WAYPOINT).remove(0);
     assert!(moot.migration.unwrap_err().contains("p-waypoint already"));
 }
 
 #[test]
 fn lines_name_the_policy_and_its_callers() {
-    let line = |action, source| found(&policy("p", action, from(source))).unwrap().line();
+    let line = |action, source| {
+        found(&policy("p", action, from(source)))
+            .unwrap()
+            .format_line()
+    };
     insta::assert_snapshot!(
         [
             line("ALLOW", json!({"principals": [FRONTEND], "namespaces": ["a", "b"]})),

@@ -68,29 +68,29 @@ fn dump() -> Value {
     })
 }
 
-fn shown(section: Section) -> String {
+fn shown(section: RecordSection) -> String {
     let dump = WaypointDump::deserialize(dump()).unwrap();
-    table(section.header(), section.rows("shop/waypoint", &dump))
+    format_table(section.header(), section.rows("shop/waypoint", &dump))
 }
 
 #[test]
 fn routes_are_shown_with_matches_weights_and_refusals() {
-    insta::assert_snapshot!(shown(Section::Routes));
+    insta::assert_snapshot!(shown(RecordSection::Routes));
 }
 
 #[test]
 fn policies_are_shown_with_their_targets() {
-    insta::assert_snapshot!(shown(Section::Policies));
+    insta::assert_snapshot!(shown(RecordSection::Policies));
 }
 
 #[test]
 fn endpoints_are_shown_with_health_and_ejections() {
-    insta::assert_snapshot!(shown(Section::Endpoints));
+    insta::assert_snapshot!(shown(RecordSection::Endpoints));
 }
 
 #[test]
 fn limits_are_shown_with_the_keys_that_are_counted() {
-    insta::assert_snapshot!(shown(Section::Limits));
+    insta::assert_snapshot!(shown(RecordSection::Limits));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn dumps_of_other_versions_are_read_as_far_as_possible() {
         "policies": [{"key": "shop/p", "action": "deny"}],
     }});
     let dump = WaypointDump::deserialize(other).unwrap();
-    let row = |section: Section| section.rows("shop/waypoint", &dump).remove(0).join(" ");
-    assert!(row(Section::Routes).ends_with("to its endpoints"));
-    assert!(row(Section::Policies).contains("shop/p DENY"));
+    let row = |section: RecordSection| section.rows("shop/waypoint", &dump).remove(0).join(" ");
+    assert!(row(RecordSection::Routes).ends_with("to its endpoints"));
+    assert!(row(RecordSection::Policies).contains("shop/p DENY"));
 }

@@ -19,16 +19,16 @@ const KEY: &str =
     r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
 /// Starts a server that sends the next of these responses on each connection and closes it; returns its address.
-async fn server(answers: Vec<String>) -> SocketAddr {
+async fn server(responses: Vec<String>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    serve(listener, answers);
+    serve(listener, responses);
     address
 }
 
-fn serve(listener: TcpListener, answers: Vec<String>) {
+fn serve(listener: TcpListener, responses: Vec<String>) {
     ambit_rt::spawn("server", async move {
-        for answer in answers {
+        for answer in responses {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
@@ -47,10 +47,10 @@ fn ok(body: &str) -> String {
     )
 }
 
-fn source(url: String, form: KeyForm) -> KeySource {
+fn source(url: String, format: KeyFormat) -> KeySource {
     KeySource {
         url: url.into(),
-        form,
+        format,
         timeout: Duration::from_secs(10),
         namespace: None,
     }
@@ -60,13 +60,13 @@ fn fetcher() -> Fetcher {
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
     let guard = Guard::new(everywhere.into());
     // The root namespace causes no inquiry.
-    Fetcher::new(Client::new(guard, "ambit-test"), Callees::new().0)
+    Fetcher::new(Client::new(guard, "ambit-test"), CalleeChecker::new().0)
 }
 
-async fn fetched(answers: Vec<String>) -> Result<String, FetchError> {
-    let address = server(answers).await;
+async fn fetched(responses: Vec<String>) -> Result<String, FetchError> {
+    let address = server(responses).await;
     fetcher()
-        .key_set(&source(format!("http://{address}/keys"), KeyForm::KeySet))
+        .key_set(&source(format!("http://{address}/keys"), KeyFormat::KeySet))
         .await
 }
 
@@ -101,7 +101,7 @@ async fn issuer_metadata_yields_key_url_and_issuer() {
         vec![says(&issuer), says("http://other"), ok("{}")],
     );
     let fetcher = fetcher();
-    let of_issuer = source(issuer, KeyForm::Issuer);
+    let of_issuer = source(issuer, KeyFormat::Issuer);
     assert_eq!(fetcher.key_set(&of_issuer).await.unwrap(), KEY);
     for _ in 0..2 {
         let refused = fetcher.key_set(&of_issuer).await;
@@ -111,7 +111,10 @@ async fn issuer_metadata_yields_key_url_and_issuer() {
 
 #[tokio::test]
 async fn other_responses_are_not_key_sets() {
-    let huge = format!("HTTP/1.1 200 OK\r\n\r\n{}", " ".repeat(MAX_KEY_SET + 1));
+    let huge = format!(
+        "HTTP/1.1 200 OK\r\n\r\n{}",
+        " ".repeat(MAX_KEY_SET_BYTES + 1)
+    );
     let cut = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{KEY}");
     let elsewhere =
         |to: &str| format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
@@ -142,7 +145,7 @@ async fn hanging_server_is_timed_out_by_the_rule() {
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let source = KeySource {
         timeout: Duration::from_secs(3),
-        ..source(url, KeyForm::KeySet)
+        ..source(url, KeyFormat::KeySet)
     };
     let began = tokio::time::Instant::now();
     let hanging = fetcher().key_set(&source).await;
@@ -163,9 +166,9 @@ async fn control_plane_and_metadata_addresses_are_not_called() {
         "[fe80::1]",
         "0.0.0.0",
     ] {
-        let source = source(format!("http://{host}:1/"), KeyForm::KeySet);
+        let source = source(format!("http://{host}:1/"), KeyFormat::KeySet);
         let client = Client::new(Guard::default(), "ambit-test");
-        let refused = Fetcher::new(client, Callees::new().0)
+        let refused = Fetcher::new(client, CalleeChecker::new().0)
             .key_set(&source)
             .await;
         assert!(
@@ -185,14 +188,14 @@ async fn tenants_fetch_only_from_permitted_addresses() {
         "HTTP/1.1 302 Found\r\nlocation: http://localhost:{}/\r\ncontent-length: 0\r\n\r\n",
         own.port()
     );
-    let (callees, mut inquiries) = Callees::new();
+    let (callees, mut inquiries) = CalleeChecker::new();
     ambit_rt::spawn("mesh", async move {
         while let Some(inquiry) = inquiries.recv().await {
             assert_eq!(inquiry.namespace, "tenant");
             // The address counts as a Service's.
             let is_foreign = inquiry.ip != IpAddr::from([127, 0, 0, 2]);
             let owner = || ObjectKey::new(ambit_k8s_api::Kind::Service, "store", "web");
-            inquiry.answer(if is_foreign { Err(owner()) } else { Ok(()) });
+            inquiry.reply(if is_foreign { Err(owner()) } else { Ok(()) });
         }
     });
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
@@ -200,7 +203,7 @@ async fn tenants_fetch_only_from_permitted_addresses() {
     let fetcher = Fetcher::new(client, callees);
     let tenants = |url: String| KeySource {
         namespace: Some("tenant".into()),
-        ..source(url, KeyForm::KeySet)
+        ..source(url, KeyFormat::KeySet)
     };
     let refused = fetcher.key_set(&tenants(format!("http://{own}/"))).await;
     let text = refused.unwrap_err().to_string();
@@ -219,7 +222,7 @@ async fn tenants_fetch_only_from_permitted_addresses() {
         "{redirected:?}"
     );
     // The administrator's key sets cause no inquiry.
-    let of_root = source(format!("http://{own}/"), KeyForm::KeySet);
+    let of_root = source(format!("http://{own}/"), KeyFormat::KeySet);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
 }
 
@@ -227,7 +230,7 @@ async fn tenants_fetch_only_from_permitted_addresses() {
 async fn trust_bundle_yields_its_roots() {
     let bundle = r#"{"keys":[{"use":"x509-svid","kty":"EC","x5c":["AAAA"]}]}"#;
     let address = server(vec![ok(bundle), ok(KEY), ok("[]")]).await;
-    let bundle = || source(format!("http://{address}/"), KeyForm::TrustBundle);
+    let bundle = || source(format!("http://{address}/"), KeyFormat::TrustBundle);
     let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), pem);
     // Keys for tokens are not roots.

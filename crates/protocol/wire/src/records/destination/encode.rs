@@ -46,11 +46,11 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
             }
         };
         Self {
-            unsupported: write::optional(from.unsupported.as_ref()),
+            unsupported: write::encode_optional(from.unsupported.as_ref()),
             balancing: balancing.into(),
             hash: hash.map(Into::into),
             warmup: from.warmup.map(|warmup| wire::DestinationWarmup {
-                duration: write::milliseconds(Some(warmup.duration)),
+                duration: write::encode_milliseconds(Some(warmup.duration)),
                 minimum_percent: warmup.minimum_percent,
                 aggression: warmup.aggression,
             }),
@@ -60,8 +60,8 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
                 server_errors: of.server_errors,
                 gateway_errors: of.gateway_errors,
                 local_failures: of.local_failures,
-                interval: write::milliseconds(Some(of.interval)),
-                base_ejection: write::milliseconds(Some(of.base_ejection)),
+                interval: write::encode_milliseconds(Some(of.interval)),
+                base_ejection: write::encode_milliseconds(Some(of.base_ejection)),
                 max_ejection_percent: of.max_ejection_percent,
                 min_health_percent: of.min_health_percent,
             }),
@@ -91,7 +91,7 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
         use wire::destination_tls::Roots;
         let client = from.client.as_ref();
         Self {
-            server_name: write::optional(from.server_name.as_ref()),
+            server_name: write::encode_optional(from.server_name.as_ref()),
             names: from.names.iter().map(ToString::to_string).collect(),
             roots: match &from.roots {
                 model::TlsRoots::System => None,
@@ -99,8 +99,8 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
                 model::TlsRoots::File(path) => Some(Roots::File(path.to_string())),
                 model::TlsRoots::Unverified => Some(Roots::Unverified(true)),
             },
-            certificate_file: write::optional(client.map(|files| &files.certificate)),
-            key_file: write::optional(client.map(|files| &files.key)),
+            certificate_file: write::encode_optional(client.map(|files| &files.certificate)),
+            key_file: write::encode_optional(client.map(|files| &files.key)),
         }
     }
 }
@@ -112,8 +112,8 @@ impl From<&model::HashPolicy> for wire::DestinationHash {
             model::HashSource::Header(name) => Source::Header(name.to_string()),
             model::HashSource::Cookie(cookie) => Source::Cookie(wire::DestinationCookie {
                 name: cookie.name.to_string(),
-                path: write::optional(cookie.path.as_ref()),
-                ttl: cookie.ttl.map(|ttl| write::milliseconds(Some(ttl))),
+                path: write::encode_optional(cookie.path.as_ref()),
+                ttl: cookie.ttl.map(|ttl| write::encode_milliseconds(Some(ttl))),
                 attributes: cookie
                     .attributes
                     .iter()
@@ -146,7 +146,7 @@ impl From<&model::LocalityPolicy> for wire::DestinationLocality {
             ..Self::default()
         };
         match from {
-            model::LocalityPolicy::OfService => with(Mode::OfService),
+            model::LocalityPolicy::ServicePreference => with(Mode::OfService),
             model::LocalityPolicy::Anywhere => with(Mode::Anywhere),
             model::LocalityPolicy::Distribute(all) => Self {
                 distribute: all.iter().map(shares).collect(),
@@ -170,7 +170,7 @@ impl From<&model::LocalityPolicy> for wire::DestinationLocality {
     }
 }
 
-fn shares(from: &model::LocalityShares) -> wire::DestinationShares {
+fn shares(from: &model::LocalityDistribution) -> wire::DestinationShares {
     let share = |(to, share): &(model::LocalityPattern, u32)| wire::DestinationShare {
         locality: Some(locality_pattern(to)),
         share: *share,
@@ -183,9 +183,9 @@ fn shares(from: &model::LocalityShares) -> wire::DestinationShares {
 
 fn locality_pattern(from: &model::LocalityPattern) -> wire::LocalityPattern {
     wire::LocalityPattern {
-        region: write::optional(from.region.as_ref()),
-        zone: write::optional(from.zone.as_ref()),
-        subzone: write::optional(from.subzone.as_ref()),
+        region: write::encode_optional(from.region.as_ref()),
+        zone: write::encode_optional(from.zone.as_ref()),
+        subzone: write::encode_optional(from.subzone.as_ref()),
     }
 }
 
@@ -200,7 +200,7 @@ fn label(from: &model::LocalityLabel) -> wire::DestinationLabel {
     };
     wire::DestinationLabel {
         key: key.into(),
-        value: write::optional(from.value.as_ref()),
+        value: write::encode_optional(from.value.as_ref()),
     }
 }
 
@@ -217,15 +217,15 @@ fn limits(from: &model::DestinationLimits) -> wire::DestinationLimits {
                 share: budget.share,
                 minimum: budget.minimum,
             }),
-        connect_timeout: write::milliseconds(from.connect_timeout),
-        idle_timeout: write::milliseconds(from.idle_timeout),
-        max_connection_duration: write::milliseconds(from.max_connection_duration),
-        tcp_idle_timeout: write::milliseconds(from.tcp_idle_timeout),
+        connect_timeout: write::encode_milliseconds(from.connect_timeout),
+        idle_timeout: write::encode_milliseconds(from.idle_timeout),
+        max_connection_duration: write::encode_milliseconds(from.max_connection_duration),
+        tcp_idle_timeout: write::encode_milliseconds(from.tcp_idle_timeout),
         streams_per_connection: from.streams_per_connection,
         keepalive: from.keepalive.map(|of| wire::DestinationKeepalive {
             probes: of.probes.unwrap_or_default(),
-            time: write::milliseconds(of.time),
-            interval: write::milliseconds(of.interval),
+            time: write::encode_milliseconds(of.time),
+            interval: write::encode_milliseconds(of.interval),
         }),
     }
 }

@@ -2,8 +2,8 @@
 
 use ambit_model::{
     Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
-    DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
-    LocalityPattern, LocalityPolicy, LocalityShares, NamespacedHostname, OutlierPolicy,
+    DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityDistribution,
+    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, NamespacedHostname, OutlierPolicy,
     ProxyProtocol, RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup,
     WaypointDestination,
 };
@@ -111,7 +111,7 @@ fn policies() -> Vec<DestinationPolicy> {
             }),
             HashTable::default(),
         ),
-        locality(LocalityPolicy::Distribute(vec![LocalityShares {
+        locality(LocalityPolicy::Distribute(vec![LocalityDistribution {
             from: LocalityPattern::default(),
             to: vec![(region("a"), 80), (region("b"), 20)],
         }])),

@@ -5,7 +5,8 @@ use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::AppProtocol;
 
 use crate::{
-    kinds::route::conditions::serving::serving, objects::route::input::RouteInput, view::MeshView,
+    kinds::route::conditions::serving::serving_waypoints, objects::route::input::RouteInput,
+    view::MeshView,
 };
 
 /// Reason why a route has no effect on a port.
@@ -17,7 +18,7 @@ pub(crate) struct Conflict {
 }
 
 /// Returns the reason why a route has no effect on a port of a service; `None` if it has.
-pub(crate) fn of(
+pub(crate) fn find_conflict(
     view: &MeshView,
     route: &RouteInput,
     target: &ObjectKey,
@@ -39,7 +40,7 @@ pub(crate) fn of(
             ),
         });
     }
-    let serving = serving(view, target);
+    let serving = serving_waypoints(view, target);
     let clients = |route: &RouteInput| {
         let own = &route.name.namespace;
         let mut waypoints = serving.iter();

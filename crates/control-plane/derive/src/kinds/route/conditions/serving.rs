@@ -8,7 +8,7 @@ use ambit_model::{ArcStr, GatewayName};
 use crate::view::MeshView;
 
 /// Returns the waypoints that serve a Service or ServiceEntry.
-pub(crate) fn serving(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
+pub(crate) fn serving_waypoints(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
     let of_host = |host: &ArcStr| view.waypoints_serving(target, host);
     match target.kind {
         Kind::Service => {
@@ -18,7 +18,7 @@ pub(crate) fn serving(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayNa
         }
         _ => {
             let entry = view.get::<ServiceEntry>(target).into_iter();
-            let hosts = entry.flat_map(|entry| view.hosts_won(entry));
+            let hosts = entry.flat_map(|entry| view.owned_hosts(entry));
             hosts.flat_map(of_host).collect()
         }
     }

@@ -6,37 +6,37 @@ use ambit_k8s_api::ObjectKey;
 use ambit_model::{ArcStr, GatewayName};
 
 use crate::{
-    condition::{Standing, Verdict},
+    condition::{ConditionContent, DerivedStatus},
     kinds::route::{attached::AttachedRoute, ports::declared_ports, references::Unresolved},
-    names::names,
+    names::join_gateway_names,
     objects::route::{hosts::HostScope, input::RouteInput, rules::RuleInput},
-    relations::references::Edge,
+    relations::references::ReferenceKind,
     view::MeshView,
 };
 
 /// Reason why a VirtualService has no effect on a host: `reason` and `message` of the status condition.
-type Obstacle = (&'static str, String);
+type UnusedReason = (&'static str, String);
 
-pub(crate) fn of(view: &MeshView, route: &RouteInput) -> Option<Standing> {
+pub(crate) fn derived_status(view: &MeshView, route: &RouteInput) -> Option<DerivedStatus> {
     let scope = route.scope.as_ref()?;
     if !scope.is_for_mesh {
         let why = "spec.gateways does not contain mesh: it is for ingress and egress gateways, and has no effect on \
                    waypoints";
-        return Some(standing(false, "NotForMesh", why.to_owned(), true));
+        return Some(used_status(false, "NotForMesh", why.to_owned(), true));
     }
     if route.http_rules().is_empty() {
         let why = "there are no rules for HTTP: it has no effect";
-        return Some(standing(false, "NoRules", why.to_owned(), true));
+        return Some(used_status(false, "NoRules", why.to_owned(), true));
     }
     let mut gateways = BTreeSet::new();
-    let mut obstacles: Vec<Obstacle> = Vec::new();
+    let mut obstacles: Vec<UnusedReason> = Vec::new();
     for host in scope.hosts() {
-        match at_host(view, route, host) {
+        match waypoints_applying(view, route, host) {
             Ok(of_host) => gateways.extend(of_host),
             Err(obstacle) => obstacles.push(obstacle),
         }
     }
-    let unresolved = unresolved(view, route, scope);
+    let unresolved = unresolved_references(view, route, scope);
     let mut texts: Vec<String> = obstacles.iter().map(|(_, text)| text.clone()).collect();
     if !unresolved.is_empty() {
         let why: Vec<_> = unresolved.iter().map(|one| one.text.as_str()).collect();
@@ -44,45 +44,54 @@ pub(crate) fn of(view: &MeshView, route: &RouteInput) -> Option<Standing> {
             "their share of requests is answered with an error, and nothing is mirrored there";
         texts.push(format!("{}; {share}", why.join("; ")));
     }
-    let is_trouble = !texts.is_empty();
-    Some(match (names(&gateways), obstacles.first()) {
+    let needs_attention = !texts.is_empty();
+    Some(match (join_gateway_names(&gateways), obstacles.first()) {
         (Some(names), _) => {
             texts.insert(0, format!("followed by {names}"));
-            let reason = if is_trouble { "PartiallyUsed" } else { "Used" };
-            standing(true, reason, texts.join("; "), is_trouble)
+            let reason = if needs_attention {
+                "PartiallyUsed"
+            } else {
+                "Used"
+            };
+            used_status(true, reason, texts.join("; "), needs_attention)
         }
-        (None, Some((reason, _))) => standing(false, reason, texts.join("; "), true),
+        (None, Some((reason, _))) => used_status(false, reason, texts.join("; "), true),
         (None, None) => {
             let why = "spec.hosts names no service: it has no effect";
-            standing(false, "HostNotFound", why.to_owned(), true)
+            used_status(false, "HostNotFound", why.to_owned(), true)
         }
     })
 }
 
-fn standing(is_true: bool, reason: &'static str, message: String, is_trouble: bool) -> Standing {
-    Standing {
-        verdict: Some(Verdict {
+fn used_status(
+    is_true: bool,
+    reason: &'static str,
+    message: String,
+    needs_attention: bool,
+) -> DerivedStatus {
+    DerivedStatus {
+        condition: Some(ConditionContent {
             is_true,
             reason,
             message,
-            is_trouble,
+            needs_attention,
         }),
-        ..Standing::default()
+        ..DerivedStatus::default()
     }
 }
 
 /// Returns the waypoints that apply a VirtualService to a host, or the reason why none does.
-fn at_host(
+fn waypoints_applying(
     view: &MeshView,
     route: &RouteInput,
     host: &ArcStr,
-) -> Result<BTreeSet<GatewayName>, Obstacle> {
+) -> Result<BTreeSet<GatewayName>, UnusedReason> {
     let mut followed = BTreeSet::new();
-    let mut obstacle: Obstacle = (
+    let mut obstacle: UnusedReason = (
         "HostNotFound",
         format!("no service has the host {host}: it has no effect"),
     );
-    for (target, _) in view.records_of(host) {
+    for (target, _) in view.record_owners(host) {
         let gateways = view.waypoints_serving(target, host);
         if gateways.is_empty() && obstacle.0 == "HostNotFound" {
             let text = format!(
@@ -91,7 +100,7 @@ fn at_host(
             obstacle = ("NoWaypoint", text);
         }
         for gateway in gateways {
-            match at_waypoint(view, route, host, (target, &gateway)) {
+            match check_waypoint(view, route, host, (target, &gateway)) {
                 Ok(()) => drop(followed.insert(gateway)),
                 Err(why) => obstacle = why,
             }
@@ -104,20 +113,20 @@ fn at_host(
 }
 
 /// Checks that a waypoint applies a VirtualService to a host of a service; the error is the reason why it does not.
-fn at_waypoint(
+fn check_waypoint(
     view: &MeshView,
     route: &RouteInput,
     host: &ArcStr,
     (target, gateway): (&ObjectKey, &GatewayName),
-) -> Result<(), Obstacle> {
-    if !route.is_followed(target, gateway) {
+) -> Result<(), UnusedReason> {
+    if !route.is_applied_by(target, gateway) {
         let text = format!(
             "exportTo does not contain {}, whose waypoint serves {host}: it has no effect there",
             gateway.namespace
         );
         return Err(("NotExported", text));
     }
-    let rivals = view.rivals(target, gateway);
+    let rivals = view.preceding_routes(target, gateway);
     let clients = route.clients(target, gateway);
     let ports = declared_ports(view, target).unwrap_or_default();
     let in_place: Vec<_> = ports
@@ -125,7 +134,7 @@ fn at_waypoint(
         .map(|(_, port, _)| {
             rivals
                 .iter()
-                .find(|rival| rival.goes_before(clients.as_ref(), *port))
+                .find(|rival| rival.precedes(clients.as_ref(), *port))
         })
         .collect();
     if let Some(Some(rival)) = in_place.first()
@@ -138,11 +147,11 @@ fn at_waypoint(
         );
         return Err(("Conflict", text));
     }
-    let catch_alls = view.references.of(Edge::CatchAll, host);
+    let catch_alls = view.references.of(ReferenceKind::CatchAll, host);
     let mut catch_alls = catch_alls.filter_map(|key| view.route(key));
     let older = catch_alls.find(|one| {
         one.age() < route.age()
-            && one.is_followed(target, gateway)
+            && one.is_applied_by(target, gateway)
             && one.clients(target, gateway) == clients
     });
     match older {
@@ -158,13 +167,17 @@ fn at_waypoint(
 }
 
 /// Returns the reasons why backends and mirrors of a VirtualService cannot be resolved, without duplicates.
-fn unresolved(view: &MeshView, route: &RouteInput, scope: &HostScope) -> Vec<Unresolved> {
+fn unresolved_references(
+    view: &MeshView,
+    route: &RouteInput,
+    scope: &HostScope,
+) -> Vec<Unresolved> {
     let mut all = Vec::new();
     for host in scope.hosts() {
-        for (target, _) in view.records_of(host) {
+        for (target, _) in view.record_owners(host) {
             for gateway in view.waypoints_serving(target, host) {
-                if route.is_followed(target, &gateway) {
-                    all.extend(of_service(view, route, target, &gateway));
+                if route.is_applied_by(target, &gateway) {
+                    all.extend(unresolved_references_at(view, route, target, &gateway));
                 }
             }
         }
@@ -174,7 +187,7 @@ fn unresolved(view: &MeshView, route: &RouteInput, scope: &HostScope) -> Vec<Unr
     all
 }
 
-fn of_service(
+fn unresolved_references_at(
     view: &MeshView,
     route: &RouteInput,
     parent: &ObjectKey,

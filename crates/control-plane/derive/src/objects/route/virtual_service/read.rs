@@ -11,24 +11,25 @@ use ambit_model::{
     RouteName,
 };
 use ambit_virtual_service::{
-    Remark, Rule, RuleDestination, RuleMatch, RuleMirror, Target, full_name, is_for_mesh,
+    DestinationTarget, FieldRemark, RouteRule, RuleDestination, RuleMatch, RuleMirror,
+    fully_qualified_name, is_for_mesh,
 };
 
 use crate::{
     config::MeshConfig,
     objects::{
-        destination_rule::exported,
+        destination_rule::parse_export_to,
         http_fault,
-        readable::Read,
+        readable::Parsed,
         route::{
             backends::BackendInput,
             filters::FilterInput,
             hosts::HostScope,
-            input::{RouteInput, Rules},
+            input::{RouteInput, RouteRules},
             mirrors::MirrorInput,
             object::namespace,
-            reader::Reader,
-            references::Reference,
+            reader::RuleReader,
+            references::ServiceReference,
             retries,
             rules::{MatchScope, RuleInput},
         },
@@ -38,19 +39,19 @@ use crate::{
 };
 
 /// Fields with rules for connections, which have no effect on waypoints.
-const STREAMS: [&str; 2] = ["tcp", "tls"];
+const STREAM_FIELDS: [&str; 2] = ["tcp", "tls"];
 
 /// Parses a VirtualService, and notes fields that have no effect.
 pub(crate) fn read(
     from: &VirtualService,
     config: &MeshConfig,
-) -> Result<Read<RouteInput>, FieldError> {
+) -> Result<Parsed<RouteInput>, FieldError> {
     let mut notes = Vec::new();
     let mut scope = scope(from, config, &mut notes);
     if !scope.is_for_mesh {
-        return Ok(Read::of(Some(route(from, scope, Vec::new())), notes));
+        return Ok(Parsed::new(Some(route(from, scope, Vec::new())), notes));
     }
-    for name in STREAMS
+    for name in STREAM_FIELDS
         .into_iter()
         .filter(|name| from.spec.unknown.contains_key(*name))
     {
@@ -59,26 +60,26 @@ pub(crate) fn read(
     }
     let http = &from.spec.http;
     let matches = http.iter().map(|rule| rule.matches.len()).sum();
-    Reader::check_size(http.len(), matches)
+    RuleReader::check_size(http.len(), matches)
         .map_err(|error| FieldError::new("spec.http", error.message))?;
-    let mut reader = Reader::of_text_prefixes(&mut notes);
+    let mut reader = RuleReader::with_text_prefixes(&mut notes);
     let unknown = from.spec.unknown.keys();
-    for name in unknown.filter(|name| !STREAMS.contains(&name.as_str())) {
+    for name in unknown.filter(|name| !STREAM_FIELDS.contains(&name.as_str())) {
         reader.unsupported(format!("spec.{name}"), "is not supported");
     }
     let of_all = reader.take_unsupported();
-    let mut work = Work {
+    let mut work = VirtualRuleReader {
         reader,
         namespace: namespace(&from.metadata),
         config,
     };
     let mut rules = Vec::new();
     for (number, rule) in http.iter().enumerate() {
-        work.reader.begin(of_all.as_ref());
-        rules.extend(work.rule(Rule::read(number, rule))?);
+        work.reader.begin_rule(of_all.as_ref());
+        rules.extend(work.rule(RouteRule::from_http_rule(number, rule))?);
     }
     scope.has_catch_all = rules.iter().any(is_catch_all);
-    Ok(Read::of(Some(route(from, scope, rules)), notes))
+    Ok(Parsed::new(Some(route(from, scope, rules)), notes))
 }
 
 /// Returns the hosts, namespaces and proxies that a VirtualService applies to. Invalid hosts are noted.
@@ -91,7 +92,7 @@ pub(crate) fn scope(
     let namespace = namespace(&from.metadata);
     let mut hosts = Vec::new();
     for (number, host) in spec.hosts.iter().enumerate() {
-        match full_name(host, namespace, &config.cluster_domain) {
+        match fully_qualified_name(host, namespace, &config.cluster_domain) {
             Some(name) => hosts.push(ArcStr::from(name)),
             None => notes.push(Note::new(
                 format!("spec.hosts[{number}]"),
@@ -103,7 +104,7 @@ pub(crate) fn scope(
     hosts.dedup();
     HostScope {
         hosts,
-        exported: exported(&spec.export_to, namespace),
+        exported: parse_export_to(&spec.export_to, namespace),
         is_for_mesh: is_for_mesh(&spec.gateways),
         has_catch_all: false,
     }
@@ -122,7 +123,7 @@ pub(crate) fn route(from: &VirtualService, scope: HostScope, rules: Vec<RuleInpu
         created: created(metadata),
         parents: Vec::new(),
         scope: Some(scope),
-        rules: Rules::Http(rules),
+        rules: RouteRules::Http(rules),
     }
 }
 
@@ -144,23 +145,23 @@ fn is_catch_all(rule: &RuleInput) -> bool {
 }
 
 /// Context for parsing the rules of one VirtualService.
-struct Work<'a> {
-    reader: Reader<'a>,
+struct VirtualRuleReader<'a> {
+    reader: RuleReader<'a>,
     namespace: &'a str,
     config: &'a MeshConfig,
 }
 
-impl Work<'_> {
+impl VirtualRuleReader<'_> {
     /// Parses one rule; `None` if it applies to gateways alone.
-    fn rule(&mut self, from: Rule) -> Result<Option<RuleInput>, FieldError> {
-        let at = format!("spec.{}", from.at);
+    fn rule(&mut self, from: RouteRule) -> Result<Option<RuleInput>, FieldError> {
+        let at = format!("spec.{}", from.field_path);
         let mut matches = Vec::new();
         let mut scopes = Vec::new();
         for one in &from.matches {
             if !one.is_for_mesh {
                 let message = "has no effect: it is for gateways, and not for clients in the mesh";
                 self.reader
-                    .remark(format!("spec.{}.gateways", one.at), message);
+                    .add_note(format!("spec.{}.gateways", one.field_path), message);
                 continue;
             }
             matches.push(self.one_match(one)?);
@@ -172,12 +173,12 @@ impl Work<'_> {
         if matches.is_empty() && !from.matches.is_empty() {
             return Ok(None);
         }
-        for Remark { field, message } in &from.unsupported {
+        for FieldRemark { field, message } in &from.unsupported {
             self.reader.unsupported(format!("spec.{field}"), message);
         }
-        for Remark { field, message } in &from.notes {
+        for FieldRemark { field, message } in &from.notes {
             self.reader
-                .remark(format!("spec.{field}"), message.as_str());
+                .add_note(format!("spec.{field}"), message.as_str());
         }
         let filters = self.filters(&at, &from)?;
         let retry = from.retry.as_ref();
@@ -185,7 +186,7 @@ impl Work<'_> {
         let mut rule = RuleInput {
             name: Some(match from.name {
                 Some(name) => name.into(),
-                None => from.at.as_str().into(),
+                None => from.field_path.as_str().into(),
             }),
             matches,
             scopes,
@@ -197,13 +198,13 @@ impl Work<'_> {
         for to in &from.destinations {
             rule.backends.push(self.destination(&at, to)?);
         }
-        replace_from_root(&mut rule);
+        match_root_by_default(&mut rule);
         rule.unsupported = self.reader.take_unsupported();
         Ok(Some(rule))
     }
 
     fn one_match(&mut self, from: &RuleMatch) -> Result<Match, FieldError> {
-        let at = format!("spec.{}", from.at);
+        let at = format!("spec.{}", from.field_path);
         let without = HttpRouteMatch {
             headers: from.without_headers.clone(),
             ..HttpRouteMatch::default()
@@ -224,11 +225,11 @@ impl Work<'_> {
         })
     }
 
-    fn filters(&mut self, at: &str, from: &Rule) -> Result<Vec<FilterInput>, FieldError> {
+    fn filters(&mut self, at: &str, from: &RouteRule) -> Result<Vec<FilterInput>, FieldError> {
         let mut filters = self.reader.filters(at, &from.filters, self.namespace)?;
         if let Some(fault) = &from.fault {
-            match http_fault::fault(fault, &format!("{at}.fault")) {
-                Ok(fault) => filters.push(FilterInput::Known(HttpFilter::Fault(fault))),
+            match http_fault::parse_fault(fault, &format!("{at}.fault")) {
+                Ok(fault) => filters.push(FilterInput::WithoutReferences(HttpFilter::Fault(fault))),
                 Err(FieldError { field, message }) => self.reader.unsupported(field, &message),
             }
         }
@@ -239,7 +240,7 @@ impl Work<'_> {
     }
 
     fn mirror(&mut self, from: &RuleMirror) -> Result<MirrorInput, FieldError> {
-        let at = format!("spec.{}", from.to.at);
+        let at = format!("spec.{}", from.to.field_path);
         Ok(MirrorInput {
             to: self.reference(&from.to, "nothing is mirrored there"),
             share: share::read(from.percent, from.fraction.as_ref(), &at)?,
@@ -261,14 +262,15 @@ impl Work<'_> {
     }
 
     /// Returns the reference to a destination's service. An invalid host is noted, with its consequence.
-    fn reference(&mut self, to: &Target, otherwise: &str) -> Reference {
-        let name = full_name(&to.host, self.namespace, &self.config.cluster_domain);
+    fn reference(&mut self, to: &DestinationTarget, otherwise: &str) -> ServiceReference {
+        let name = fully_qualified_name(&to.host, self.namespace, &self.config.cluster_domain);
         let host = name.map(ArcStr::from).ok_or_else(|| {
             let message = format!("{:?} is no name of a service: {otherwise}", to.host);
-            self.reader.remark(format!("spec.{}.host", to.at), message);
+            self.reader
+                .add_note(format!("spec.{}.host", to.field_path), message);
             arcstr::format!("{:?} is no name of a service", to.host)
         });
-        Reference::to_host(host, to.port)
+        ServiceReference::to_host(host, to.port)
     }
 
     /// Parses the retry policy. In a VirtualService, zero attempts disable retries.
@@ -282,9 +284,9 @@ impl Work<'_> {
 
 /// Sets the path condition `/` on matches without one in a rule that rewrites the path prefix, so that the rewrite
 /// replaces the root.
-fn replace_from_root(rule: &mut RuleInput) {
+fn match_root_by_default(rule: &mut RuleInput) {
     let replaces = |filter: &FilterInput| {
-        let FilterInput::Known(HttpFilter::Rewrite(rewrite)) = filter else {
+        let FilterInput::WithoutReferences(HttpFilter::Rewrite(rewrite)) = filter else {
             return false;
         };
         matches!(rewrite.path, Some(PathChange::Matched(_)))

@@ -80,7 +80,7 @@ fn every_combination_applies_each_filter() {
             let [Some(of_rule), Some(of_backend)] = filters else {
                 continue;
             };
-            let applied = Applied {
+            let applied = EffectiveFilters {
                 rule: &of_rule,
                 backend: Some(&of_backend),
             };
@@ -97,14 +97,14 @@ fn every_combination_applies_each_filter() {
             assert_eq!(path, expected, "{case}");
             let host = applied.rewrite().and_then(|rewrite| rewrite.hostname);
             assert_eq!(host.is_some(), rule >> 3 & 1 == 1, "{case}");
-            let mirrors = applied.mirrors(&mut rand::rng());
+            let mirrors = applied.select_mirrors(&mut rand::rng());
             let count = (rule >> 4 & 1) + (backend >> 4 & 1);
             assert_eq!(u32::try_from(mirrors.len()), Ok(count), "{case}");
         }
     }
 }
 
-fn check_headers(applied: Applied<'_>, rule: u32, backend: u32, case: &str) {
+fn check_headers(applied: EffectiveFilters<'_>, rule: u32, backend: u32, case: &str) {
     let (mut request, mut response) = (HeaderMap::new(), HeaderMap::new());
     applied.change_request(&mut request);
     applied.change_response(&mut response);
@@ -120,7 +120,7 @@ fn check_headers(applied: Applied<'_>, rule: u32, backend: u32, case: &str) {
         let request_headers = HeaderMap::from_iter([(http::header::ORIGIN, origin)]);
         let mut answer = HeaderMap::new();
         cors.change_response(
-            &CorsRequest::of(&Method::GET, &request_headers),
+            &CorsRequest::from_request(&Method::GET, &request_headers),
             &mut answer,
         );
         answer.contains_key(http::header::ACCESS_CONTROL_ALLOW_ORIGIN)
@@ -142,14 +142,14 @@ fn mirrors_get_their_share() {
         mirror("all", 7, 7),
     ];
     let filters = Filters::new(&of.clone().map(HttpFilter::Mirror)).unwrap();
-    let applied = Applied {
+    let applied = EffectiveFilters {
         rule: &filters,
         backend: None,
     };
     let mut rng = StdRng::seed_from_u64(7);
     let mut counts = [0; 4];
     for _ in 0..4000 {
-        for drawn in applied.mirrors(&mut rng) {
+        for drawn in applied.select_mirrors(&mut rng) {
             counts[of.iter().position(|one| one == drawn).unwrap()] += 1;
         }
     }

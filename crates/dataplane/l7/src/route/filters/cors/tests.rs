@@ -43,7 +43,7 @@ fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)])
 }
 
 fn simple(origin: &str) -> CorsRequest {
-    CorsRequest::of(&Method::GET, &headers(&[("origin", origin)]))
+    CorsRequest::from_request(&Method::GET, &headers(&[("origin", origin)]))
 }
 
 fn preflight(origin: &str) -> CorsRequest {
@@ -52,7 +52,7 @@ fn preflight(origin: &str) -> CorsRequest {
         ("access-control-request-method", "PUT"),
         ("access-control-request-headers", "x-a, x-b"),
     ]);
-    CorsRequest::of(&Method::OPTIONS, &headers)
+    CorsRequest::from_request(&Method::OPTIONS, &headers)
 }
 
 #[test]
@@ -83,7 +83,9 @@ fn origins_match_by_scheme_host_and_port() {
         ("http://*:8080", "http://a:8080", true),
         ("http://*:8080", "http://a", false),
     ] {
-        let is_allowed = cors(&[pattern], |_| ()).allowed(&simple(origin)).is_some();
+        let is_allowed = cors(&[pattern], |_| ())
+            .matching_origin(&simple(origin))
+            .is_some();
         assert_eq!(is_allowed, expected, "{pattern} {origin}");
     }
     for pattern in [
@@ -100,7 +102,7 @@ fn origins_match_by_scheme_host_and_port() {
         "https://a b",
         "https://a\r\nb: c",
     ] {
-        assert!(Origin::new(pattern).is_none(), "{pattern:?}");
+        assert!(OriginPattern::new(pattern).is_none(), "{pattern:?}");
     }
 }
 
@@ -144,7 +146,7 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
         );
     }
     let two = headers(&[("origin", "https://a"), ("origin", "https://b")]);
-    let two = CorsRequest::of(&Method::GET, &two);
+    let two = CorsRequest::from_request(&Method::GET, &two);
     assert_eq!(
         answer(&some, &two, &upstream),
         ["vary: origin", "x-other: 1"]
@@ -197,7 +199,7 @@ fn preflights_have_origin_and_method() {
         (Method::OPTIONS, &lines[1..]),
     ] {
         assert!(
-            !CorsRequest::of(&method, &headers(lines)).is_preflight(),
+            !CorsRequest::from_request(&method, &headers(lines)).is_preflight(),
             "{method} {lines:?}"
         );
     }
@@ -208,7 +210,7 @@ proptest! {
     #[test]
     fn origin_patterns_match_the_host_and_its_subdomains_only(origin in "(https://)?[a-c.:@/#\\\\%*\\[\\] ]{0,10}(\\.?a\\.b)?(:443)?") {
         let wild = cors(&["https://*.a.b"], |_| ());
-        if wild.allowed(&simple(&origin)).is_some() {
+        if wild.matching_origin(&simple(&origin)).is_some() {
             let host = origin.strip_prefix("https://").unwrap();
             let host = host.strip_suffix(":443").unwrap_or(host);
             prop_assert!(host.ends_with(".a.b") && host.len() > 4, "{origin}");

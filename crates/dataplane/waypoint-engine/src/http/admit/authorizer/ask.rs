@@ -9,8 +9,8 @@ use ambit_model::{
     ArcStr, HttpProvider, NamespacedHostname, Provider, ProviderProtocol, StringMatch,
 };
 use ambit_wire::ext_authz::{
-    Allowed, Answer, AnswerError, CHECK_PATH, Check, Denied, HeaderChange, HeaderOption, HttpCheck,
-    Peer,
+    AllowedResponse, CHECK_PATH, CheckRequest, CheckResponse, CheckResponseError, DeniedResponse,
+    HeaderAction, HeaderMutation, HttpCheckRequest, Peer,
 };
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{
@@ -20,20 +20,20 @@ use http::{
 use hyper::body::{Body as _, Incoming};
 
 use crate::{
-    calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
+    calls::{self, CallCharge, CallError, CallIdentity, Callee, CollectError},
     headers,
     hops::Hops,
     http::{
         body::prefixed_body::BufferedPrefix, normalized_target::NormalizedTarget,
         report::record::protocol,
     },
-    memory::Exhausted,
+    memory::BudgetExhausted,
     message::{self, Version},
     session::Session,
 };
 
 /// Maximum size of a provider's response body, in bytes.
-const MAX_ANSWER: usize = 256 << 10;
+const MAX_RESPONSE_BYTES: usize = 256 << 10;
 
 /// Error of a check that yields no decision.
 #[derive(Debug, thiserror::Error)]
@@ -41,23 +41,23 @@ pub(crate) enum CheckError {
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("it took longer than it may")]
-    Late,
+    Timeout,
     #[error("too many checks of this caller, or at this service, are in flight")]
-    TooMany,
+    TooManyChecks,
     #[error(transparent)]
     Collect(CollectError),
     #[error(transparent)]
-    Exhausted(#[from] Exhausted),
+    BudgetExhausted(#[from] BudgetExhausted),
     #[error("the request would be too large or invalid with the provider's changes")]
-    Unusable,
+    InvalidHeaderChanges,
     #[error("it answers with the status {0}")]
     Status(StatusCode),
     #[error("it answers with the gRPC status {0:?}")]
     Grpc(Option<String>),
     #[error("the answer is no message of gRPC")]
-    NoMessage,
+    NoResponseMessage,
     #[error(transparent)]
-    Answer(#[from] AnswerError),
+    InvalidMessage(#[from] CheckResponseError),
     #[error("the check cannot be encoded as a request")]
     InvalidRequest,
 }
@@ -66,21 +66,25 @@ impl CheckError {
     /// Whether a provider that fails open allows the request after this error. Errors that the caller can cause are
     /// excluded: too many checks in flight, no memory budget, and a request that cannot take the provider's changes.
     pub(in crate::http) fn may_fail_open(&self) -> bool {
-        !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
+        !matches!(
+            self,
+            Self::InvalidHeaderChanges | Self::TooManyChecks | Self::BudgetExhausted(_)
+        )
     }
 
     /// Returns the error's value of the outcome label in metrics.
     pub(in crate::http) fn outcome(&self) -> &'static str {
         match self {
             Self::Call(_) => "unreachable",
-            Self::Late => "late",
-            Self::TooMany => "too_many",
+            Self::Timeout => "late",
+            Self::TooManyChecks => "too_many",
             Self::Collect(_) => "too_large",
-            Self::Exhausted(_) => "no_memory",
+            Self::BudgetExhausted(_) => "no_memory",
             Self::Status(_) | Self::Grpc(_) => "failed",
-            Self::NoMessage | Self::Answer(_) | Self::InvalidRequest | Self::Unusable => {
-                "malformed"
-            }
+            Self::NoResponseMessage
+            | Self::InvalidMessage(_)
+            | Self::InvalidRequest
+            | Self::InvalidHeaderChanges => "malformed",
         }
     }
 }
@@ -88,27 +92,27 @@ impl CheckError {
 impl From<CollectError> for CheckError {
     fn from(from: CollectError) -> Self {
         match from {
-            CollectError::Exhausted(exhausted) => Self::Exhausted(exhausted),
-            broken @ CollectError::Broken => Self::Collect(broken),
+            CollectError::BudgetExhausted(exhausted) => Self::BudgetExhausted(exhausted),
+            broken @ CollectError::TooLargeOrTruncated => Self::Collect(broken),
         }
     }
 }
 
 /// Source or destination in a check request: address, and SPIFFE identity as text.
-pub(super) type End = (SocketAddr, Option<String>);
+pub(super) type CheckPeer = (SocketAddr, Option<String>);
 
-pub(super) fn source(session: &Session) -> End {
+pub(super) fn source(session: &Session) -> CheckPeer {
     let caller = &session.caller;
     let identity = caller.identity.as_ref().map(ToString::to_string);
     (caller.address, identity)
 }
 
-pub(super) fn destination(session: &Session) -> End {
+pub(super) fn destination(session: &Session) -> CheckPeer {
     let own = session.shard.waypoint.dialer.identity.to_string();
     (session.target.address(), Some(own))
 }
 
-pub(super) fn peer((address, principal): &End) -> Peer<'_> {
+pub(super) fn peer((address, principal): &CheckPeer) -> Peer<'_> {
     Peer {
         address: *address,
         principal: principal.as_deref(),
@@ -124,40 +128,40 @@ pub(super) struct CheckedRequest<'a> {
     pub(super) prefix: &'a BufferedPrefix,
 }
 
-pub(super) async fn of_request(
+pub(super) async fn check_request(
     session: &Session,
     provider: &Provider,
     checked: CheckedRequest<'_>,
     hops: Hops,
-) -> Result<Answer, CheckError> {
+) -> Result<CheckResponse, CheckError> {
     // All attributes are read before the first await.
     match &provider.protocol {
         ProviderProtocol::Grpc => {
             let (source, destination) = (source(session), destination(session));
-            let check = Check {
+            let check = CheckRequest {
                 source: peer(&source),
                 destination: peer(&destination),
                 time: SystemTime::now(),
                 http: Some(http_check(provider, checked)),
                 sni: None,
             };
-            grpc(session, provider, check, hops).await
+            check_by_grpc(session, provider, check, hops).await
         }
         ProviderProtocol::Http(http) => {
-            let question = question(provider, http, checked)?;
-            by_http(session, provider, http, question, hops).await
+            let question = build_http_check(provider, http, checked)?;
+            check_by_http(session, provider, http, question, hops).await
         }
     }
 }
 
-fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> {
-    match &provider.place {
+fn provider_service(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> {
+    match &provider.target {
         Ok((service, port)) => Ok((service, *port)),
         Err(_) => Err(CheckError::InvalidRequest),
     }
 }
 
-fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
+fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheckRequest {
     let CheckedRequest {
         request,
         normalized,
@@ -188,13 +192,13 @@ fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
     let mut body = Vec::new();
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        body = prefix.first(most);
+        body = prefix.first_bytes(most);
         let is_partial = (prefix.len() > most).to_string();
         all.insert("x-envoy-auth-partial-body".to_owned(), is_partial);
     }
     let rest = request.body().size_hint().exact();
     let prefix = u64::try_from(prefix.len()).ok();
-    HttpCheck {
+    HttpCheckRequest {
         id: all.get("x-request-id").cloned().unwrap_or_default(),
         method: request.method().to_string(),
         headers: all,
@@ -207,24 +211,24 @@ fn http_check(provider: &Provider, checked: CheckedRequest<'_>) -> HttpCheck {
     }
 }
 
-pub(super) async fn grpc(
+pub(super) async fn check_by_grpc(
     session: &Session,
     provider: &Provider,
-    check: Check<'_>,
+    check: CheckRequest<'_>,
     hops: Hops,
-) -> Result<Answer, CheckError> {
-    let (service, port) = place(provider)?;
+) -> Result<CheckResponse, CheckError> {
+    let (service, port) = provider_service(provider)?;
     let call = UnaryCall {
         service,
         port,
         path: CHECK_PATH,
         message: check.encode(),
         timeout: provider.timeout,
-        caller: CallFor::Mesh,
+        caller: CallIdentity::Waypoint,
         hops,
     };
-    let message = unary(session, call).await?;
-    Ok(Answer::decode(&message)?)
+    let message = call_unary(session, call).await?;
+    Ok(CheckResponse::decode(&message)?)
 }
 
 /// Unary gRPC call to a service of the mesh.
@@ -238,13 +242,13 @@ pub(in crate::http) struct UnaryCall<'a> {
     pub(in crate::http) message: Vec<u8>,
     /// Value of `grpc-timeout`: the deadline for the server.
     pub(in crate::http) timeout: Duration,
-    pub(in crate::http) caller: CallFor<'a>,
+    pub(in crate::http) caller: CallIdentity<'a>,
     /// Number of waypoints that the client's request has passed.
     pub(in crate::http) hops: Hops,
 }
 
 /// Makes a unary gRPC call, and returns the response message. The calling function must limit its time.
-pub(in crate::http) async fn unary(
+pub(in crate::http) async fn call_unary(
     session: &Session,
     call: UnaryCall<'_>,
 ) -> Result<Bytes, CheckError> {
@@ -264,7 +268,7 @@ pub(in crate::http) async fn unary(
     framed.put_slice(&message);
     drop(message);
     let uri = format!("http://{}:{port}{path}", service.hostname);
-    let mut request = Request::new(message::text(framed.freeze()));
+    let mut request = Request::new(message::text_body(framed.freeze()));
     *request.method_mut() = Method::POST;
     *request.version_mut() = http::Version::HTTP_2;
     *request.uri_mut() = Uri::try_from(uri).map_err(|_| CheckError::InvalidRequest)?;
@@ -275,15 +279,15 @@ pub(in crate::http) async fn unary(
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}S")) {
         all.insert("grpc-timeout", value);
     }
-    let on_behalf = session.on_behalf();
+    let initiator = session.initiator();
     let callee = Callee {
         service,
         port,
         caller,
         hops,
-        on_behalf: Some(&on_behalf),
+        initiator: Some(&initiator),
     };
-    let mut charge = CallCharge::new(&on_behalf.memory, Version::Http2, &request)?;
+    let mut charge = CallCharge::new(&initiator.memory, Version::Http2, &request)?;
     let response = calls::request(&session.shard, callee, Version::Http2, request).await?;
     let (parts, body) = response.into_parts();
     if parts.status != StatusCode::OK {
@@ -292,19 +296,21 @@ pub(in crate::http) async fn unary(
     if let Some(status) = grpc_status(&parts.headers).filter(|status| status != "0") {
         return Err(CheckError::Grpc(Some(status)));
     }
-    let collected = charge.collect(body, MAX_ANSWER).await?;
+    let collected = charge.collect(body, MAX_RESPONSE_BYTES).await?;
     let status = collected.trailers().and_then(grpc_status);
     let status = status.or_else(|| grpc_status(&parts.headers));
     if status.as_deref() != Some("0") {
         return Err(CheckError::Grpc(status));
     }
     let bytes = collected.to_bytes();
-    let (prefix, message) = bytes.split_at_checked(5).ok_or(CheckError::NoMessage)?;
-    let length = u32::try_from(message.len()).map_err(|_| CheckError::NoMessage)?;
+    let (prefix, message) = bytes
+        .split_at_checked(5)
+        .ok_or(CheckError::NoResponseMessage)?;
+    let length = u32::try_from(message.len()).map_err(|_| CheckError::NoResponseMessage)?;
     let [a, b, c, d] = length.to_be_bytes();
     // Uncompressed, and a single message.
     if prefix != [0, a, b, c, d] {
-        return Err(CheckError::NoMessage);
+        return Err(CheckError::NoResponseMessage);
     }
     Ok(bytes.slice_ref(message))
 }
@@ -314,14 +320,14 @@ fn grpc_status(headers: &HeaderMap) -> Option<String> {
     Some(String::from_utf8_lossy(status.as_bytes()).into_owned())
 }
 
-fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
+fn matches_any(patterns: &[StringMatch], name: &HeaderName) -> bool {
     patterns
         .iter()
         .any(|pattern| pattern.matches(name.as_str()))
 }
 
 /// Builds the HTTP request by which an HTTP provider checks a client's request.
-fn question(
+fn build_http_check(
     provider: &Provider,
     http: &HttpProvider,
     checked: CheckedRequest<'_>,
@@ -331,22 +337,22 @@ fn question(
         normalized,
         prefix,
     } = checked;
-    let (service, _) = place(provider)?;
+    let (service, _) = provider_service(provider)?;
     let mut content = Vec::new();
     let mut is_partial = None;
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        content = prefix.first(most);
+        content = prefix.first_bytes(most);
         is_partial = Some(prefix.len() > most);
     }
-    let mut check_request = Request::new(message::text(content));
+    let mut check_request = Request::new(message::text_body(content));
     check_request.method_mut().clone_from(request.method());
     let target = format!("{}{}", http.path_prefix, normalized.target);
     *check_request.uri_mut() = Uri::try_from(target).map_err(|_| CheckError::InvalidRequest)?;
     let all = check_request.headers_mut();
     for (name, value) in request.headers() {
-        let goes = *name == AUTHORIZATION || is_among(&http.headers, name);
-        if goes && headers::may_be_changed(name) {
+        let goes = *name == AUTHORIZATION || matches_any(&http.headers, name);
+        if goes && headers::is_mutable_header(name) {
             all.append(name.clone(), value.clone());
         }
     }
@@ -372,65 +378,65 @@ fn question(
     Ok(check_request)
 }
 
-async fn by_http(
+async fn check_by_http(
     session: &Session,
     provider: &Provider,
     http: &HttpProvider,
     question: Request<message::Body>,
     hops: Hops,
-) -> Result<Answer, CheckError> {
-    let (service, port) = place(provider)?;
-    let on_behalf = session.on_behalf();
+) -> Result<CheckResponse, CheckError> {
+    let (service, port) = provider_service(provider)?;
+    let initiator = session.initiator();
     let callee = Callee {
         service,
         port,
-        caller: CallFor::Mesh,
+        caller: CallIdentity::Waypoint,
         hops,
-        on_behalf: Some(&on_behalf),
+        initiator: Some(&initiator),
     };
-    let mut charge = CallCharge::new(&on_behalf.memory, Version::Http1, &question)?;
+    let mut charge = CallCharge::new(&initiator.memory, Version::Http1, &question)?;
     let response = calls::request(&session.shard, callee, Version::Http1, question).await?;
     let (parts, body) = response.into_parts();
     if parts.status.is_server_error() || parts.status.is_informational() {
         return Err(CheckError::Status(parts.status));
     }
-    let body = charge.collect(body, MAX_ANSWER).await?.to_bytes();
-    let taken = |goes: &dyn Fn(&HeaderName) -> bool, first: HeaderChange| {
-        let mut taken: Vec<HeaderOption> = Vec::new();
+    let body = charge.collect(body, MAX_RESPONSE_BYTES).await?.to_bytes();
+    let taken = |goes: &dyn Fn(&HeaderName) -> bool, first: HeaderAction| {
+        let mut taken: Vec<HeaderMutation> = Vec::new();
         for (name, value) in &parts.headers {
-            if headers::may_be_changed(name) && goes(name) {
+            if headers::is_mutable_header(name) && goes(name) {
                 let again = taken.iter().any(|one| one.name == name.as_str());
-                taken.push(HeaderOption {
+                taken.push(HeaderMutation {
                     name: name.as_str().to_owned(),
                     value: value.as_bytes().to_vec(),
-                    how: if again { HeaderChange::Append } else { first },
+                    action: if again { HeaderAction::Append } else { first },
                 });
             }
         }
         taken
     };
     if parts.status == StatusCode::OK {
-        return Ok(Answer::Allowed(Allowed {
+        return Ok(CheckResponse::Allowed(AllowedResponse {
             headers: taken(
-                &|name| is_among(&http.to_application, name),
-                HeaderChange::Set,
+                &|name| matches_any(&http.to_application, name),
+                HeaderAction::Set,
             ),
-            answer_headers: taken(
-                &|name| is_among(&http.to_client_allowed, name),
-                HeaderChange::Append,
+            response_headers: taken(
+                &|name| matches_any(&http.to_client_allowed, name),
+                HeaderAction::Append,
             ),
-            ..Allowed::default()
+            ..AllowedResponse::default()
         }));
     }
     let goes = |name: &HeaderName| {
         http.to_client_denied.is_empty()
             || *name == WWW_AUTHENTICATE
             || *name == LOCATION
-            || is_among(&http.to_client_denied, name)
+            || matches_any(&http.to_client_denied, name)
     };
-    Ok(Answer::Denied(Denied {
+    Ok(CheckResponse::Denied(DeniedResponse {
         status: Some(parts.status.as_u16()),
-        headers: taken(&goes, HeaderChange::Set),
+        headers: taken(&goes, HeaderAction::Set),
         body: body.to_vec(),
     }))
 }

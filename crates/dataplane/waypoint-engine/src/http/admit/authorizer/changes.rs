@@ -1,36 +1,39 @@
 //! Applies a provider's changes to the headers and the query of a request, within limits.
 
-use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
+use ambit_wire::ext_authz::{HeaderAction, HeaderMutation};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
-use crate::headers::{join_cookies, may_be_changed};
+use crate::headers::{is_mutable_header, join_cookies};
 
 /// Maximum number of header lines of a request, and their total size in bytes, after a provider's changes.
 const MAX_HEADERS: usize = 200;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-fn name_of(text: &str) -> Option<HeaderName> {
+fn parse_mutable_header(text: &str) -> Option<HeaderName> {
     let name = HeaderName::from_bytes(text.as_bytes()).ok();
-    name.filter(may_be_changed)
+    name.filter(is_mutable_header)
 }
 
 /// Sets headers as a provider requests. Returns the number of rejected changes: of headers that providers may not set,
 /// or with invalid names or values.
-pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
+pub(in crate::http) fn apply_header_changes(
+    headers: &mut HeaderMap,
+    changes: &[HeaderMutation],
+) -> u64 {
     let mut refused = 0;
     for change in changes {
         let value = HeaderValue::from_bytes(&change.value).ok();
-        let Some((name, value)) = name_of(&change.name).zip(value) else {
+        let Some((name, value)) = parse_mutable_header(&change.name).zip(value) else {
             refused += 1;
             continue;
         };
         let is_there = headers.contains_key(&name);
-        let done = match change.how {
-            HeaderChange::Set => headers.try_insert(name, value).map(drop),
-            HeaderChange::Append => headers.try_append(name, value).map(drop),
-            HeaderChange::AddIfAbsent if !is_there => headers.try_insert(name, value).map(drop),
-            HeaderChange::SetIfPresent if is_there => headers.try_insert(name, value).map(drop),
-            HeaderChange::AddIfAbsent | HeaderChange::SetIfPresent => Ok(()),
+        let done = match change.action {
+            HeaderAction::Set => headers.try_insert(name, value).map(drop),
+            HeaderAction::Append => headers.try_append(name, value).map(drop),
+            HeaderAction::AddIfAbsent if !is_there => headers.try_insert(name, value).map(drop),
+            HeaderAction::SetIfPresent if is_there => headers.try_insert(name, value).map(drop),
+            HeaderAction::AddIfAbsent | HeaderAction::SetIfPresent => Ok(()),
         };
         refused += u64::from(done.is_err());
     }
@@ -40,10 +43,10 @@ pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) 
 }
 
 /// Removes headers as a provider requests. Returns the number of rejected removals.
-pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
+pub(super) fn remove_headers(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {
-        match name_of(name) {
+        match parse_mutable_header(name) {
             Some(name) => drop(headers.remove(name)),
             None => refused += 1,
         }
@@ -60,7 +63,7 @@ pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
 }
 
 /// Applies a provider's changes to the query parameters of a request target; `None` if the result is invalid.
-pub(super) fn query(
+pub(super) fn apply_query_changes(
     target: &PathAndQuery,
     set: &[(String, String)],
     remove: &[String],
@@ -71,7 +74,7 @@ pub(super) fn query(
     let name = |pair: &str| pair.split('=').next().unwrap_or_default().to_owned();
     let goes = |pair: &&str| {
         let name = name(pair);
-        remove.contains(&name) || set.iter().any(|(set, _)| escaped(set) == name)
+        remove.contains(&name) || set.iter().any(|(set, _)| percent_encode(set) == name)
     };
     let pairs = target
         .query()
@@ -83,7 +86,7 @@ pub(super) fn query(
         .collect();
     let added = set
         .iter()
-        .map(|(name, value)| format!("{}={}", escaped(name), escaped(value)));
+        .map(|(name, value)| format!("{}={}", percent_encode(name), percent_encode(value)));
     pairs.extend(added);
     let path = target.path();
     let text = match pairs.is_empty() {
@@ -94,7 +97,7 @@ pub(super) fn query(
 }
 
 /// Percent-encodes every byte that is neither a letter nor a digit.
-fn escaped(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut escaped = String::new();
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -110,11 +113,11 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn option(name: &str, value: &str, how: HeaderChange) -> HeaderOption {
-        HeaderOption {
+    fn option(name: &str, value: &str, action: HeaderAction) -> HeaderMutation {
+        HeaderMutation {
             name: name.to_owned(),
             value: value.as_bytes().to_vec(),
-            how,
+            action,
         }
     }
 
@@ -122,8 +125,8 @@ mod tests {
     fn appended_cookie_is_joined_to_the_header() {
         let mut headers = HeaderMap::new();
         headers.insert("cookie", HeaderValue::from_static("a=1"));
-        let appended = option("cookie", "b=2", HeaderChange::Append);
-        assert_eq!(apply(&mut headers, &[appended]), 0);
+        let appended = option("cookie", "b=2", HeaderAction::Append);
+        assert_eq!(apply_header_changes(&mut headers, &[appended]), 0);
         let lines: Vec<_> = headers.get_all("cookie").iter().collect();
         assert_eq!(lines, ["a=1; b=2"]);
     }
@@ -154,16 +157,20 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             assert_eq!(
-                apply(&mut headers, &[option(name, "x", HeaderChange::Set)]),
+                apply_header_changes(&mut headers, &[option(name, "x", HeaderAction::Set)]),
                 1,
                 "{name}"
             );
             assert!(headers.is_empty());
-            assert_eq!(remove(&mut headers, &[name.to_owned()]), 1, "{name}");
+            assert_eq!(
+                remove_headers(&mut headers, &[name.to_owned()]),
+                1,
+                "{name}"
+            );
         }
         let mut headers = HeaderMap::new();
         assert_eq!(
-            apply(&mut headers, &[option("x", "a\nb", HeaderChange::Set)]),
+            apply_header_changes(&mut headers, &[option("x", "a\nb", HeaderAction::Set)]),
             1
         );
     }
@@ -172,14 +179,14 @@ mod tests {
     fn headers_are_set_by_their_append_action() {
         let mut headers = HeaderMap::new();
         let changes = [
-            option("A", "1", HeaderChange::Set),
-            option("a", "2", HeaderChange::Append),
-            option("b", "1", HeaderChange::AddIfAbsent),
-            option("b", "2", HeaderChange::AddIfAbsent),
-            option("c", "1", HeaderChange::SetIfPresent),
-            option("b", "3", HeaderChange::SetIfPresent),
+            option("A", "1", HeaderAction::Set),
+            option("a", "2", HeaderAction::Append),
+            option("b", "1", HeaderAction::AddIfAbsent),
+            option("b", "2", HeaderAction::AddIfAbsent),
+            option("c", "1", HeaderAction::SetIfPresent),
+            option("b", "3", HeaderAction::SetIfPresent),
         ];
-        assert_eq!(apply(&mut headers, &changes), 0);
+        assert_eq!(apply_header_changes(&mut headers, &changes), 0);
         let of = |name| headers.get_all(name).iter().collect::<Vec<_>>();
         assert_eq!(of("a"), ["1", "2"]);
         assert_eq!(of("b"), ["3"]);
@@ -194,7 +201,7 @@ mod tests {
                 .map(|(a, b)| ((*a).to_owned(), (*b).to_owned()))
                 .collect();
             let remove: Vec<_> = remove.iter().map(|a| (*a).to_owned()).collect();
-            query(&target.try_into().unwrap(), &set, &remove)
+            apply_query_changes(&target.try_into().unwrap(), &set, &remove)
                 .unwrap()
                 .to_string()
         };

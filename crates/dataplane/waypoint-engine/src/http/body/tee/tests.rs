@@ -8,7 +8,7 @@ use super::*;
 use crate::memory::{Memory, MemoryLimits};
 
 fn memory() -> ConnectionMemory {
-    let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
+    let memory = Memory::new(MemoryLimits::from_process_limit(1 << 30), Arc::default());
     memory.connection(None, [10, 0, 0, 1].into())
 }
 
@@ -55,7 +55,7 @@ async fn slow_mirror_is_dropped_without_delaying_the_original() {
         let frame = original.frame().await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap().len(), piece);
         assert!(fast.frame().await.unwrap().is_ok());
-        assert!(buffered.0.load(Relaxed) <= MAX_LAG_BYTES + piece + FRAME_BYTES);
+        assert!(buffered.0.load(Relaxed) <= MAX_LAG_BYTES + piece + FRAME_OVERHEAD_BYTES);
     }
     assert_eq!(slow_end.try_recv(), Ok(CopyOutcome::TooSlow));
     assert_eq!(fast_end.try_recv(), Err(TryRecvError::Empty));
@@ -99,7 +99,7 @@ async fn dropped_copies_release_their_bytes() {
         sender.send(data(vec![0; 1000])).unwrap();
         assert!(original.frame().await.unwrap().is_ok());
     }
-    assert_eq!(buffered.0.load(Relaxed), 9 * (1000 + FRAME_BYTES));
+    assert_eq!(buffered.0.load(Relaxed), 9 * (1000 + FRAME_OVERHEAD_BYTES));
     drop(copies);
     assert_eq!(buffered.0.load(Relaxed), 0);
     sender.send(data(vec![0; 1000])).unwrap();

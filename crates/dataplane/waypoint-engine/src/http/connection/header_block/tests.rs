@@ -8,26 +8,26 @@ use crate::memory::{Memory, MemoryLimits};
 /// Maximum size of a header section in the tests.
 const MAX_SECTION_BYTES: usize = 64 << 10;
 /// Maximum memory charge of a header block within the limit of header sections.
-const MAX_BLOCK_BYTES: usize = MAX_SECTION_BYTES / EMPTY_FIELD_BYTES * FIELD_BYTES;
+const MAX_BLOCK_BYTES: usize = MAX_SECTION_BYTES / EMPTY_FIELD_BYTES * FIELD_OVERHEAD_BYTES;
 
 fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     let size = u32::try_from(length).unwrap().to_be_bytes();
     let mut frame = size[1..].to_vec();
     frame.extend([kind, flags]);
     frame.extend(stream.to_be_bytes());
-    frame.resize(HEAD_BYTES + length, 0xbe);
+    frame.resize(FRAME_HEADER_BYTES + length, 0xbe);
     frame
 }
 
 /// Parses client frames in pieces of this size, and returns the resulting state.
-fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
-    let mut blocks = Blocks {
+fn after(bytes: &[u8], piece: usize) -> (HeaderBlockTracker, FrameParser) {
+    let mut blocks = HeaderBlockTracker {
         most: MAX_SECTION_BYTES,
-        ..Blocks::default()
+        ..HeaderBlockTracker::default()
     };
-    let mut frames = Frames::after(3);
+    let mut frames = FrameParser::skipping(3);
     for piece in [&b"pre"[..], bytes].concat().chunks(piece) {
-        frames.advance(piece, |event| blocks.received(event));
+        frames.advance(piece, |event| blocks.on_client_frame(event));
     }
     (blocks, frames)
 }
@@ -56,7 +56,10 @@ fn block_is_open_until_the_last_byte_of_its_last_frame() {
 #[test]
 fn open_block_is_charged_for_its_decoded_size() {
     let bytes = |parts: &[&[u8]]| after(&parts.concat(), 13).0.bytes();
-    assert_eq!(bytes(&[&frame(HEADERS, 0, 1, 100)]), 100 * FIELD_BYTES);
+    assert_eq!(
+        bytes(&[&frame(HEADERS, 0, 1, 100)]),
+        100 * FIELD_OVERHEAD_BYTES
+    );
     let much = frame(CONTINUATION, 0, 1, 16_000);
     assert_eq!(bytes(&[&frame(HEADERS, 0, 1, 1), &much]), MAX_BLOCK_BYTES);
     assert_eq!(bytes(&[&frame(HEADERS, WHOLE, 1, 100)]), 0);
@@ -68,36 +71,40 @@ fn trailers_are_charged_until_their_request_ends() {
     let trailers = frame(HEADERS, WHOLE, 1, 1000);
     let both = [&open[..], &frame(HEADERS, END_HEADERS, 3, 10), &trailers].concat();
     let (mut blocks, mut frames) = after(&both, 5);
-    assert_eq!(blocks.bytes(), 1000 * FIELD_BYTES);
-    let mut sent = Frames::after(0);
-    let mut answer =
-        |bytes: &[u8], blocks: &mut Blocks| sent.advance(bytes, |event| blocks.sent(event));
+    assert_eq!(blocks.bytes(), 1000 * FIELD_OVERHEAD_BYTES);
+    let mut sent = FrameParser::skipping(0);
+    let mut answer = |bytes: &[u8], blocks: &mut HeaderBlockTracker| {
+        sent.advance(bytes, |event| blocks.on_waypoint_frame(event))
+    };
     // A response that continues, a response to another request, and settings.
     answer(&frame(HEADERS, END_HEADERS, 1, 10), &mut blocks);
     answer(&frame(0, END_STREAM, 3, 10), &mut blocks);
     answer(&frame(4, 1, 1, 0), &mut blocks);
-    assert_eq!(blocks.bytes(), 1000 * FIELD_BYTES);
+    assert_eq!(blocks.bytes(), 1000 * FIELD_OVERHEAD_BYTES);
     for (kind, flags, length) in [(HEADERS, WHOLE, 10), (0, END_STREAM, 0), (RST_STREAM, 0, 4)] {
-        frames.advance(&trailers, |event| blocks.received(event));
+        frames.advance(&trailers, |event| blocks.on_client_frame(event));
         assert!(blocks.bytes() > 0);
         answer(&frame(kind, flags, 1, length), &mut blocks);
         assert_eq!(blocks.bytes(), 0, "{kind}");
     }
-    frames.advance(&trailers, |event| blocks.received(event));
-    frames.advance(&frame(RST_STREAM, 0, 1, 4), |event| blocks.received(event));
+    frames.advance(&trailers, |event| blocks.on_client_frame(event));
+    frames.advance(&frame(RST_STREAM, 0, 1, 4), |event| {
+        blocks.on_client_frame(event)
+    });
     assert_eq!(blocks.bytes(), 0);
     // Trailers of gRPC and checksums are small.
-    frames.advance(&frame(HEADERS, WHOLE, 1, FREE_TRAILERS), |event| {
-        blocks.received(event)
-    });
+    frames.advance(
+        &frame(HEADERS, WHOLE, 1, MAX_UNCHARGED_TRAILERS_BYTES),
+        |event| blocks.on_client_frame(event),
+    );
     assert_eq!(blocks.bytes(), 0);
 }
 
 /// Reads a connection to its end, and returns the size of each read; `None` where the task yielded.
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
-    let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
+    let memory = Memory::new(MemoryLimits::from_process_limit(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());
-    let mut io = HeaderBlocks::new(bytes, Duration::from_secs(60), MAX_SECTION_BYTES, memory);
+    let mut io = HeaderBlockIo::new(bytes, Duration::from_secs(60), MAX_SECTION_BYTES, memory);
     let mut cx = Context::from_waker(Waker::noop());
     let mut reads = Vec::new();
     loop {

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 
 use ambit_observation::{
-    Observation,
+    RequestObservation,
     span::{self, SpanContext},
-    trace::{Incoming, SpanId, TRACESTATE, TraceId, X_REQUEST_ID, decide, request_id},
+    trace::{
+        IncomingTraceContext, SpanId, TRACESTATE, TraceId, X_REQUEST_ID, format_request_id,
+        should_sample,
+    },
 };
 use ambit_telemetry::{
     Party, TrafficLabels,
-    http::{Changed, HttpRequestReport},
+    http::{HttpRequestReport, RelabeledValues},
 };
 use http::{HeaderMap, HeaderValue};
 
 use crate::{
     http::report::redact::redact_headers,
     session::Session,
-    telemetry_config::{Item, TelemetryConfig, Tracing},
+    telemetry_config::{ExportItem, TelemetryConfig, Tracing},
 };
 
 /// Telemetry state of a request whose target has a `Telemetry` configuration.
@@ -25,7 +28,7 @@ pub(super) struct RequestTelemetry {
     telemetry_config: Arc<TelemetryConfig>,
     request: HeaderMap,
     response: HeaderMap,
-    incoming: Incoming,
+    incoming: IncomingTraceContext,
     /// Trace id, span id and sampling decision of the forwarded request.
     span_context: Option<(TraceId, SpanId, bool)>,
     /// Request id that the waypoint has generated for a request without one.
@@ -47,12 +50,12 @@ pub(super) struct FinishedRequest<'a> {
 
 impl RequestTelemetry {
     /// Creates the telemetry state of a request; `None` if its target has no `Telemetry` configuration.
-    pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
+    pub(super) fn new(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
         let telemetry_config = session.telemetry_config()?;
         let mut telemetry = Self {
-            request: redacted(session, &telemetry_config, headers),
+            request: copy_redacted_headers(session, &telemetry_config, headers),
             response: HeaderMap::new(),
-            incoming: Incoming::default(),
+            incoming: IncomingTraceContext::default(),
             span_context: None,
             named: None,
             state: String::new(),
@@ -69,7 +72,7 @@ impl RequestTelemetry {
         let Some(Tracing { settings, .. }) = &self.telemetry_config.tracing else {
             return;
         };
-        self.incoming = Incoming::of(headers);
+        self.incoming = IncomingTraceContext::from_headers(headers);
         let may_be_sampled = settings.sampling > 0 || self.incoming.sampled.is_some();
         if !may_be_sampled || self.incoming.sampled == Some(false) {
             // The request is not sampled: trace headers pass unchanged.
@@ -77,12 +80,12 @@ impl RequestTelemetry {
         }
         let mut id = headers.get(&X_REQUEST_ID).cloned();
         if id.is_none() {
-            id = HeaderValue::from_str(&request_id(rand::random())).ok();
+            id = HeaderValue::from_str(&format_request_id(rand::random())).ok();
             self.named.clone_from(&id);
         }
         let id = id.as_ref().filter(|_| settings.by_request_id);
         let sampled = self.incoming.sampled.unwrap_or_else(|| {
-            decide(
+            should_sample(
                 settings.sampling,
                 id.map(HeaderValue::as_bytes),
                 rand::random,
@@ -101,11 +104,11 @@ impl RequestTelemetry {
     }
 
     /// Writes the trace context to the request headers, before the request is authorized.
-    pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
+    pub(super) fn write_trace_context(&self, headers: &mut HeaderMap) {
         let tracing = self.telemetry_config.tracing.as_ref();
         let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);
         if let Some((trace, span, sampled)) = self.span_context.filter(|_| propagates) {
-            self.incoming.pass_on(headers, trace, span, sampled);
+            self.incoming.propagate(headers, trace, span, sampled);
         }
         if let Some(name) = &self.named {
             headers.insert(X_REQUEST_ID, name.clone());
@@ -113,13 +116,13 @@ impl RequestTelemetry {
     }
 
     /// Records the headers of the forwarded request that access logs and span tags read.
-    pub(super) fn forwarded(&mut self, session: &Session, headers: &HeaderMap) {
-        self.request = redacted(session, &self.telemetry_config, headers);
+    pub(super) fn record_forwarded_headers(&mut self, session: &Session, headers: &HeaderMap) {
+        self.request = copy_redacted_headers(session, &self.telemetry_config, headers);
     }
 
     /// Records the response headers that access logs and span tags read.
-    pub(super) fn answered(&mut self, session: &Session, headers: &HeaderMap) {
-        let mut redacted = self.telemetry_config.wants.of_response(headers);
+    pub(super) fn record_response_headers(&mut self, session: &Session, headers: &HeaderMap) {
+        let mut redacted = self.telemetry_config.wants.select_response_headers(headers);
         redact_headers(session, &mut redacted);
         self.response = redacted;
     }
@@ -136,7 +139,7 @@ impl RequestTelemetry {
         request: FinishedRequest<'_>,
         report: &HttpRequestReport<'_>,
         traffic: &TrafficLabels,
-    ) -> Option<Changed> {
+    ) -> Option<RelabeledValues> {
         if let Some(name) = self.named.take() {
             // The id is not yet among the headers of a request that was never forwarded.
             self.request.entry(X_REQUEST_ID).or_insert(name);
@@ -146,7 +149,7 @@ impl RequestTelemetry {
         let peer = session.caller.identity.as_ref().map(ToString::to_string);
         let sampled = self.span_context.filter(|(.., sampled)| *sampled);
         let trace_id = sampled.map(|(trace, ..)| trace.to_string());
-        let observation = Observation {
+        let observation = RequestObservation {
             started: report.started,
             duration: report.duration,
             method: Some(request.method),
@@ -197,25 +200,25 @@ impl RequestTelemetry {
             let span = span::of(span_context, &observation, parties, &tracing.tags, most);
             tracing
                 .queue
-                .push(&waypoint.http_metrics, Item::Span(Box::new(span)));
+                .push(&waypoint.http_metrics, ExportItem::Span(Box::new(span)));
         }
         self.telemetry_config.labels(&observation)
     }
 }
 
 /// Copies the request headers that access logs and span tags read, with tokens removed.
-fn redacted(
+fn copy_redacted_headers(
     session: &Session,
     telemetry_config: &TelemetryConfig,
     headers: &HeaderMap,
 ) -> HeaderMap {
-    let mut redacted = telemetry_config.wants.of_request(headers);
+    let mut redacted = telemetry_config.wants.select_request_headers(headers);
     redact_headers(session, &mut redacted);
     redacted
 }
 
 /// Returns the values of Istio's span tags for source, destination and the waypoint itself.
-fn parties(session: &Session, traffic: &TrafficLabels) -> span::Parties {
+fn parties(session: &Session, traffic: &TrafficLabels) -> span::PeerAttributes {
     let config = &session.shard.waypoint.config;
     let mut all = vec![
         ("istio.mesh_id", config.trust_domain.to_string()),

@@ -1,0 +1,186 @@
+//! Reads large pieces from the socket under TLS.
+//!
+//! The TLS library reads 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH_BYTES`], and
+//! returns it in pieces. The buffer belongs to the worker thread and is a connection's only while it holds bytes, so
+//! idle connections have none.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use ambit_tls::WithdrawalReason;
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::io::poll_read_buf;
+
+use crate::{scratch::SCRATCH_BYTES, withdrawal};
+
+/// Maximum free buffers that a thread keeps for later reads.
+const MAX_FREE_BUFFERS: usize = 2;
+
+thread_local! {
+    static FREE_BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Connection whose socket is read in large pieces.
+pub struct BufferedReads<IO> {
+    io: IO,
+    /// Bytes that were read but not returned yet; has capacity only while it holds bytes.
+    buffered: BytesMut,
+    /// Future that completes when the connection must be closed, because its peer is no longer accepted.
+    withdrawn: Option<Pin<Box<dyn Future<Output = WithdrawalReason> + Send>>>,
+}
+
+impl<IO: fmt::Debug> fmt::Debug for BufferedReads<IO> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coarse")
+            .field("io", &self.io)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<IO> BufferedReads<IO> {
+    /// Wraps `io`, which is then read in large pieces.
+    pub fn new(io: IO) -> Self {
+        Self {
+            io,
+            buffered: BytesMut::new(),
+            withdrawn: None,
+        }
+    }
+
+    /// Makes reads fail once `withdrawn` completes, because the peer is no longer accepted.
+    pub(crate) fn fail_reads_when(
+        &mut self,
+        withdrawn: impl Future<Output = WithdrawalReason> + Send + 'static,
+    ) {
+        self.withdrawn = Some(Box::pin(withdrawn));
+    }
+}
+
+fn take_free_buffer() -> BytesMut {
+    FREE_BUFFERS
+        .with_borrow_mut(Vec::pop)
+        .unwrap_or_else(|| BytesMut::with_capacity(SCRATCH_BYTES))
+}
+
+fn return_free_buffer(mut buffer: BytesMut) {
+    buffer.clear();
+    FREE_BUFFERS.with_borrow_mut(|free| {
+        // Returning pieces moves the start; a buffer that lost much of its capacity is not kept.
+        if free.len() < MAX_FREE_BUFFERS && buffer.try_reclaim(SCRATCH_BYTES) {
+            free.push(buffer);
+        }
+    });
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for BufferedReads<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self {
+            io,
+            buffered,
+            withdrawn,
+        } = self.get_mut();
+        if let Some(waiting) = withdrawn
+            && let Poll::Ready(why) = waiting.as_mut().poll(cx)
+        {
+            *withdrawn = None;
+            return Poll::Ready(Err(withdrawal::error(why)));
+        }
+        if buffered.is_empty() {
+            if out.remaining() >= SCRATCH_BYTES {
+                return Pin::new(io).poll_read(cx, out);
+            }
+            let mut buffer = take_free_buffer();
+            match poll_read_buf(Pin::new(io), cx, &mut buffer) {
+                Poll::Ready(Ok(n)) if n > 0 => *buffered = buffer,
+                other => {
+                    return_free_buffer(buffer);
+                    ready!(other)?;
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+        let n = buffered.len().min(out.remaining());
+        out.put_slice(buffered.get(..n).unwrap_or_default());
+        buffered.advance(n);
+        if buffered.is_empty() {
+            return_free_buffer(std::mem::take(buffered));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for BufferedReads<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn reads_return_all_bytes_in_order_and_the_end() {
+        let (mut near, far) = tokio::io::duplex(200_000);
+        let sent: Vec<u8> = (0..150_000)
+            .map(|i| b'a' + u8::try_from(i % 23).unwrap())
+            .collect();
+        near.write_all(&sent).await.unwrap();
+        drop(near);
+        let mut coarse = BufferedReads::new(far);
+        let mut got = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let n = coarse.read(&mut piece).await.unwrap();
+            if n == 0 {
+                break;
+            }
+            got.extend_from_slice(&piece[..n]);
+            assert!(coarse.buffered.is_empty() || coarse.buffered.capacity() <= SCRATCH_BYTES);
+        }
+        assert!(got == sent);
+        assert_eq!(
+            coarse.buffered.capacity(),
+            0,
+            "an idle connection holds no buffer"
+        );
+        FREE_BUFFERS
+            .with_borrow(|free| assert!(free.len() <= MAX_FREE_BUFFERS && !free.is_empty()));
+    }
+}

@@ -1,0 +1,102 @@
+//! Data passed to HTTP/2 for sending, with a way to wait until it has been sent.
+//!
+//! A reset drops the unsent data of its stream. Before a stream is reset because the connection behind it broke, the
+//! earlier bytes must therefore have been sent.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use bytes::{Buf, Bytes};
+use futures_util::task::AtomicWaker;
+
+/// Counter of one stream's data frames that HTTP/2 has queued and not sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct UnsentFrames(Arc<UnsentCounter>);
+
+#[derive(Debug, Default)]
+struct UnsentCounter {
+    pieces: AtomicUsize,
+    waiting: AtomicWaker,
+}
+
+impl UnsentFrames {
+    /// Completes when the stream has no data that waits to be sent.
+    pub(crate) fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.waiting.register(cx.waker());
+        if self.0.pieces.load(Ordering::Acquire) == 0 {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+/// Bytes in HTTP/2's send queue; HTTP/2 drops the value once they are sent, or cannot be.
+#[derive(Debug)]
+pub(crate) struct SendChunk {
+    bytes: Bytes,
+    unsent: UnsentFrames,
+}
+
+impl SendChunk {
+    pub(crate) fn new(bytes: Bytes, unsent: &UnsentFrames) -> Self {
+        unsent.0.pieces.fetch_add(1, Ordering::Relaxed);
+        Self {
+            bytes,
+            unsent: unsent.clone(),
+        }
+    }
+}
+
+impl Drop for SendChunk {
+    fn drop(&mut self) {
+        if self.unsent.0.pieces.fetch_sub(1, Ordering::Release) == 1 {
+            self.unsent.0.waiting.wake();
+        }
+    }
+}
+
+impl Buf for SendChunk {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, n: usize) {
+        self.bytes.advance(n);
+    }
+
+    fn copy_to_bytes(&mut self, n: usize) -> Bytes {
+        self.bytes.copy_to_bytes(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn unsent_is_empty_when_the_last_piece_is_dropped() {
+        let unsent = UnsentFrames::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(unsent.poll_all_sent(&mut cx).is_ready());
+        let first = SendChunk::new(Bytes::from_static(b"one"), &unsent);
+        let mut second = SendChunk::new(Bytes::from_static(b"two"), &unsent);
+        drop(first);
+        second.advance(2);
+        assert_eq!(second.chunk(), b"o");
+        assert!(unsent.poll_all_sent(&mut cx).is_pending());
+        drop(second);
+        assert!(unsent.poll_all_sent(&mut cx).is_ready());
+    }
+}

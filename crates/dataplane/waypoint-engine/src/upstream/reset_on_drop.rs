@@ -1,0 +1,208 @@
+//! Resets a connection to an endpoint that is dropped during a request, so that the endpoint learns at once that nobody
+//! waits for the response, even if it has not read all of the request.
+//!
+//! hyper flushes its buffers before it closes a connection, and would wait indefinitely for an endpoint that reads
+//! nothing. Writes to the endpoint of an abandoned request therefore fail instead of waiting.
+//!
+//! An endpoint may respond to a request before it has read all of it, and close the connection (413, for instance).
+//! hyper would drop the connection when writing fails, before it has read the response. A request whose endpoint reads
+//! no more of it therefore waits until the connection has been read to its end.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Stream;
+use crate::{fair_share::CurrentShare, http1_io::Http1Additions};
+
+/// State of the current request on an HTTP/1.1 connection, bytes to write besides hyper's, and CPU share of the
+/// connection. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConnectionActivity(Arc<Mutex<State>>, Http1Additions, CurrentShare);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of requests that the connection has carried.
+    requests: u64,
+    is_in_use: bool,
+    /// Whether the client no longer waits for the response to the current request.
+    is_abandoned: bool,
+    /// Waker of the connection's task, while a write waits for the endpoint.
+    writer: Option<Waker>,
+}
+
+/// Guard of the current request on a connection. If all clones are dropped before [`ConnectionActivity::end_request`],
+/// the request is abandoned.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestGuard {
+    #[expect(dead_code, reason = "dropping it abandons the request")]
+    abandoning: Arc<AbandonOnDrop>,
+}
+
+#[derive(Debug)]
+struct AbandonOnDrop {
+    in_use: ConnectionActivity,
+    /// Number of the guarded request on its connection.
+    request: u64,
+}
+
+impl ConnectionActivity {
+    /// Returns the queue of trailers and interim responses to write besides hyper's output.
+    pub(crate) fn additions(&self) -> &Http1Additions {
+        &self.1
+    }
+
+    /// Returns the CPU share of the caller whose request uses the connection.
+    pub(crate) fn share(&self) -> &CurrentShare {
+        &self.2
+    }
+
+    /// Records the start of the next request on the connection.
+    pub(crate) fn begin_request(&self) -> RequestGuard {
+        let mut state = self.0.lock();
+        state.requests += 1;
+        state.is_in_use = true;
+        state.is_abandoned = false;
+        RequestGuard {
+            abandoning: Arc::new(AbandonOnDrop {
+                in_use: self.clone(),
+                request: state.requests,
+            }),
+        }
+    }
+
+    /// Records the end of the request, so that the connection may be reused or upgraded.
+    pub(crate) fn end_request(&self) {
+        self.0.lock().is_in_use = false;
+    }
+
+    /// Whether a request is active on the connection.
+    fn is_in_use(&self) -> bool {
+        self.0.lock().is_in_use
+    }
+
+    /// Turns a pending write into an error if the request is abandoned; otherwise registers the task to be woken then.
+    fn fail_if_abandoned<T>(
+        &self,
+        cx: &Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_pending() {
+            let mut state = self.0.lock();
+            if state.is_abandoned {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            state.writer = Some(cx.waker().clone());
+        }
+        written
+    }
+}
+
+impl Drop for AbandonOnDrop {
+    fn drop(&mut self) {
+        let mut state = self.in_use.0.lock();
+        if !state.is_in_use || state.requests != self.request {
+            return;
+        }
+        state.is_abandoned = true;
+        let writer = state.writer.take();
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+}
+
+/// Connection to an endpoint that is reset when it is dropped during a request.
+#[derive(Debug)]
+pub(crate) struct ResetOnDropStream {
+    stream: Stream,
+    in_use: ConnectionActivity,
+    /// Whether the endpoint has stopped reading the request.
+    is_write_broken: bool,
+}
+
+impl ResetOnDropStream {
+    pub(crate) fn new(stream: Stream, in_use: ConnectionActivity) -> Self {
+        Self {
+            stream,
+            in_use,
+            is_write_broken: false,
+        }
+    }
+
+    /// Turns a failed write of the current request into a pending one, so that hyper still reads the response. The
+    /// connection ends when the response has been read, or the request is abandoned.
+    fn defer_write_failure<T>(
+        &mut self,
+        cx: &Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let written = match written {
+            Poll::Ready(Err(error)) if self.in_use.is_in_use() => {
+                tracing::debug!(%error, "an endpoint takes no more of a request");
+                self.is_write_broken = true;
+                Poll::Pending
+            }
+            other => other,
+        };
+        self.in_use.fail_if_abandoned(cx, written)
+    }
+}
+
+impl Drop for ResetOnDropStream {
+    fn drop(&mut self) {
+        if self.in_use.0.lock().is_in_use {
+            self.stream.reset_on_drop();
+        }
+    }
+}
+
+impl AsyncRead for ResetOnDropStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for ResetOnDropStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return this.in_use.fail_if_abandoned(cx, Poll::Pending);
+        }
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.defer_write_failure(cx, written)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return this.in_use.fail_if_abandoned(cx, Poll::Pending);
+        }
+        let written = Pin::new(&mut this.stream).poll_flush(cx);
+        this.defer_write_failure(cx, written)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return Poll::Ready(Ok(()));
+        }
+        let written = Pin::new(&mut this.stream).poll_shutdown(cx);
+        this.in_use.fail_if_abandoned(cx, written)
+    }
+}

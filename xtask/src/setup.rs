@@ -170,6 +170,10 @@ const BROWSER: &[Need] = &[Need {
 /// Tools for benchmarks, besides [`NGINX`].
 const BENCH: &[Need] = &[
     Need {
+        paths: &["/usr/lib/nginx/modules/ngx_stream_module.so"],
+        package: "libnginx-mod-stream",
+    },
+    Need {
         paths: &["/usr/bin/iperf3"],
         package: "iperf3",
     },

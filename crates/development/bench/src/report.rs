@@ -17,7 +17,9 @@ pub(crate) struct ReportLine {
     /// Result without the mesh; `None` where it is meaningless.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
-    /// Result of Istio's node proxy on such a machine: a ratio to `bare` if there is one, else a value.
+    /// Result through two plain TCP relays: a ratio to `bare` if there is one, else a value.
+    pub(crate) relay: Option<f64>,
+    /// Result of Istio's node proxy in the same run, or on such a machine: a ratio to `bare` if there is one, else a value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: BetterDirection,
 }
@@ -36,6 +38,7 @@ impl ReportLine {
             unit,
             bare: None,
             mesh,
+            relay: None,
             existing,
             better: BetterDirection::Lower,
         }
@@ -61,6 +64,9 @@ impl ReportLine {
             what: self.what.clone(),
             unit: self.unit,
             value: self.mesh,
+            ratio: self.bare.map(|bare| self.mesh / bare),
+            relay: self.relay,
+            existing: self.existing,
             score: match self.better {
                 BetterDirection::Higher => self.comparison_score(),
                 BetterDirection::Lower => 1.0 / self.comparison_score(),
@@ -91,29 +97,30 @@ impl ReportLine {
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(lines: &[ReportLine]) {
     println!(
-        "\n{:<52} {:>10} {:>10} {:>8} {:>10}  unit",
-        "", "bare", "mesh", "ratio", "existing"
+        "\n{:<58} {:>10} {:>10} {:>8} {:>8} {:>10}  unit",
+        "", "bare", "mesh", "ratio", "relay", "existing"
     );
     for line in lines {
         let bare = line.bare.map_or_else(|| "-".to_owned(), number);
         let ratio = line
             .bare
             .map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
-        let existing = line.existing.map_or_else(|| "-".to_owned(), number);
+        let other = |result: Option<f64>| result.map_or_else(|| "-".to_owned(), number);
         println!(
-            "{:<52} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
+            "{:<58} {:>10} {:>10} {:>8} {:>8} {:>10}  {:<8} {}",
             line.what,
             bare,
             number(line.mesh),
             ratio,
-            existing,
+            other(line.relay),
+            other(line.existing),
             line.unit,
             line.outcome()
         );
     }
     println!(
-        "\n\"existing\" is what the existing node proxy reaches: a ratio to bare where there is one, \
-         else a value."
+        "\n\"relay\" is what two plain TCP relays reach, \"existing\" the existing node proxy: a ratio to bare \
+         where there is one, else a value."
     );
 }
 
@@ -136,6 +143,7 @@ mod tests {
             unit: "req/s",
             bare: Some(100.0),
             mesh: 30.0,
+            relay: None,
             existing: Some(0.25),
             better: BetterDirection::Higher,
         };

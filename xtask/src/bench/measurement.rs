@@ -13,7 +13,7 @@ pub(super) const FILE_VARIABLE: &str = "AMBIT_BENCH_FIGURES";
 pub(super) struct Measurement {
     pub(super) what: String,
     pub(super) unit: String,
-    /// Measured value.
+    /// Measured value, in this unit.
     pub(super) value: Option<f64>,
     /// Ratio to the result of the same run without the mesh or with Envoy.
     pub(super) ratio: Option<f64>,

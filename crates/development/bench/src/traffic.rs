@@ -5,7 +5,7 @@ mod side;
 
 use anyhow::{Context, Result};
 
-use self::side::{Lab, Side, Sides};
+use self::side::{Lab, Placement, Side, Sides};
 use crate::{
     figure,
     load::{self, HttpLoad},
@@ -18,31 +18,6 @@ const SECONDS: u32 = 5;
 /// Number of rounds, measured alternately for all sides, whose median is reported. Results of few connections vary by
 /// half with the kernel's placement of their threads: three rounds were not enough.
 const ROUNDS: usize = 5;
-
-/// Nodes of client and server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Placement {
-    OneNode,
-    TwoNodes,
-}
-
-impl Placement {
-    fn name(self) -> &'static str {
-        match self {
-            Self::OneNode => "one node",
-            Self::TwoNodes => "two nodes",
-        }
-    }
-
-    /// Selects the result of Istio's node proxy with this placement: ratios to no mesh, or values in microseconds. They
-    /// are reported if its program is not given.
-    fn of(self, one_node: f64, two_nodes: f64) -> f64 {
-        match self {
-            Self::OneNode => one_node,
-            Self::TwoNodes => two_nodes,
-        }
-    }
-}
 
 /// Traffic that is measured.
 #[derive(Clone, Copy, Debug)]

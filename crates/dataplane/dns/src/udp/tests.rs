@@ -1,3 +1,5 @@
+//! Tests of the UDP server over real sockets.
+
 use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, sync::atomic::Ordering};
 

@@ -8,7 +8,6 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::Placement;
 use crate::rig::{BenchLab, nginx_configuration};
 
 /// Environment variable with the path of another node proxy, such as Istio's, that is measured beside Ambit's.
@@ -19,6 +18,31 @@ const WEB: u16 = 8080;
 const BULK: u16 = 5201;
 const RELAYED_WEB: u16 = 9080;
 const RELAYED_BULK: u16 = 9201;
+
+/// Nodes of client and server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    OneNode,
+    TwoNodes,
+}
+
+impl Placement {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::OneNode => "one node",
+            Self::TwoNodes => "two nodes",
+        }
+    }
+
+    /// Selects the result of Istio's node proxy with this placement: ratios to no mesh, or values in microseconds. They
+    /// are reported if its program is not given.
+    pub(super) fn of(self, one_node: f64, two_nodes: f64) -> f64 {
+        match self {
+            Self::OneNode => one_node,
+            Self::TwoNodes => two_nodes,
+        }
+    }
+}
 
 /// Lab with the pods of all sides.
 pub(super) struct Lab {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 mod arm64;
 mod bench;
 mod book;
+mod bpf;
 mod cluster;
 mod cross;
 mod debian;
@@ -43,17 +44,16 @@ fn main() -> ExitCode {
         Some("bench") => bench::run(args.get(1..).unwrap_or_default()),
         Some("web") => web::build(argument == Some("--check")),
         Some("book") => book::run(args.get(1..).unwrap_or_default()),
+        Some("bpf") => bpf::build(argument == Some("--check")),
         Some("gen") => proto::generate(argument == Some("--check")),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
+    if let Err(error) = result {
+        eprintln!("xtask: {error:#}");
+        return ExitCode::FAILURE;
     }
+    ExitCode::SUCCESS
 }

@@ -89,9 +89,11 @@ const CLUSTER_PACKAGES: &[RequiredPackage] = &[
     },
 ];
 
-/// Compiler that Cilium's agent calls on the nodes of a cluster.
+/// Path of the compiler that Cilium's agent calls on the nodes of a cluster, and that compiles Ambit's BPF programs.
+pub(crate) const CLANG_PATH: &str = "/usr/lib/llvm-19/bin/clang";
+
 const CLANG_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
-    paths: &["/usr/lib/llvm-19/bin/clang"],
+    paths: &[CLANG_PATH],
     package: "clang-19",
 }];
 
@@ -212,7 +214,9 @@ impl TestRequirements {
     /// Returns the requirements of the crate `name`, which is without `ambit-`.
     pub(crate) fn for_crate(name: &str) -> Self {
         let (needs, root, binaries): (&[&[RequiredPackage]], bool, bool) = match name {
-            "agent" | "netlab" | "node-proxy" | "waypoint" => (&[LAB_PACKAGES], true, false),
+            "agent" | "bpf" | "netlab" | "node-proxy" | "waypoint" => {
+                (&[LAB_PACKAGES], true, false)
+            }
             "sys" => (&[LAB_PACKAGES, IPTABLES_PACKAGES], true, false),
             "cni" => (&[LAB_PACKAGES, CNI_PLUGIN_PACKAGES], true, false),
             // Without root, the lab runs in a user namespace.
@@ -304,6 +308,8 @@ pub(crate) enum Purpose {
     Cross(Architecture),
     /// Emulated arm64 machine that runs cross-compiled programs.
     Arm64Machine,
+    /// Ambit's BPF programs.
+    Bpf,
     Web,
     Spire,
 }
@@ -338,7 +344,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
             GO_PACKAGES,
             CLUSTER_PACKAGES,
         ],
-        Purpose::Cilium => &[CLANG_PACKAGES],
+        Purpose::Bpf | Purpose::Cilium => &[BUILD_PACKAGES, CLANG_PACKAGES],
     })
 }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{fuzz, images, outside, proto, setup, shell, tidy, web};
+use crate::{bpf, fuzz, images, outside, proto, setup, shell, tidy, web};
 use lane::{Lane, Priority};
 use suite::SuiteKind;
 
@@ -28,6 +28,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
     proto::generate(true)?;
+    bpf::build(true)?;
     web::build(true)?;
     let suites = suite::build()?;
     outside::build()?;

@@ -1,0 +1,354 @@
+//! Programs of one pod, pinned in a directory: installed, changed and removed.
+
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    fmt, fs,
+    io::{self, ErrorKind},
+    net::TcpListener,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, HashMap, Map, MapData, SockMap},
+    programs::{
+        CgroupAttachMode, CgroupSockAddr, SkLookup, SockOps,
+        links::{FdLink, PinnedLink},
+    },
+};
+
+use crate::{
+    CaptureError, Settings,
+    settings::{Encoded, WORDS},
+};
+
+/// Programs and maps as the compiler built them from `programs/capture.c`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../programs/capture.o");
+
+/// Number of listeners of each role: at most one for each worker of a proxy.
+pub const SLOTS: u32 = 16;
+
+const SETTINGS: &str = "SETTINGS";
+const ADDRESSES: &str = "ADDRESSES";
+const PROBES: &str = "PROBES";
+const LISTENERS: &str = "LISTENERS";
+const MAPS: [&str; 4] = [SETTINGS, ADDRESSES, PROBES, LISTENERS];
+
+const CONNECTING: [&str; 2] = ["connecting_v4", "connecting_v6"];
+const ACCEPTED: &str = "accepted";
+const STEER: &str = "steer";
+/// Programs in the order in which they are attached: openings are steered before sockets are marked.
+const PROGRAMS: [&str; 4] = [STEER, ACCEPTED, CONNECTING[0], CONNECTING[1]];
+
+/// Role of a proxy's listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Listener for connections of the pod's application.
+    Outbound,
+    /// Listener for plaintext connections from outside.
+    Inbound,
+}
+
+/// Programs of one pod, pinned in a directory.
+#[derive(Debug)]
+pub struct Capture {
+    directory: PathBuf,
+}
+
+impl Capture {
+    /// Names the programs that are, or will be, pinned in `directory`, which is on a bpffs and the pod's own.
+    pub fn at(directory: impl Into<PathBuf>) -> Self {
+        Self {
+            directory: directory.into(),
+        }
+    }
+
+    /// Loads the programs, applies `settings`, and attaches them to the pod's cgroup and network namespace.
+    ///
+    /// Programs that are already pinned are replaced, and their maps stay, with the proxy's listeners. The new
+    /// program is attached before the old one goes, so that every opening meets one of them.
+    ///
+    /// # Errors
+    /// When the kernel refuses a step. Pins of the steps before it stay: [`Self::is_complete`] is false, and
+    /// another attempt or [`Self::remove`] continues from there.
+    pub fn install(
+        &self,
+        cgroup: impl AsFd,
+        netns: impl AsFd,
+        settings: &Settings,
+    ) -> Result<(), CaptureError> {
+        let encoded = settings.encode()?;
+        match fs::create_dir(&self.directory) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(pin_error(&self.directory, error));
+            }
+            _ => {}
+        }
+        let mut loader = EbpfLoader::new();
+        for map in MAPS {
+            loader.map_pin_path(map, self.path(map));
+        }
+        let mut programs = loader
+            .btf(None)
+            .load(OBJECT)
+            .map_err(|error| CaptureError::Load(error.into()))?;
+        self.write(&encoded)?;
+        for program in PROGRAMS {
+            let link = attach(&mut programs, program, &cgroup, &netns)?;
+            self.pin(link, program)?;
+        }
+        Ok(())
+    }
+
+    /// Changes the settings of pinned programs. Single addresses and probes are added and removed, so that those in both
+    /// the old and the new settings hold at every moment.
+    ///
+    /// # Errors
+    /// When the programs are not pinned, or a map cannot be written.
+    pub fn set(&self, settings: &Settings) -> Result<(), CaptureError> {
+        self.write(&settings.encode()?)
+    }
+
+    /// Whether the pinned programs have exactly these settings.
+    ///
+    /// # Errors
+    /// When the programs are not pinned, or a map cannot be read.
+    pub fn has(&self, settings: &Settings) -> Result<bool, CaptureError> {
+        let present = self
+            .settings()?
+            .get(&0, 0)
+            .map_err(|error| map_error(SETTINGS, error))?;
+        let present = Encoded {
+            settings: present,
+            addresses: keys(&self.set_of(ADDRESSES)?, ADDRESSES)?
+                .into_iter()
+                .collect(),
+            probes: keys(&self.set_of(PROBES)?, PROBES)?.into_iter().collect(),
+        };
+        Ok(present == settings.encode()?)
+    }
+
+    /// Whether all programs and maps are pinned, and their cgroup and network namespace still exist.
+    ///
+    /// # Errors
+    /// When a pin exists but cannot be opened.
+    pub fn is_complete(&self) -> Result<bool, CaptureError> {
+        for map in MAPS {
+            if !self.path(map).exists() {
+                return Ok(false);
+            }
+        }
+        for program in PROGRAMS {
+            let path = self.path(program);
+            if !path.exists() {
+                return Ok(false);
+            }
+            PinnedLink::from_pin(&path).map_err(|error| pin_error(&path, error))?;
+        }
+        Ok(true)
+    }
+
+    /// Returns the proxy's listeners of pinned programs.
+    ///
+    /// # Errors
+    /// When the programs are not pinned, or the process may not open their map.
+    pub fn listeners(&self) -> Result<Listeners, CaptureError> {
+        SockMap::try_from(self.map(LISTENERS)?)
+            .map(Listeners)
+            .map_err(|error| map_error(LISTENERS, error))
+    }
+
+    /// Detaches the programs and removes their pins: marking first, steering last. Connections in the proxy continue
+    /// as long as their routes exist. Without pins nothing happens.
+    ///
+    /// # Errors
+    /// When a pin cannot be removed.
+    pub fn remove(&self) -> Result<(), CaptureError> {
+        // The kernel detaches programs some time after their pins are gone.
+        if self.path(SETTINGS).exists() {
+            self.change_flags(0)?;
+        }
+        let programs = PROGRAMS.into_iter().rev();
+        let temporary = PROGRAMS.map(temporary);
+        let names = programs.chain(temporary.iter().map(String::as_str));
+        for name in names.chain(MAPS) {
+            let path = self.path(name);
+            absent_is_ok(fs::remove_file(&path)).map_err(|error| pin_error(&path, error))?;
+        }
+        absent_is_ok(fs::remove_dir(&self.directory))
+            .map_err(|error| pin_error(&self.directory, error))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Pins a link in place of the one that has its name, which is then detached.
+    fn pin(&self, link: FdLink, name: &str) -> Result<(), CaptureError> {
+        let (new, path) = (self.path(&temporary(name)), self.path(name));
+        absent_is_ok(fs::remove_file(&new)).map_err(|error| pin_error(&new, error))?;
+        link.pin(&new).map_err(|error| pin_error(&new, error))?;
+        fs::rename(&new, &path).map_err(|error| pin_error(&path, error))
+    }
+
+    fn write(&self, encoded: &Encoded) -> Result<(), CaptureError> {
+        replace_keys(&mut self.set_of(ADDRESSES)?, ADDRESSES, &encoded.addresses)?;
+        replace_keys(&mut self.set_of(PROBES)?, PROBES, &encoded.probes)?;
+        self.settings()?
+            .set(0, encoded.settings, 0)
+            .map_err(|error| map_error(SETTINGS, error))
+    }
+
+    fn change_flags(&self, flags: u32) -> Result<(), CaptureError> {
+        let error = |error| map_error(SETTINGS, error);
+        let mut map = self.settings()?;
+        let mut words = map.get(&0, 0).map_err(error)?;
+        if let Some(word) = words.first_mut() {
+            *word = flags;
+        }
+        map.set(0, words, 0).map_err(error)
+    }
+
+    fn settings(&self) -> Result<Array<MapData, [u32; WORDS]>, CaptureError> {
+        Array::try_from(self.map(SETTINGS)?).map_err(|error| map_error(SETTINGS, error))
+    }
+
+    fn map(&self, name: &'static str) -> Result<Map, CaptureError> {
+        MapData::from_pin(self.path(name))
+            .and_then(Map::from_map_data)
+            .map_err(|error| map_error(name, error))
+    }
+
+    fn set_of<K: Pod>(&self, name: &'static str) -> Result<HashMap<MapData, K, u8>, CaptureError> {
+        HashMap::try_from(self.map(name)?).map_err(|error| map_error(name, error))
+    }
+}
+
+/// Listeners that a pod's programs give openings to. An entry goes with its socket: when no process has it open.
+pub struct Listeners(SockMap<MapData>);
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listeners").finish_non_exhaustive()
+    }
+}
+
+impl Listeners {
+    /// Enters a listener, in place of the one in its slot. Of the listeners of a role that share a port the kernel
+    /// chooses for each opening, whichever of them are entered.
+    ///
+    /// # Errors
+    /// When the slot does not exist, or the socket does not listen.
+    pub fn put(
+        &mut self,
+        role: Role,
+        slot: u32,
+        listener: &TcpListener,
+    ) -> Result<(), CaptureError> {
+        if slot >= SLOTS {
+            return Err(CaptureError::TooMany {
+                what: "listeners of one port",
+                count: usize::try_from(slot)
+                    .unwrap_or(usize::MAX)
+                    .saturating_add(1),
+                limit: usize::try_from(SLOTS).unwrap_or_default(),
+            });
+        }
+        let first = match role {
+            Role::Outbound => 0,
+            Role::Inbound => SLOTS,
+        };
+        self.0
+            .set(first + slot, listener, 0)
+            .map_err(|error| map_error(LISTENERS, error))
+    }
+}
+
+fn attach(
+    programs: &mut Ebpf,
+    name: &'static str,
+    cgroup: impl AsFd,
+    netns: impl AsFd,
+) -> Result<FdLink, CaptureError> {
+    let error = |source: Box<dyn Error + Send + Sync>| CaptureError::Attach {
+        program: name,
+        source,
+    };
+    let found = programs
+        .program_mut(name)
+        .ok_or_else(|| error("the object file has no such program".into()))?;
+    // Links of cgroups always permit those of others beside them: the mode is one of older ways to attach.
+    let mode = CgroupAttachMode::Single;
+    let link = match name {
+        STEER => {
+            let program: &mut SkLookup = found.try_into().map_err(|e| error(Box::new(e)))?;
+            program.load().map_err(|e| CaptureError::Load(e.into()))?;
+            let id = program.attach(netns).map_err(|e| error(e.into()))?;
+            Ok(program.take_link(id).map_err(|e| error(e.into()))?.into())
+        }
+        ACCEPTED => {
+            let program: &mut SockOps = found.try_into().map_err(|e| error(Box::new(e)))?;
+            program.load().map_err(|e| CaptureError::Load(e.into()))?;
+            let id = program.attach(cgroup, mode).map_err(|e| error(e.into()))?;
+            FdLink::try_from(program.take_link(id).map_err(|e| error(e.into()))?)
+        }
+        _ => {
+            let program: &mut CgroupSockAddr = found.try_into().map_err(|e| error(Box::new(e)))?;
+            program.load().map_err(|e| CaptureError::Load(e.into()))?;
+            let id = program.attach(cgroup, mode).map_err(|e| error(e.into()))?;
+            FdLink::try_from(program.take_link(id).map_err(|e| error(e.into()))?)
+        }
+    };
+    link.map_err(|e| error(e.into()))
+}
+
+/// Adds the keys that a map lacks, and then removes those that it should not have.
+fn replace_keys<K: Pod + Ord>(
+    map: &mut HashMap<MapData, K, u8>,
+    name: &'static str,
+    wanted: &BTreeSet<K>,
+) -> Result<(), CaptureError> {
+    let present = keys(map, name)?;
+    for key in wanted.iter().filter(|key| !present.contains(key)) {
+        map.insert(key, 1, 0)
+            .map_err(|error| map_error(name, error))?;
+    }
+    for key in present.iter().filter(|key| !wanted.contains(key)) {
+        map.remove(key).map_err(|error| map_error(name, error))?;
+    }
+    Ok(())
+}
+
+fn keys<K: Pod>(map: &HashMap<MapData, K, u8>, name: &'static str) -> Result<Vec<K>, CaptureError> {
+    map.keys()
+        .collect::<Result<_, _>>()
+        .map_err(|error| map_error(name, error))
+}
+
+/// Returns the name that a link is pinned by until it replaces the one before it.
+fn temporary(name: &str) -> String {
+    format!("{name}-next")
+}
+
+fn absent_is_ok(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn map_error(map: &'static str, source: impl Into<Box<dyn Error + Send + Sync>>) -> CaptureError {
+    CaptureError::Map {
+        map,
+        source: source.into(),
+    }
+}
+
+fn pin_error(path: &Path, source: impl Into<Box<dyn Error + Send + Sync>>) -> CaptureError {
+    CaptureError::Pin {
+        path: path.to_owned(),
+        source: source.into(),
+    }
+}

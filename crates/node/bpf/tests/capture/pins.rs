@@ -1,0 +1,105 @@
+//! Programs of a pod that outlive processes, and change and go while connections are open.
+
+use std::{collections::BTreeSet, fs::File};
+
+use ambit_bpf::{Role, SLOTS};
+
+use crate::world::{FAR4, POD4, Place, World, accept, address, nobody, talk};
+
+#[test]
+fn settings_are_read_back_and_differences_are_found() {
+    let (mut world, _proxy) = World::captured();
+    let capture = world.capture();
+    assert!(capture.is_complete().unwrap());
+    assert!(capture.has(&world.settings).unwrap());
+    world.settings.addresses = BTreeSet::from([POD4.parse().unwrap()]);
+    assert!(!capture.has(&world.settings).unwrap());
+    capture.set(&world.settings).unwrap();
+    assert!(capture.has(&world.settings).unwrap());
+    world.settings.inbound = false;
+    assert!(!capture.has(&world.settings).unwrap());
+}
+
+#[test]
+fn another_installation_keeps_connections_and_listeners() {
+    let (world, proxy) = World::captured();
+    let mut client = world.connect(Place::Pod, address(FAR4, 80)).unwrap();
+    let mut captured = accept(&proxy.outbound).0;
+    world.install();
+    talk(&mut client, &mut captured);
+    drop(world.connect(Place::Pod, address(FAR4, 80)).unwrap());
+    drop(accept(&proxy.outbound));
+    drop(world.connect(Place::Peer, address(POD4, 80)).unwrap());
+    drop(accept(&proxy.inbound));
+}
+
+#[test]
+fn openings_meet_a_program_at_every_moment_of_another_installation() {
+    let (world, proxy) = World::captured();
+    let application = world.listen(Place::Pod, 80);
+    std::thread::scope(|scope| {
+        let installing = scope.spawn(|| (0..20).for_each(|_| world.install()));
+        while !installing.is_finished() {
+            drop(world.connect(Place::Peer, address(POD4, 80)).unwrap());
+            drop(accept(&proxy.inbound));
+            drop(world.connect(Place::Pod, address(FAR4, 80)).unwrap());
+            drop(accept(&proxy.outbound));
+        }
+    });
+    nobody(&application);
+}
+
+#[test]
+fn partial_installation_is_incomplete_and_completed_by_another() {
+    let world = World::new();
+    let (capture, proxy) = (world.capture(), world.proxy());
+    assert!(!capture.is_complete().unwrap());
+    // A namespace is no cgroup: the steps before the failure leave their pins.
+    let failed = capture.install(&world.pod, &world.pod, &world.settings);
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("accepted"), "{error}");
+    assert!(!capture.is_complete().unwrap());
+    world.install();
+    assert!(capture.is_complete().unwrap());
+    world.enter(&proxy);
+    drop(world.connect(Place::Pod, address(FAR4, 80)).unwrap());
+    drop(accept(&proxy.outbound));
+}
+
+#[test]
+fn removal_leaves_nothing_and_can_be_repeated() {
+    let (world, proxy) = World::captured();
+    let capture = world.capture();
+    capture.remove().unwrap();
+    capture.remove().unwrap();
+    assert!(!capture.is_complete().unwrap());
+    let application = world.listen(Place::Pod, 80);
+    let mut client = world.connect(Place::Peer, address(POD4, 80)).unwrap();
+    talk(&mut client, &mut accept(&application).0);
+    nobody(&proxy.inbound);
+}
+
+#[test]
+fn any_listener_of_a_role_gets_openings() {
+    let world = World::new();
+    let proxy = world.proxy();
+    world.install();
+    let mut listeners = world.capture().listeners().unwrap();
+    listeners
+        .put(Role::Inbound, SLOTS - 1, &proxy.inbound)
+        .unwrap();
+    assert!(listeners.put(Role::Inbound, SLOTS, &proxy.inbound).is_err());
+    drop(world.connect(Place::Peer, address(POD4, 80)).unwrap());
+    drop(accept(&proxy.inbound));
+}
+
+#[test]
+fn programs_go_with_the_pod() {
+    let (world, _proxy) = World::captured();
+    // The pins remain until the agent removes them, and do no harm.
+    let cgroup = File::open(&world.cgroup).unwrap();
+    std::fs::remove_dir(&world.cgroup).unwrap();
+    drop(cgroup);
+    world.capture().remove().unwrap();
+    std::fs::create_dir(&world.cgroup).unwrap();
+}

@@ -307,7 +307,8 @@ fn add_match(line: &mut RuleArguments, one: &Match, family: Option<Family>) {
         Match::LocalSocket(None) => line.modules.push("owner --socket-exists".into()),
         Match::LocalSocket(Some(uid)) => line.modules.push(format!("owner --uid-owner {uid}")),
         // Members are rules of their own here, see `desired_host`.
-        Match::ExemptPod | Match::ProbePort | Match::SocketCgroup(_) => {}
+        // Guards of capture by BPF programs are nftables rules.
+        Match::ExemptPod | Match::ProbePort | Match::SocketCgroup(_) | Match::SocketMark(_) => {}
     }
 }
 

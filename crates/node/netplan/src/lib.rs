@@ -16,10 +16,10 @@ mod plan;
 mod ruleset;
 mod spec;
 
-pub use plan::{host_ruleset, plan, plan_capturing, plan_released};
+pub use plan::{host_ruleset, plan, plan_by_bpf, plan_capturing, plan_released};
 pub use ruleset::{
     Action, Chain, ChainKind, Family, InboundGuard, Match, PolicyRouting, Rule, Ruleset,
-    policy_routing,
+    outbound_routing, policy_routing,
 };
 pub use spec::{
     Backend, Cgroup, HostMember, HostSpec, ProbePorts, RedirectionSpec, SpecError,

@@ -148,6 +148,8 @@ pub enum Expr {
     Lookup(String),
     /// Loads the id of the socket's cgroup at this level of the hierarchy into the register.
     SocketCgroup(u32),
+    /// Loads the mark of the packet's socket into the register; the rule ends where there is none.
+    SocketMark,
     /// Loads the destination's address type (`RTN_*`) into the register.
     DestinationType,
     /// Counts the packets that reach this expression. Comparisons of tables ignore the count.

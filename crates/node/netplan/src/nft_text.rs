@@ -113,6 +113,7 @@ fn render_match(one: &Match, protocol: &str, family: Option<Family>) -> String {
         Match::SocketCgroup(cgroup) => {
             format!("socket cgroupv2 level {} {}", cgroup.level, cgroup.id)
         }
+        Match::SocketMark(mark) => format!("socket mark & {mask:#x} == {mark:#x}"),
         Match::LocalSocket(None) => format!("meta skuid != {}", u32::MAX),
         Match::LocalSocket(Some(uid)) => format!("meta skuid {uid}"),
     }

@@ -47,6 +47,29 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, AcceptedNonSyn::All)
 }
 
+/// Returns the guards of a pod with these `addresses` whose TCP is captured by BPF programs (the crate `bpf`): nothing
+/// that needs connection tracking or translates addresses. Openings from outside need no guard, since the program
+/// for openings gives them to the proxy, or refuses them; so does it with packets that only pretend to belong to a
+/// connection.
+///
+/// # Errors
+/// When the specification itself is invalid, or asks for what only translation can do.
+pub fn plan_by_bpf(spec: &RedirectionSpec, addresses: &[IpAddr]) -> Result<Ruleset, SpecError> {
+    spec.validate()?;
+    if spec.dns_capture {
+        return Err(SpecError::NeedsTranslation("DNS capture"));
+    }
+    if !spec.virtual_interfaces.is_empty() {
+        return Err(SpecError::NeedsTranslation("capture of virtual interfaces"));
+    }
+    let chains = vec![
+        bpf_guard_input(addresses),
+        guard_forward(spec),
+        bpf_guard_output(),
+    ];
+    Ok(ruleset(spec.ipv4, spec.ipv6, chains))
+}
+
 /// TCP packets without SYN that the inbound guard accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcceptedNonSyn {
@@ -454,5 +477,43 @@ fn guard_output() -> Chain {
     Chain {
         kind: ChainKind::GuardOutput,
         rules,
+    }
+}
+
+/// Returns the guard against packets from outside that pretend to be the pod's own.
+fn bpf_guard_input(addresses: &[IpAddr]) -> Chain {
+    let mut rules = vec![
+        rule([Match::InLoopback], [Action::Exempt]),
+        // Packets of captured connections stay on loopback: this one has only guessed their addresses and ports.
+        rule(
+            [Match::Tcp, Match::SocketMark(marks::OUTBOUND)],
+            [Action::Drop],
+        ),
+    ];
+    // The program for openings takes these for the pod's calls of itself. The kernel drops them in IPv4, unless
+    // `accept_local` is set, but not in IPv6.
+    let own = addresses
+        .iter()
+        .map(|address| from(*address, vec![Match::Tcp], Action::Drop));
+    rules.extend(own);
+    Chain {
+        kind: ChainKind::GuardInput,
+        rules,
+    }
+}
+
+/// Returns the guard against the pod's own openings that no program has marked, such as those of a process that has
+/// entered the pod's network namespace from another cgroup, and against packets of marked sockets that are not routed to
+/// loopback.
+fn bpf_guard_output() -> Chain {
+    Chain {
+        kind: ChainKind::GuardOutput,
+        rules: vec![
+            rule([Match::OutLoopback], [Action::Exempt]),
+            rule([Match::Tcp, Match::Mark(marks::OUTBOUND)], [Action::Refuse]),
+            rule([Match::TcpNotOpening], [Action::Exempt]),
+            rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
+            refuse_tcp(),
+        ],
     }
 }

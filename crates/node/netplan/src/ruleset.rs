@@ -128,6 +128,8 @@ pub enum Match {
     LocalSocket(Option<u32>),
     /// The packet's socket was created in this cgroup or below it (unavailable after routing).
     SocketCgroup(Cgroup),
+    /// The packet belongs to a connection of a socket of this namespace that has this mark, under [`marks::MASK`].
+    SocketMark(u32),
 }
 
 /// Action on a matching packet or its connection.
@@ -205,6 +207,10 @@ pub struct PolicyRouting {
     pub mask: u32,
     /// Routing table of the policy rule; its one route delivers every destination locally, over loopback.
     pub table: u32,
+    /// Whether the policy rule matches only packets that begin in the namespace.
+    pub is_own_only: bool,
+    /// Source address that the route gives connections without one.
+    pub source: Option<IpAddr>,
 }
 
 /// Returns the policy rule and local route of one address family.
@@ -215,5 +221,24 @@ pub const fn policy_routing(family: Family) -> PolicyRouting {
         mark: marks::SPOOFED,
         mask: marks::MASK,
         table: marks::ROUTE_TABLE,
+        is_own_only: false,
+        source: None,
+    }
+}
+
+/// Returns the policy rule and local route that bring packets of sockets captured by BPF programs to the proxy, of the
+/// family of `source`, an address of the pod: the source of connections that are not bound to one.
+pub const fn outbound_routing(source: IpAddr) -> PolicyRouting {
+    PolicyRouting {
+        family: match source {
+            IpAddr::V4(_) => Family::V4,
+            IpAddr::V6(_) => Family::V6,
+        },
+        preference: marks::OUTBOUND_RULE_PREFERENCE,
+        mark: marks::OUTBOUND,
+        mask: marks::MASK,
+        table: marks::OUTBOUND_ROUTE_TABLE,
+        is_own_only: true,
+        source: Some(source),
     }
 }

@@ -13,6 +13,12 @@ pub mod marks {
     pub const RULE_PREFERENCE: u32 = 32764;
     /// Routing table of that policy rule; it has one local default route.
     pub const ROUTE_TABLE: u32 = 100;
+    /// Mark of sockets of the application that are captured by BPF programs.
+    pub const OUTBOUND: u32 = 0x222;
+    /// Preference of the policy rule that routes packets of such sockets to the proxy.
+    pub const OUTBOUND_RULE_PREFERENCE: u32 = 32763;
+    /// Routing table of that policy rule; it has one local default route.
+    pub const OUTBOUND_ROUTE_TABLE: u32 = 101;
     /// Packet mark of connections from kubelet's cgroup, while they are in the node's namespace.
     pub const KUBELET: u32 = 0x17f;
     /// Conntrack zone in which packets of the proxy's connections to the application are tracked.
@@ -269,6 +275,9 @@ pub enum SpecError {
     /// The list of virtual interfaces is longer than the limit.
     #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are allowed")]
     TooManyInterfaces(usize),
+    /// The setting needs address translation, which capture by BPF programs does without.
+    #[error("{0} is not possible with capture by BPF programs; use nftables")]
+    NeedsTranslation(&'static str),
     /// Name of no known backend.
     #[error("unknown backend {0:?}; use auto, nftables, iptables-nft or iptables-legacy")]
     UnknownBackend(String),

@@ -8,8 +8,8 @@
 )]
 
 use ambit_netplan::{
-    Cgroup, Family, HostMember, HostSpec, ProbePorts, RedirectionSpec, host_ruleset, iptables,
-    nft::bridge_table, nft_text, plan, plan_released,
+    Cgroup, Family, HostMember, HostSpec, ProbePorts, RedirectionSpec, SpecError, host_ruleset,
+    iptables, nft::bridge_table, nft_text, plan, plan_by_bpf, plan_released,
 };
 
 fn ordinary() -> RedirectionSpec {
@@ -69,6 +69,36 @@ fn an_ingress_of_one_family() {
     };
     insta::assert_snapshot!("ingress_v4_only", text(&spec));
     assert_eq!(restore(&spec, Family::V6), "");
+}
+
+#[test]
+fn a_pod_captured_by_bpf() {
+    let addresses = ["10.9.0.2", "fd00:9::2"].map(|ip| ip.parse().unwrap());
+    let ruleset = plan_by_bpf(&ordinary(), &addresses).unwrap();
+    insta::assert_snapshot!("bpf", nft_text::render("ambit", &ruleset));
+}
+
+#[test]
+fn bpf_plan_refuses_settings_that_need_translation() {
+    for (spec, what) in [
+        (
+            RedirectionSpec {
+                dns_capture: true,
+                ..ordinary()
+            },
+            "DNS capture",
+        ),
+        (
+            RedirectionSpec {
+                virtual_interfaces: vec!["docker0".into()],
+                ..ordinary()
+            },
+            "capture of virtual interfaces",
+        ),
+    ] {
+        let refused = plan_by_bpf(&spec, &[]);
+        assert_eq!(refused, Err(SpecError::NeedsTranslation(what)));
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use ambit_netplan::{
     Action, ChainKind, Family, Match, ProbePorts, RedirectionSpec, Rule, Ruleset, plan,
-    plan_capturing, plan_released,
+    plan_by_bpf, plan_capturing, plan_released,
 };
 use proptest::prelude::*;
 
@@ -50,6 +50,8 @@ struct Packet {
     sport: u16,
     dport: u16,
     mark: u32,
+    /// Mark of the socket that the packet's connection has in the pod.
+    socket_mark: Option<u32>,
 }
 
 impl Packet {
@@ -82,6 +84,7 @@ fn matches(one: &Match, p: &Packet) -> bool {
         Match::Established => p.known,
         // The first packet of a connection has none.
         Match::ConnectionMark(_) => false,
+        Match::SocketMark(mark) => p.socket_mark.is_some_and(|of| of & 0xfff == *mark),
         Match::ExemptPod | Match::ProbePort | Match::LocalSocket(_) | Match::SocketCgroup(_) => {
             unreachable!("not in pods")
         }
@@ -161,7 +164,14 @@ fn packet() -> impl Strategy<Value = Packet> {
         Just(0x539),
         Just(0x1539),
         Just(0x111),
+        Just(0x1222),
         any::<u32>()
+    ];
+    let socket_mark = prop_oneof![
+        Just(None),
+        Just(Some(0)),
+        Just(Some(0x539)),
+        Just(Some(0x1222))
     ];
     let flags = prop_oneof![
         3 => Just(Flags::Opening),
@@ -175,29 +185,37 @@ fn packet() -> impl Strategy<Value = Packet> {
         Just(Destination::Elsewhere),
     ];
     let where_to = (interface(), destination, port(), port());
-    (where_to, any::<[bool; 4]>(), flags, ip(), mark).prop_map(
-        |(
-            (interface, destination, sport, dport),
-            [local, tcp, reply, known],
-            flags,
-            source,
-            mark,
-        )| {
-            Packet {
-                input: (!local).then_some(interface),
-                output: local.then_some(interface),
-                tcp,
-                flags,
-                reply,
-                known,
-                source,
-                destination,
-                sport,
-                dport,
-                mark,
-            }
-        },
+    (
+        where_to,
+        any::<[bool; 4]>(),
+        flags,
+        ip(),
+        (mark, socket_mark),
     )
+        .prop_map(
+            |(
+                (interface, destination, sport, dport),
+                [local, tcp, reply, known],
+                flags,
+                source,
+                (mark, socket_mark),
+            )| {
+                Packet {
+                    input: (!local).then_some(interface),
+                    output: local.then_some(interface),
+                    tcp,
+                    flags,
+                    reply,
+                    known,
+                    source,
+                    destination,
+                    sport,
+                    dport,
+                    mark,
+                    socket_mark,
+                }
+            },
+        )
 }
 
 fn spec() -> impl Strategy<Value = RedirectionSpec> {
@@ -265,13 +283,25 @@ fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
 
 /// Whether a guard chain refuses the packet.
 fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
+    decision(ruleset, kind, p) == Some(Action::Refuse)
+}
+
+/// Whether a guard chain refuses or drops the packet.
+fn stopped(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
+    matches!(
+        decision(ruleset, kind, p),
+        Some(Action::Refuse | Action::Drop)
+    )
+}
+
+fn decision(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<Action> {
     let chain = ruleset.chains.iter().find(|chain| chain.kind == kind);
     let decisions = chain
         .into_iter()
         .flat_map(|chain| &chain.rules)
         .filter(|rule| applies(rule, p))
         .flat_map(|rule| &rule.actions);
-    decisions.into_iter().next() == Some(&Action::Refuse)
+    decisions.into_iter().next().copied()
 }
 
 /// Whether a packet may pass the guards, computed without the rules.
@@ -300,6 +330,27 @@ fn may_pass(spec: &RedirectionSpec, capturing: bool, kind: ChainKind, p: &Packet
                 || p.flags == Flags::Other && (p.known || capturing)
                 || p.input == Some("lo")
                 || !loopback && (probe || proxy || answer)
+        }
+    }
+}
+
+/// Whether a packet may pass the guards of a pod that BPF programs capture, computed without the rules.
+fn may_pass_bpf(spec: &RedirectionSpec, own: IpAddr, kind: ChainKind, p: &Packet) -> bool {
+    if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) || !p.tcp {
+        return true;
+    }
+    let opening = matches!(p.flags, Flags::Opening | Flags::Unreadable);
+    match kind {
+        ChainKind::GuardOutput => match p.mark & 0xfff {
+            _ if p.output == Some("lo") => true,
+            0x222 => false,
+            0x539 => true,
+            _ => !opening,
+        },
+        ChainKind::GuardForward => spec.ingress_bypass || !opening,
+        _ => {
+            let captured = p.socket_mark == Some(0x1222);
+            p.input == Some("lo") || !captured && p.source != own
         }
     }
 }
@@ -341,6 +392,45 @@ proptest! {
             prop_assert_eq!(refused_by(&capturing), !may_pass(&spec, true, *kind, &p), "{:?}", kind);
             prop_assert!(!self::refused(&plan_released(), *kind, &p));
         }
+    }
+
+    #[test]
+    fn guards_of_bpf_stop_what_no_program_gave_to_the_proxy(
+        mut spec in spec(),
+        p in packet(),
+        own in ip(),
+    ) {
+        spec.dns_capture = false;
+        spec.virtual_interfaces.clear();
+        let ruleset = plan_by_bpf(&spec, &[own]).unwrap();
+        let kinds: &[_] = if p.output.is_some() {
+            &[ChainKind::GuardOutput]
+        } else {
+            &[ChainKind::GuardInput, ChainKind::GuardForward]
+        };
+        for kind in kinds {
+            let passes = !stopped(&ruleset, *kind, &p);
+            prop_assert_eq!(passes, may_pass_bpf(&spec, own, *kind, &p), "{:?}", kind);
+        }
+    }
+
+    /// Checks that no rule of capture by BPF needs connection tracking, which even one of them would load.
+    #[test]
+    fn rules_of_bpf_know_nothing_of_connections(mut spec in spec(), own in ip()) {
+        spec.dns_capture = false;
+        spec.virtual_interfaces.clear();
+        let ruleset = plan_by_bpf(&spec, &[own]).unwrap();
+        for rule in ruleset.chains.iter().flat_map(|chain| &chain.rules) {
+            let stateless = rule.matches.iter().all(|one| !matches!(
+                one,
+                Match::ConnectionMark(_) | Match::Reply | Match::Established
+            )) && rule.actions.iter().all(|action| matches!(
+                action,
+                Action::Exempt | Action::Refuse | Action::Drop
+            ));
+            prop_assert!(stateless, "{:?}", rule);
+        }
+        prop_assert!(ruleset.chains.iter().all(|chain| chain.kind.is_guard()));
     }
 
     /// Checks that packets with marks of other programs keep them.

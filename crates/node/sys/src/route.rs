@@ -1,10 +1,10 @@
 //! Adds and removes the policy rule and local route that bring replies to spoofed sources back to the proxy.
 
-use std::io;
+use std::{io, net::IpAddr};
 
 use ambit_netplan::{Family, PolicyRouting};
 
-use crate::netlink::{Attrs, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Socket, attr, u32_ne};
+use crate::netlink::{Attrs, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Socket, attr, text, u32_ne};
 
 const NEW_ROUTE: u16 = 24;
 const DELETE_ROUTE: u16 = 25;
@@ -15,6 +15,7 @@ const GET_RULE: u16 = 34;
 
 /// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
+const LOOPBACK_NAME: &str = "lo";
 const UNSPEC_TABLE: u8 = 0;
 const TO_TABLE: u8 = 1;
 const LOCAL: u8 = 2;
@@ -22,10 +23,12 @@ const SCOPE_HOST: u8 = 254;
 const PROTOCOL_STATIC: u8 = 4;
 /// Attributes of policy rules (`FRA_*`) and routes (`RTA_*`).
 const RULE_PRIORITY: u16 = 6;
+const RULE_INPUT: u16 = 3;
 const RULE_MARK: u16 = 10;
 const RULE_TABLE: u16 = 15;
 const RULE_MASK: u16 = 16;
 const ROUTE_OUT: u16 = 4;
+const ROUTE_SOURCE: u16 = 7;
 const ROUTE_TABLE: u16 = 15;
 
 /// Netlink socket for the policy rules and routes of the namespace of the thread that opened it.
@@ -103,8 +106,14 @@ impl Routing {
             .u32(RULE_PRIORITY, routing.preference)
             .u32(RULE_MARK, routing.mark)
             .u32(RULE_MASK, routing.mask)
-            .u32(RULE_TABLE, routing.table)
-            .into_bytes();
+            .u32(RULE_TABLE, routing.table);
+        // Packets that begin here have loopback as their input.
+        let attrs = if routing.is_own_only {
+            attrs.text(RULE_INPUT, LOOPBACK_NAME)
+        } else {
+            attrs
+        };
+        let attrs = attrs.into_bytes();
         self.socket.request(kind, flags, &[&header, &attrs])
     }
 
@@ -126,8 +135,13 @@ impl Routing {
         ];
         let attrs = Attrs::new()
             .u32(ROUTE_TABLE, routing.table)
-            .u32(ROUTE_OUT, LOOPBACK)
-            .into_bytes();
+            .u32(ROUTE_OUT, LOOPBACK);
+        let attrs = match routing.source {
+            Some(IpAddr::V4(ip)) => attrs.bytes(ROUTE_SOURCE, &ip.octets()),
+            Some(IpAddr::V6(ip)) => attrs.bytes(ROUTE_SOURCE, &ip.octets()),
+            None => attrs,
+        };
+        let attrs = attrs.into_bytes();
         self.socket.request(kind, flags, &[&header, &attrs])
     }
 }
@@ -147,6 +161,7 @@ fn is_rule(found: &[u8], routing: &PolicyRouting) -> bool {
         && is(RULE_MARK, routing.mark)
         && is(RULE_MASK, routing.mask)
         && is(RULE_TABLE, routing.table)
+        && attr(attrs, RULE_INPUT).and_then(text) == routing.is_own_only.then_some(LOOPBACK_NAME)
 }
 
 fn is_route(found: &[u8], routing: &PolicyRouting) -> bool {
@@ -156,6 +171,11 @@ fn is_route(found: &[u8], routing: &PolicyRouting) -> bool {
         && found.get(7) == Some(&LOCAL)
         && is(ROUTE_TABLE, routing.table)
         && is(ROUTE_OUT, LOOPBACK)
+        && attr(attrs, ROUTE_SOURCE).map(<[u8]>::to_vec)
+            == routing.source.map(|source| match source {
+                IpAddr::V4(ip) => ip.octets().to_vec(),
+                IpAddr::V6(ip) => ip.octets().to_vec(),
+            })
 }
 
 fn number(family: Family) -> u8 {

@@ -378,6 +378,7 @@ fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
         Match::SocketCgroup(Cgroup { level, id }) => {
             out.extend([Expr::SocketCgroup(*level), eq(id.to_ne_bytes())]);
         }
+        Match::SocketMark(value) => out.extend(mark(Expr::SocketMark, eq(value.to_ne_bytes()))),
         Match::LocalSocket(Some(uid)) => {
             out.extend([meta(MetaKey::SocketUser), eq(uid.to_ne_bytes())]);
         }

@@ -9,7 +9,7 @@ use ambit_netplan::{
 };
 
 use super::encode::{
-    ACCEPT, ADDRESS_TYPE, DROP, OF_DESTINATION, REGISTER, SOCKET_CGROUP, TCP_RESET,
+    ACCEPT, ADDRESS_TYPE, DROP, OF_DESTINATION, REGISTER, SOCKET_CGROUP, SOCKET_MARK, TCP_RESET,
     VERDICT_REGISTER, register_beside,
 };
 use super::protocol::key_type;
@@ -222,7 +222,11 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
         }
         "socket" => {
             register(2)?;
-            (number(1)? == SOCKET_CGROUP).then_some(Expr::SocketCgroup(number(3)?))
+            match number(1)? {
+                SOCKET_CGROUP => Some(Expr::SocketCgroup(number(3)?)),
+                SOCKET_MARK => Some(Expr::SocketMark),
+                _ => None,
+            }
         }
         "counter" => Some(Expr::Counter),
         "reject" => (number(1)? == TCP_RESET).then_some(Expr::Reset),
@@ -293,6 +297,7 @@ mod tests {
             Expr::PortAfterAddress(Family::V4),
             Expr::PortAfterAddress(Family::V6),
             Expr::SocketCgroup(2),
+            Expr::SocketMark,
             Expr::Meta(MetaKey::SocketUser),
             Expr::Ct(CtKey::State),
             Expr::Drop,

@@ -39,6 +39,8 @@ pub(super) const ACCEPT: u32 = 1;
 pub(super) const DROP: u32 = 0;
 /// Socket expression's key for cgroups, `NFT_SOCKET_CGROUPV2`.
 pub(super) const SOCKET_CGROUP: u32 = 3;
+/// Socket expression's key for marks, `NFT_SOCKET_MARK`.
+pub(super) const SOCKET_MARK: u32 = 1;
 /// Reject type that sends a TCP reset, `NFT_REJECT_TCP_RST`.
 pub(super) const TCP_RESET: u32 = 1;
 /// Values of the fib expression: `NFT_FIB_RESULT_ADDRTYPE`, and the flag `NFTA_FIB_F_DADDR`.
@@ -215,6 +217,7 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
             let socket = new().u32_be(1, SOCKET_CGROUP).u32_be(2, REGISTER);
             ("socket", socket.u32_be(3, *level))
         }
+        Expr::SocketMark => ("socket", new().u32_be(1, SOCKET_MARK).u32_be(2, REGISTER)),
         Expr::Redirect => ("redir", new().u32_be(1, REGISTER)),
         Expr::SourceNat(family) => {
             let number = match family {

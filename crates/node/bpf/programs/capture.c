@@ -56,6 +56,8 @@ struct map_definition {
 
 struct settings {
     u32 flags;
+    // Checksum of the object file, by which processes know programs of others.
+    u32 object;
     // Cookie of the pod's network namespace.
     u32 netns_low;
     u32 netns_high;
@@ -126,12 +128,17 @@ ALWAYS_INLINE void *listener_of(u32 role) {
     return 0;
 }
 
+// Whether the socket of a program's context is in the pod's network namespace.
+ALWAYS_INLINE int is_of_pod(struct settings *s, void *context) {
+    return netns_cookie(context) == ((u64)s->netns_high << 32 | s->netns_low);
+}
+
 ALWAYS_INLINE int connecting(struct bpf_sock_addr *context, struct address *to) {
     struct settings *s = settings();
     struct bpf_sock *socket = context->sk;
     if (!s || !socket || context->protocol != PROTOCOL_TCP)
         return PERMIT;
-    if (netns_cookie(context) != ((u64)s->netns_high << 32 | s->netns_low))
+    if (!is_of_pod(s, context))
         return PERMIT;
     u32 mark = socket->mark;
     u32 ours = mark & s->mark_mask;
@@ -179,7 +186,7 @@ SECTION("sockops") int accepted(struct bpf_sock_ops *context) {
     struct bpf_sock *socket = context->sk;
     if (!s || !socket)
         return 1;
-    if ((socket->mark & s->mark_mask) == s->spoofed_mark)
+    if ((socket->mark & s->mark_mask) == s->spoofed_mark && is_of_pod(s, context))
         bind_to(context, "lo");
     return 1;
 }

@@ -26,6 +26,10 @@ use crate::{
 
 /// Programs and maps as the compiler built them from `programs/capture.c`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../programs/capture.o");
+const OBJECT_BYTES: &[u8] = include_bytes!("../programs/capture.o");
+
+/// Checksum of [`OBJECT`], kept in the settings: programs of another version of Ambit differ by it.
+const OBJECT_CHECKSUM: u32 = checksum(OBJECT_BYTES);
 
 /// Number of listeners of each role: at most one for each worker of a proxy.
 pub const SLOTS: u32 = 16;
@@ -65,6 +69,14 @@ impl Capture {
         }
     }
 
+    /// Creates the maps, so that a proxy can enter its listeners before the programs are attached.
+    ///
+    /// # Errors
+    /// When the kernel refuses a map, or the directory cannot be created.
+    pub fn prepare(&self) -> Result<(), CaptureError> {
+        self.load().map(drop)
+    }
+
     /// Loads the programs, applies `settings`, and attaches them to the pod's cgroup and network namespace.
     ///
     /// Programs that are already pinned are replaced, and their maps stay, with the proxy's listeners. The new
@@ -79,7 +91,18 @@ impl Capture {
         netns: impl AsFd,
         settings: &Settings,
     ) -> Result<(), CaptureError> {
-        let encoded = settings.encode()?;
+        let encoded = settings.encode(OBJECT_CHECKSUM)?;
+        let mut programs = self.load()?;
+        self.write(&encoded)?;
+        for program in PROGRAMS {
+            let link = attach(&mut programs, program, &cgroup, &netns)?;
+            self.pin(link, program)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the object file, and opens its pinned maps or creates them.
+    fn load(&self) -> Result<Ebpf, CaptureError> {
         match fs::create_dir(&self.directory) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(pin_error(&self.directory, error));
@@ -90,16 +113,10 @@ impl Capture {
         for map in MAPS {
             loader.map_pin_path(map, self.path(map));
         }
-        let mut programs = loader
+        loader
             .btf(None)
             .load(OBJECT)
-            .map_err(|error| CaptureError::Load(error.into()))?;
-        self.write(&encoded)?;
-        for program in PROGRAMS {
-            let link = attach(&mut programs, program, &cgroup, &netns)?;
-            self.pin(link, program)?;
-        }
-        Ok(())
+            .map_err(|error| CaptureError::Load(error.into()))
     }
 
     /// Changes the settings of pinned programs. Single addresses and probes are added and removed, so that those in both
@@ -108,10 +125,18 @@ impl Capture {
     /// # Errors
     /// When the programs are not pinned, or a map cannot be written.
     pub fn set(&self, settings: &Settings) -> Result<(), CaptureError> {
-        self.write(&settings.encode()?)
+        self.write(&settings.encode(OBJECT_CHECKSUM)?)
     }
 
-    /// Whether the pinned programs have exactly these settings.
+    /// Stops the capture of connections that are opened from now on. Those in the proxy continue.
+    ///
+    /// # Errors
+    /// When the programs are not pinned, or a map cannot be written.
+    pub fn pause(&self) -> Result<(), CaptureError> {
+        self.change_flags(0)
+    }
+
+    /// Whether the pinned programs have exactly these settings, and are those of this version of Ambit.
     ///
     /// # Errors
     /// When the programs are not pinned, or a map cannot be read.
@@ -127,7 +152,7 @@ impl Capture {
                 .collect(),
             probes: keys(&self.set_of(PROBES)?, PROBES)?.into_iter().collect(),
         };
-        Ok(present == settings.encode()?)
+        Ok(present == settings.encode(OBJECT_CHECKSUM)?)
     }
 
     /// Whether all programs and maps are pinned, and their cgroup and network namespace still exist.
@@ -168,7 +193,7 @@ impl Capture {
     pub fn remove(&self) -> Result<(), CaptureError> {
         // The kernel detaches programs some time after their pins are gone.
         if self.path(SETTINGS).exists() {
-            self.change_flags(0)?;
+            self.pause()?;
         }
         let programs = PROGRAMS.into_iter().rev();
         let temporary = PROGRAMS.map(temporary);
@@ -264,6 +289,16 @@ impl Listeners {
             .set(first + slot, listener, 0)
             .map_err(|error| map_error(LISTENERS, error))
     }
+}
+
+/// Returns the FNV-1a checksum.
+const fn checksum(mut bytes: &[u8]) -> u32 {
+    let mut sum = 0x811c_9dc5_u32;
+    while let [byte, rest @ ..] = bytes {
+        sum = (sum ^ *byte as u32).wrapping_mul(0x0100_0193);
+        bytes = rest;
+    }
+    sum
 }
 
 fn attach(

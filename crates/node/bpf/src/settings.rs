@@ -8,7 +8,7 @@ use std::{
 use crate::{CaptureError, NetnsCookie};
 
 /// Number of 32-bit words in `struct settings` of the programs.
-pub(crate) const WORDS: usize = 16;
+pub(crate) const WORDS: usize = 17;
 /// Capacity of the programs' map of addresses.
 const MAX_ADDRESSES: usize = 256;
 /// Capacity of the programs' map of probes.
@@ -71,8 +71,8 @@ pub(crate) struct Encoded {
 }
 
 impl Settings {
-    /// Encodes the settings as the programs read them.
-    pub(crate) fn encode(&self) -> Result<Encoded, CaptureError> {
+    /// Encodes the settings as the programs read them, with the checksum of their object file.
+    pub(crate) fn encode(&self, object: u32) -> Result<Encoded, CaptureError> {
         limit("addresses", self.addresses.len(), MAX_ADDRESSES)?;
         limit("probe ports", self.probes.len(), MAX_PROBES)?;
         let flag = |on, flag| if on { flag } else { 0 };
@@ -82,6 +82,7 @@ impl Settings {
         let mut settings = [0; WORDS];
         let values = [
             flag(self.outbound, CAPTURE_OUTBOUND) | flag(self.inbound, CAPTURE_INBOUND),
+            object,
             low,
             high,
             self.marks.mask,

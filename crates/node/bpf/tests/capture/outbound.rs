@@ -157,12 +157,11 @@ fn connections_from_before_the_capture_continue() {
 
 #[test]
 fn captured_connections_continue_after_the_release() {
-    let (mut world, proxy) = World::captured();
+    let (world, proxy) = World::captured();
     let far = world.listen(Place::Peer, 80);
     let mut captured = world.connect(Place::Pod, address(FAR4, 80)).unwrap();
     let mut at_proxy = accept(&proxy.outbound).0;
-    world.settings.outbound = false;
-    world.capture().set(&world.settings).unwrap();
+    world.capture().pause().unwrap();
     talk(&mut captured, &mut at_proxy);
     let mut after = world.connect(Place::Pod, address(FAR4, 80)).unwrap();
     talk(&mut after, &mut accept(&far).0);

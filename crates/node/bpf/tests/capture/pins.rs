@@ -94,6 +94,43 @@ fn any_listener_of_a_role_gets_openings() {
 }
 
 #[test]
+fn listeners_are_entered_before_the_programs_are_attached() {
+    let world = World::new();
+    let proxy = world.proxy();
+    world.capture().prepare().unwrap();
+    world.enter(&proxy);
+    assert!(!world.capture().is_complete().unwrap());
+    world.install();
+    drop(world.connect(Place::Peer, address(POD4, 80)).unwrap());
+    drop(accept(&proxy.inbound));
+}
+
+/// The workers of a proxy share a port, and the kernel chooses among them.
+#[test]
+fn every_listener_that_shares_a_port_gets_openings() {
+    let world = World::new();
+    let share = |socket: &socket2::Socket| socket.set_reuse_port(true).unwrap();
+    let listeners = [(); 2].map(|()| world.listen_with(Place::Entered, 15006, share));
+    world.install();
+    let mut map = world.capture().listeners().unwrap();
+    map.put(Role::Inbound, 0, &listeners[0]).unwrap();
+    let mut clients = Vec::new();
+    for listener in &listeners {
+        listener.set_nonblocking(true).unwrap();
+    }
+    let mut accepted = [0, 0];
+    // With 64 openings one of the two gets none once in 2^63 runs.
+    for _ in 0..64 {
+        clients.push(world.connect(Place::Peer, address(POD4, 80)).unwrap());
+    }
+    for (listener, count) in listeners.iter().zip(&mut accepted) {
+        *count = std::iter::from_fn(|| listener.accept().ok()).count();
+    }
+    assert_eq!(accepted[0] + accepted[1], clients.len());
+    assert!(accepted[0] > 0 && accepted[1] > 0, "{accepted:?}");
+}
+
+#[test]
 fn programs_go_with_the_pod() {
     let (world, _proxy) = World::captured();
     // The pins remain until the agent removes them, and do no harm.

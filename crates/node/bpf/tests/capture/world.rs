@@ -209,7 +209,7 @@ impl World {
             socket.set_reuse_address(true).unwrap();
             prepare(&socket);
             socket.bind(&address("::", port).into()).unwrap();
-            socket.listen(16).unwrap();
+            socket.listen(128).unwrap();
             socket.into()
         })
     }

@@ -5,6 +5,7 @@
 //! thread. They may be called at the same time for the same namespace.
 
 mod backend;
+pub mod bpf;
 mod drift;
 mod error;
 mod foreign;
@@ -12,8 +13,8 @@ pub mod host;
 mod settings;
 
 use ambit_netplan::{
-    Backend, Family, InboundGuard, RedirectionSpec, Ruleset, plan, plan_capturing, plan_released,
-    policy_routing,
+    Backend, Family, InboundGuard, PolicyRouting, RedirectionSpec, Ruleset, plan, plan_capturing,
+    plan_released, policy_routing,
 };
 use ambit_rt::ErrorChain;
 
@@ -41,7 +42,7 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
     inside(netns, || {
         // The return route of the proxy's connections to the application comes first: without it, a
         // rule would capture connections that then cannot be delivered.
-        let mut drift = ensure_routing(&ruleset)?;
+        let mut drift = ensure_routing(&routings_of(&ruleset))?;
         if spec.mark_accepted_sockets {
             mark_accepted_sockets(true);
         }
@@ -121,8 +122,8 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
     inside(netns, || {
         let mut drift = Drift::of_nothing();
         let mut routing = open_routing()?;
-        for family in routed_families(&ruleset) {
-            routing_drift(&mut routing, family, &mut drift)?;
+        for one in routings_of(&ruleset) {
+            routing_drift_of(&mut routing, &one, &mut drift)?;
         }
         // On a node where only iptables works, our rules are in iptables.
         let candidates = RedirectionBackend::candidates(spec.backend);
@@ -244,29 +245,26 @@ fn open_routing() -> Result<Routing, RedirectionError> {
     })
 }
 
-fn routed_families(ruleset: &Ruleset) -> Vec<Family> {
+fn routings_of(ruleset: &Ruleset) -> Vec<PolicyRouting> {
     let is_enabled = |family: &Family| ruleset.policy_routing && family_enabled(*family);
-    ruleset
-        .families
-        .iter()
-        .copied()
-        .filter(is_enabled)
-        .collect()
+    let families = ruleset.families.iter().copied().filter(is_enabled);
+    families.map(policy_routing).collect()
 }
 
-fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
+/// Adds what is missing of policy rules and routes, and returns it. Each is tried, even if another one fails.
+fn ensure_routing(routings: &[PolicyRouting]) -> Result<Drift, RedirectionError> {
     let mut drift = Drift::of_nothing();
     let mut routing = open_routing()?;
     let mut result = Ok(());
-    // Each family is tried, even if the other fails.
-    for family in routed_families(ruleset) {
+    for one in routings {
         let missing = drift.items.len();
-        let ensured = routing_drift(&mut routing, family, &mut drift).and_then(|()| {
+        let ensured = routing_drift_of(&mut routing, one, &mut drift).and_then(|()| {
             if drift.items.len() == missing {
                 return Ok(());
             }
+            let family = one.family;
             routing
-                .ensure(&policy_routing(family))
+                .ensure(one)
                 .map_err(|source| RedirectionError::Routing { family, source })
         });
         result = result.and(ensured);
@@ -274,24 +272,26 @@ fn ensure_routing(ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
     result.map(|()| drift)
 }
 
-fn routing_drift(
+fn routing_drift_of(
     routing: &mut Routing,
-    family: Family,
+    wanted: &PolicyRouting,
     drift: &mut Drift,
 ) -> Result<(), RedirectionError> {
+    let family = wanted.family;
     let present = routing
-        .observe(&policy_routing(family))
+        .observe(wanted)
         .map_err(|source| RedirectionError::Routing { family, source })?;
     drift.nothing_found &= !present.rule && !present.route;
+    let kind = if wanted.is_own_only { " outbound" } else { "" };
     if !present.rule {
         drift
             .items
-            .push(format!("the {family} policy rule is missing"));
+            .push(format!("the {family}{kind} policy rule is missing"));
     }
     if !present.route {
         drift
             .items
-            .push(format!("the {family} local route is missing"));
+            .push(format!("the {family}{kind} local route is missing"));
     }
     Ok(())
 }

@@ -191,7 +191,7 @@ impl RedirectionBackend {
     }
 }
 
-fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
+pub(super) fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
     // Without the table itself, the list of its contents adds nothing. Rules are named by their
     // chain.
     let whole = changes

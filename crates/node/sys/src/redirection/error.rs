@@ -1,7 +1,8 @@
 //! Errors of applying, reading and removing redirection.
 
-use std::io;
+use std::{io, path::PathBuf};
 
+use ambit_bpf::CaptureError;
 use ambit_netplan::{Backend, Family, SpecError};
 use ambit_rt::ErrorChain;
 
@@ -37,6 +38,32 @@ pub enum RedirectionError {
          nf_conntrack_netlink, and room in its table of connections"
     )]
     Connections(#[source] io::Error),
+    /// A BPF operation failed.
+    #[error("BPF programs cannot capture the pod")]
+    Bpf(#[from] CaptureError),
+    /// The pod's cgroup cannot be opened.
+    #[error("cannot open the pod's cgroup {}; capture by BPF programs needs cgroups of version 2", path.display())]
+    Cgroup {
+        /// Directory of the cgroup.
+        path: PathBuf,
+        /// Error of opening it.
+        #[source]
+        source: io::Error,
+    },
+    /// The addresses or the cookie of the namespace cannot be read.
+    #[error("cannot read the pod's addresses, or the number of its network namespace")]
+    Addresses(#[source] io::Error),
+    /// The sysctl that BPF programs depend on cannot be set.
+    #[error(
+        "cannot set net.ipv4.tcp_fwmark_accept in the pod, without which replies to the proxy would leave \
+         the pod; use nftables"
+    )]
+    AcceptedMarks,
+    /// Another backend captures the pod, and its connections would break.
+    #[error(
+        "the pod is already captured by {0}; release or restart it before BPF programs capture it"
+    )]
+    CapturedBy(&'static str),
     /// No backend for the rules works on this node.
     #[error(
         "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \

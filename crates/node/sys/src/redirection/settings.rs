@@ -18,8 +18,15 @@ use rustix::{
 /// Optional (see `RedirectionSpec::mark_accepted_sockets`): where settings are read-only, as in
 /// many containers, capture works without it.
 pub(super) fn mark_accepted_sockets(on: bool) {
-    set("/proc/sys/net/ipv4/tcp_fwmark_accept", on);
+    set(FWMARK_ACCEPT, on);
 }
+
+/// Whether accepted sockets inherit marks.
+pub(super) fn accepted_sockets_are_marked() -> bool {
+    std::fs::read_to_string(FWMARK_ACCEPT).is_ok_and(|found| found.trim() == "1")
+}
+
+const FWMARK_ACCEPT: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
 
 /// Sets whether connection requests in the queue of a closing listener move to another listener of the same port, such
 /// as that of a proxy's successor, instead of being reset (`tcp_migrate_req`). Optional too: Ambit's proxies hand their

@@ -28,17 +28,17 @@ use super::{
 const APP: u16 = 8080;
 const FAMILIES: [(&str, &str, &str); 2] = [(POD4, PEER4, "10.9.0.77"), (POD6, PEER6, "fd00:9::77")];
 /// Initial sequence number of the SYN that the sender of a forged ACK claims to have sent.
-const OPENED_AT: u32 = 7000;
+pub(crate) const OPENED_AT: u32 = 7000;
 
 /// Namespaces with the addresses of the victim and of its neighbour, in which the kernel answers every SYN with a
 /// cookie.
-struct Forge {
+pub(crate) struct Forge {
     world: World,
     _listener: TcpListener,
 }
 
 impl Forge {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let world = World::new();
         sh(&world.pod, "echo 2 > /proc/sys/net/ipv4/tcp_syncookies");
         let listener = listen(&world.pod, APP);
@@ -48,7 +48,7 @@ impl Forge {
         }
     }
 
-    fn cookie(&self, from: SocketAddr, to: SocketAddr) -> u32 {
+    pub(crate) fn cookie(&self, from: SocketAddr, to: SocketAddr) -> u32 {
         let domain = Domain::for_address(from);
         let kind = Type::RAW;
         let mut answers = self
@@ -88,7 +88,7 @@ struct Overflowed {
 }
 
 /// Sends SYN packets from an address that does not exist, and ignores the responses.
-fn flood(world: &World, (pod, nobody): (&str, &str), number: u16) {
+pub(crate) fn flood(world: &World, (pod, nobody): (&str, &str), number: u16) {
     let mut sender = Sender::new(&world.peer, pod == POD4);
     for port in 1..=number {
         let opening = Segment::new(address(nobody, port), address(pod, APP), SYN);

@@ -10,6 +10,7 @@
 )]
 
 mod behaviour;
+mod bpf;
 mod cookies;
 mod dns;
 mod foreign;

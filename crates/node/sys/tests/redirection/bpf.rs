@@ -1,0 +1,429 @@
+//! Tests capture by BPF programs with its routes and guards, on a pod whose application has a cgroup of its own.
+
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpStream},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ambit_bpf::{Capture, Role};
+use ambit_netplan::{Backend, RedirectionSpec, SpecError, marks};
+use ambit_sys::redirection::{
+    self, Applied, RedirectionError,
+    bpf::{BpfPod, apply, observe, prepare, purge, release},
+};
+use rustix::{
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+    thread::gettid,
+};
+
+use super::{
+    cookies::{Forge, OPENED_AT, flood},
+    packets::{ACK, RST, SYN, Segment, Sender},
+    with,
+    world::*,
+};
+
+const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
+
+struct Pod {
+    world: World,
+    proxy: Proxy,
+    cgroup: PathBuf,
+    pins: PathBuf,
+    _bpffs: OwnedFd,
+}
+
+impl Pod {
+    fn new() -> Self {
+        let world = World::new();
+        let bpffs = new_bpffs();
+        let pins = format!("/proc/{}/fd/{}/pod", std::process::id(), bpffs.as_raw_fd());
+        let pod = Self {
+            proxy: world.proxy(),
+            world,
+            cgroup: new_cgroup(),
+            pins: pins.into(),
+            _bpffs: bpffs,
+        };
+        prepare(&pod.place()).unwrap();
+        let mut listeners = Capture::at(&pod.pins).listeners().unwrap();
+        listeners
+            .put(Role::Outbound, 0, &pod.proxy.outbound)
+            .unwrap();
+        listeners.put(Role::Inbound, 0, &pod.proxy.inbound).unwrap();
+        pod
+    }
+
+    fn captured() -> Self {
+        let pod = Self::new();
+        assert_eq!(pod.apply(), Applied::Installed);
+        pod
+    }
+
+    fn place(&self) -> BpfPod<'_> {
+        BpfPod {
+            netns: &self.world.pod,
+            cgroup: &self.cgroup,
+            pins: &self.pins,
+        }
+    }
+
+    fn apply(&self) -> Applied {
+        apply(&self.place(), &with(Backend::Auto)).unwrap()
+    }
+
+    fn differences(&self) -> String {
+        observe(&self.place(), &with(Backend::Auto))
+            .unwrap()
+            .to_string()
+    }
+
+    /// Runs `work` as a process of the pod's cgroup, unlike the thread of a test.
+    fn at_application<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let joined = || {
+                let id = gettid().as_raw_nonzero().to_string();
+                fs::write(self.cgroup.join("cgroup.threads"), id).unwrap();
+                work()
+            };
+            scope.spawn(joined).join().unwrap()
+        })
+    }
+
+    fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        self.at_application(|| connect(&self.world.pod, to))
+    }
+
+    fn call_application(&self, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+        connect_with(&self.world.pod, to, DEADLINE, |socket| {
+            socket.bind_device(Some(b"lo"))?;
+            socket.set_mark(marks::SPOOFED)?;
+            if from.is_ipv4() {
+                socket.set_ip_transparent_v4(true)?;
+            } else {
+                socket.set_ip_transparent_v6(true)?;
+            }
+            socket.bind(&from.into())
+        })
+    }
+
+    /// Returns the number of packets that the rule with this text has counted.
+    #[track_caller]
+    fn counted(&self, rule: &str) -> u64 {
+        let table = sh(&self.world.pod, "nft list table inet ambit");
+        let line = table.lines().find(|line| line.contains(rule));
+        let line = line.unwrap_or_else(|| panic!("{rule} is not in {table}"));
+        let count = line.split("packets ").nth(1).unwrap();
+        count.split(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let until = Instant::now() + DEADLINE;
+        while fs::remove_dir(&self.cgroup).is_err() && Instant::now() < until {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Creates a cgroup of single threads below the process' own.
+fn new_cgroup() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let root = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .find(|fields| fields[2] == "cgroup2")
+        .expect("no cgroup of version 2 is mounted")[1]
+        .to_owned();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .unwrap();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ambit-sys-{}-{number}", std::process::id());
+    let cgroup = PathBuf::from(root).join(own).join(name);
+    fs::create_dir(&cgroup).unwrap();
+    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
+    cgroup
+}
+
+fn new_bpffs() -> OwnedFd {
+    let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    fsconfig_create(context.as_fd()).unwrap();
+    let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
+    fsmount(context.as_fd(), flags, none).unwrap()
+}
+
+fn at(stream: &TcpStream) -> SocketAddr {
+    let local = stream.local_addr().unwrap();
+    SocketAddr::new(local.ip().to_canonical(), local.port())
+}
+
+#[test]
+fn both_directions_are_captured_and_the_application_is_called() {
+    let pod = Pod::captured();
+    let application = listen(&pod.world.pod, 8080);
+    for (own, peer) in FAMILIES {
+        let far = address(peer, 80);
+        let mut out = pod.connect(far).unwrap();
+        let (mut captured, from) = accept(&pod.proxy.outbound);
+        assert_eq!((at(&captured), from), (far, at(&out)));
+        talk(&mut out, &mut captured);
+        let to = address(own, 8080);
+        let mut inward = connect(&pod.world.peer, to).unwrap();
+        let (mut captured, from) = accept(&pod.proxy.inbound);
+        assert_eq!((at(&captured), from), (to, at(&inward)));
+        talk(&mut inward, &mut captured);
+        let mut call = pod.call_application(address(peer, 0), to).unwrap();
+        let (mut served, from) = accept(&application);
+        assert_eq!((at(&served), from), (to, at(&call)));
+        talk(&mut call, &mut served);
+        let mut tunnel = connect(&pod.world.peer, address(own, 15008)).unwrap();
+        talk(&mut tunnel, &mut accept(&pod.proxy.tunnel).0);
+        let mut own_call = pod.connect(to).unwrap();
+        talk(&mut own_call, &mut accept(&application).0);
+        let listener = listen(&pod.world.peer, 81);
+        let mut by_proxy = connect_marked(&pod.world.pod, address(peer, 81)).unwrap();
+        talk(&mut by_proxy, &mut accept(&listener).0);
+    }
+    nobody(&application);
+}
+
+#[test]
+fn every_difference_is_found_and_repaired() {
+    let pod = Pod::captured();
+    assert_eq!(pod.differences(), "");
+    assert_eq!(pod.apply(), Applied::Unchanged);
+    let pin = |name: &str| fs::remove_file(pod.pins.join(name)).unwrap();
+    let in_pod = |command: &str| drop(sh(&pod.world.pod, command));
+    let cases: [(&str, &dyn Fn()); 7] = [
+        ("the BPF programs are missing", &|| pin("steer")),
+        ("the BPF programs are missing", &|| pin("connecting_v6")),
+        ("the settings of the BPF programs differ", &|| {
+            in_pod("ip addr add 10.9.0.99/24 dev eth0");
+        }),
+        ("the IPv4 outbound policy rule is missing", &|| {
+            in_pod("ip rule del pref 32763");
+        }),
+        ("the IPv6 outbound local route is missing", &|| {
+            in_pod("ip -6 route flush table 101");
+        }),
+        ("guard-output", &|| {
+            in_pod("nft flush chain inet ambit guard-output");
+        }),
+        ("accepted sockets do not inherit marks", &|| {
+            in_pod("echo 0 > /proc/sys/net/ipv4/tcp_fwmark_accept");
+        }),
+    ];
+    for (expected, damage) in cases {
+        damage();
+        let found = pod.differences();
+        assert!(found.contains(expected), "{expected:?} is not in {found:?}");
+        pod.apply();
+        assert_eq!(pod.differences(), "", "{expected}");
+        drop(pod.connect(address(PEER4, 80)).unwrap());
+        drop(accept(&pod.proxy.outbound));
+    }
+}
+
+/// Another backend tracks the same connections.
+#[test]
+fn connections_are_not_tracked() {
+    let pod = Pod::captured();
+    let mut out = pod.connect(address(PEER4, 80)).unwrap();
+    talk(&mut out, &mut accept(&pod.proxy.outbound).0);
+    let mut inward = connect(&pod.world.peer, address(POD4, 8080)).unwrap();
+    talk(&mut inward, &mut accept(&pod.proxy.inbound).0);
+    let count = "cat /proc/sys/net/netfilter/nf_conntrack_count 2>/dev/null || echo 0";
+    assert_eq!(sh(&pod.world.pod, count).trim(), "0");
+    let other = World::new();
+    let proxy = other.proxy();
+    redirection::apply(&other.pod, &with(Backend::Nftables)).unwrap();
+    let _out = connect(&other.pod, address(PEER4, 80)).unwrap();
+    let _captured = accept(&proxy.outbound);
+    assert_ne!(sh(&other.pod, count).trim(), "0");
+}
+
+#[test]
+fn process_that_entered_the_namespace_is_refused() {
+    let pod = Pod::captured();
+    let far = listen(&pod.world.peer, 80);
+    for (_, peer) in FAMILIES {
+        let refused = connect(&pod.world.pod, address(peer, 80)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+    nobody(&far);
+    nobody(&pod.proxy.outbound);
+}
+
+/// Neither an opening nor what follows leaves in plaintext while the routes are missing.
+#[test]
+fn marked_sockets_never_leave_the_pod() {
+    let pod = Pod::captured();
+    let far = listen(&pod.world.peer, 80);
+    let mut before = pod.connect(address(PEER4, 80)).unwrap();
+    let _captured = accept(&pod.proxy.outbound);
+    sh(
+        &pod.world.pod,
+        "ip -4 rule del pref 32763; ip -6 rule del pref 32763",
+    );
+    for (_, peer) in FAMILIES {
+        let refused = pod.connect(address(peer, 80)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+    nobody(&far);
+    let refused = "meta mark & 0x00000fff == 0x00000222";
+    let openings = pod.counted(refused);
+    assert!(openings >= 2);
+    let _reset = io::Write::write(&mut before, b"secret");
+    assert!(pod.counted(refused) > openings);
+}
+
+#[test]
+fn forged_packets_of_captured_connections_are_dropped() {
+    let pod = Pod::captured();
+    for (count, (own, peer)) in FAMILIES.into_iter().enumerate() {
+        let mut client = pod.connect(address(peer, 80)).unwrap();
+        let (mut captured, _) = accept(&pod.proxy.outbound);
+        let from = address(peer, 80);
+        let to = SocketAddr::new(ip(own), client.local_addr().unwrap().port());
+        for flags in [ACK, RST, RST | ACK] {
+            Sender::new(&pod.world.peer, to.is_ipv4())
+                .send(&Segment::new(from, to, flags), ip(own));
+        }
+        let expected = 3 * (u64::try_from(count).unwrap() + 1);
+        let until = Instant::now() + DEADLINE;
+        while pod.counted("socket mark") < expected && Instant::now() < until {
+            thread::yield_now();
+        }
+        assert_eq!(pod.counted("socket mark"), expected);
+        talk(&mut client, &mut captured);
+    }
+}
+
+#[test]
+fn packets_from_outside_with_the_pods_own_source_reach_nobody() {
+    let pod = Pod::captured();
+    let application = listen(&pod.world.pod, 8080);
+    sh(
+        &pod.world.pod,
+        "echo 1 > /proc/sys/net/ipv4/conf/all/accept_local; echo 1 > /proc/sys/net/ipv4/conf/eth0/accept_local",
+    );
+    for (own, rule) in [(POD4, "ip saddr 10.9.0.2"), (POD6, "ip6 saddr fd00:9::2")] {
+        let (from, to) = (address(own, 40_000), address(own, 8080));
+        let mut sender = Sender::new(&pod.world.peer, to.is_ipv4());
+        let opening = Segment::new(from, to, SYN);
+        sender.send(&opening, ip(own));
+        let until = Instant::now() + DEADLINE;
+        while pod.counted(rule) == 0 && Instant::now() < until {
+            thread::yield_now();
+        }
+        assert_eq!(pod.counted(rule), 1, "{own}");
+    }
+    nobody(&application);
+    nobody(&pod.proxy.inbound);
+}
+
+#[test]
+fn forged_cookie_opens_no_connection() {
+    let forge = Forge::new();
+    for (own, peer, nobody_there) in [(POD4, PEER4, "10.9.0.77"), (POD6, PEER6, "fd00:9::77")] {
+        let pod = Pod::new();
+        let application = listen(&pod.world.pod, 8080);
+        let (from, to) = (address(peer, 40_000), address(own, 8080));
+        flood(&pod.world, (own, nobody_there), 300);
+        pod.apply();
+        let ack = Segment {
+            seq: OPENED_AT.wrapping_add(1),
+            ack: forge.cookie(from, to).wrapping_add(1),
+            payload: b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            ..Segment::new(from, to, ACK)
+        };
+        Sender::new(&pod.world.peer, to.is_ipv4()).send(&ack, to.ip());
+        let opened = accept_within(&application, Duration::from_millis(200));
+        assert!(opened.is_none(), "{own}");
+        nobody(&pod.proxy.inbound);
+    }
+}
+
+#[test]
+fn connections_continue_through_capture_release_and_purge() {
+    let pod = Pod::new();
+    let (application, far) = (listen(&pod.world.pod, 8080), listen(&pod.world.peer, 80));
+    let mut inward = connect(&pod.world.peer, address(POD4, 8080)).unwrap();
+    let mut in_served = accept(&application).0;
+    let mut outward = pod.connect(address(PEER6, 80)).unwrap();
+    let mut out_served = accept(&far).0;
+    pod.apply();
+    talk(&mut inward, &mut in_served);
+    talk(&mut outward, &mut out_served);
+    let mut captured = pod.connect(address(PEER4, 80)).unwrap();
+    let mut at_proxy = accept(&pod.proxy.outbound).0;
+    let mut call = pod
+        .call_application(address(PEER4, 0), address(POD4, 8080))
+        .unwrap();
+    let mut called = accept(&application).0;
+    release(&pod.place()).unwrap();
+    release(&pod.place()).unwrap();
+    for (a, b) in [
+        (&mut inward, &mut in_served),
+        (&mut outward, &mut out_served),
+        (&mut captured, &mut at_proxy),
+        (&mut call, &mut called),
+    ] {
+        talk(a, b);
+    }
+    drop(pod.connect(address(PEER4, 80)).unwrap());
+    drop(accept(&far));
+    drop(connect(&pod.world.peer, address(POD4, 8080)).unwrap());
+    drop(accept(&application));
+    // Tunnels that the proxy still has call the application.
+    drop(
+        pod.call_application(address(PEER4, 0), address(POD4, 8080))
+            .unwrap(),
+    );
+    drop(accept(&application));
+    purge(&pod.place()).unwrap();
+    purge(&pod.place()).unwrap();
+    talk(&mut inward, &mut in_served);
+    talk(&mut outward, &mut out_served);
+    assert!(!pod.pins.exists());
+    for command in ["ip rule", "ip -6 rule", "nft list ruleset"] {
+        let left = sh(&pod.world.pod, command);
+        assert!(!left.contains("0x222") && !left.contains("0x111") && !left.contains("ambit"));
+    }
+}
+
+#[test]
+fn pod_of_another_backend_is_left_to_it() {
+    let pod = Pod::new();
+    redirection::apply(&pod.world.pod, &with(Backend::Nftables)).unwrap();
+    let refused = apply(&pod.place(), &with(Backend::Auto)).unwrap_err();
+    assert!(matches!(refused, RedirectionError::CapturedBy("nftables")));
+    drop(connect(&pod.world.pod, address(PEER4, 80)).unwrap());
+    drop(accept(&pod.proxy.outbound));
+    redirection::purge(&pod.world.pod).unwrap();
+    assert_eq!(pod.apply(), Applied::Installed);
+}
+
+#[test]
+fn settings_that_need_translation_are_refused_before_anything_is_changed() {
+    let pod = Pod::new();
+    let spec = RedirectionSpec {
+        dns_capture: true,
+        ..with(Backend::Auto)
+    };
+    let refused = apply(&pod.place(), &spec).unwrap_err();
+    let RedirectionError::Spec(SpecError::NeedsTranslation("DNS capture")) = refused else {
+        panic!("{refused}")
+    };
+    assert!(!sh(&pod.world.pod, "ip rule").contains("0x222"));
+}

@@ -8,6 +8,7 @@ use std::{
     net::TcpListener,
     os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use aya::{
@@ -18,6 +19,8 @@ use aya::{
         links::{FdLink, PinnedLink},
     },
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     CaptureError, Settings,
@@ -30,6 +33,14 @@ const OBJECT_BYTES: &[u8] = include_bytes!("../programs/capture.o");
 
 /// Checksum of [`OBJECT`], kept in the settings: programs of another version of Ambit differ by it.
 const OBJECT_CHECKSUM: u32 = checksum(OBJECT_BYTES);
+
+/// Loader of all pods' programs. Each one reads and parses the types of the whole kernel (megabytes) as it is made,
+/// which these programs do not need.
+static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    Mutex::new(loader)
+});
 
 /// Number of listeners of each role: at most one for each worker of a proxy.
 pub const SLOTS: u32 = 16;
@@ -109,12 +120,11 @@ impl Capture {
             }
             _ => {}
         }
-        let mut loader = EbpfLoader::new();
+        let mut loader = LOADER.lock();
         for map in MAPS {
             loader.map_pin_path(map, self.path(map));
         }
         loader
-            .btf(None)
             .load(OBJECT)
             .map_err(|error| CaptureError::Load(error.into()))
     }

@@ -5,6 +5,10 @@
 //! ([`plan_by_bpf`] refuses them). The proxy enters its listeners into the programs' map, and calls the application from
 //! sockets that are bound to loopback and have the mark [`marks::SPOOFED`]. A process that has entered the pod's
 //! network namespace from a cgroup that is not the pod's is refused by a guard instead of captured.
+//!
+//! A pod changes between this backend and another only by [`purge`], which breaks connections in the proxy:
+//! [`apply`] refuses a pod of another backend, and the callers of `redirection::apply` must keep it from pods of this
+//! one.
 
 use std::{
     collections::BTreeSet,

@@ -184,7 +184,8 @@ SECTION("sockops") int accepted(struct bpf_sock_ops *context) {
         return 1;
     struct settings *s = settings();
     struct bpf_sock *socket = context->sk;
-    if (!s || !socket)
+    // While capture is paused, the proxy may call as under other backends, from a socket that is not bound.
+    if (!s || !socket || !s->flags)
         return 1;
     if ((socket->mark & s->mark_mask) == s->spoofed_mark && is_of_pod(s, context))
         bind_to(context, "lo");

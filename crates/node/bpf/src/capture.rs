@@ -48,8 +48,17 @@ pub const SLOTS: u32 = 16;
 const SETTINGS: &str = "SETTINGS";
 const ADDRESSES: &str = "ADDRESSES";
 const PROBES: &str = "PROBES";
+/// Map of the proxy's listeners. Its layout is the same in all versions of Ambit, so that proxies of any version enter
+/// theirs.
 const LISTENERS: &str = "LISTENERS";
-const MAPS: [&str; 4] = [SETTINGS, ADDRESSES, PROBES, LISTENERS];
+/// Map with the answer of the proxy, which no program reads. Its layout is the same in all versions too.
+const PROXY: &str = "PROXY";
+/// Maps of one layout.
+const MAPS: [&str; 3] = [SETTINGS, ADDRESSES, PROBES];
+
+/// Directory of the programs and their maps within the pod's. Another number whenever the maps change: programs and
+/// agents of different versions then never share one that only one of them understands.
+const LAYOUT: &str = "layout-1";
 
 const CONNECTING: [&str; 2] = ["connecting_v4", "connecting_v6"];
 const ACCEPTED: &str = "accepted";
@@ -67,7 +76,7 @@ pub enum Role {
 }
 
 /// Programs of one pod, pinned in a directory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Capture {
     directory: PathBuf,
 }
@@ -80,18 +89,37 @@ impl Capture {
         }
     }
 
-    /// Creates the maps, so that a proxy can enter its listeners before the programs are attached.
+    /// Creates the maps, so that a proxy can enter its listeners before the programs are attached, and asks it to:
+    /// [`Self::has_proxy`] is false until it has.
     ///
     /// # Errors
     /// When the kernel refuses a map, or the directory cannot be created.
     pub fn prepare(&self) -> Result<(), CaptureError> {
-        self.load().map(drop)
+        drop(self.load()?);
+        self.proxy()?
+            .set(0, 0, 0)
+            .map_err(|error| map_error(PROXY, error))
+    }
+
+    /// Whether [`Self::prepare`] has created the maps, and nothing has removed them since.
+    pub fn is_prepared(&self) -> bool {
+        self.path(LISTENERS).exists()
+    }
+
+    /// Whether a proxy has entered its listeners since the last call of [`Self::prepare`].
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn has_proxy(&self) -> Result<bool, CaptureError> {
+        let entered = self.proxy()?.get(&0, 0);
+        Ok(entered.map_err(|error| map_error(PROXY, error))? != 0)
     }
 
     /// Loads the programs, applies `settings`, and attaches them to the pod's cgroup and network namespace.
     ///
-    /// Programs that are already pinned are replaced, and their maps stay, with the proxy's listeners. The new
-    /// program is attached before the old one goes, so that every opening meets one of them.
+    /// Programs that are already pinned are replaced, and the map of the proxy's listeners stays. The new program is
+    /// attached before the old one goes, so that every opening meets one of them. So it is with those of another layout,
+    /// which another version of Ambit has pinned.
     ///
     /// # Errors
     /// When the kernel refuses a step. Pins of the steps before it stay: [`Self::is_complete`] is false, and
@@ -109,24 +137,36 @@ impl Capture {
             let link = attach(&mut programs, program, &cgroup, &netns)?;
             self.pin(link, program)?;
         }
-        Ok(())
+        self.other_layouts()?
+            .iter()
+            .try_for_each(|layout| remove_directory(layout))
     }
 
     /// Reads the object file, and opens its pinned maps or creates them.
     fn load(&self) -> Result<Ebpf, CaptureError> {
-        match fs::create_dir(&self.directory) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(pin_error(&self.directory, error));
+        for directory in [&self.directory, &self.directory.join(LAYOUT)] {
+            match fs::create_dir(directory) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    return Err(pin_error(directory, error));
+                }
+                _ => {}
             }
-            _ => {}
         }
         let mut loader = LOADER.lock();
-        for map in MAPS {
+        for map in MAPS.into_iter().chain([LISTENERS]) {
             loader.map_pin_path(map, self.path(map));
         }
-        loader
+        let programs = loader
             .load(OBJECT)
-            .map_err(|error| CaptureError::Load(error.into()))
+            .map_err(|error| CaptureError::Load(error.into()))?;
+        let path = self.path(PROXY);
+        if !path.exists() {
+            Array::<MapData, u32>::create(1, 0)
+                .map_err(|error| map_error(PROXY, error))?
+                .pin(&path)
+                .map_err(|error| pin_error(&path, error))?;
+        }
+        Ok(programs)
     }
 
     /// Changes the settings of pinned programs. Single addresses and probes are added and removed, so that those in both
@@ -165,12 +205,12 @@ impl Capture {
         Ok(present == settings.encode(OBJECT_CHECKSUM)?)
     }
 
-    /// Whether all programs and maps are pinned, and their cgroup and network namespace still exist.
+    /// Whether all programs and maps are pinned, and none of another layout.
     ///
     /// # Errors
     /// When a pin exists but cannot be opened.
     pub fn is_complete(&self) -> Result<bool, CaptureError> {
-        for map in MAPS {
+        for map in MAPS.into_iter().chain([LISTENERS]) {
             if !self.path(map).exists() {
                 return Ok(false);
             }
@@ -182,17 +222,19 @@ impl Capture {
             }
             PinnedLink::from_pin(&path).map_err(|error| pin_error(&path, error))?;
         }
-        Ok(true)
+        Ok(self.other_layouts()?.is_empty())
     }
 
-    /// Returns the proxy's listeners of pinned programs.
+    /// Returns the map of the proxy's listeners.
     ///
     /// # Errors
-    /// When the programs are not pinned, or the process may not open their map.
+    /// When there is none, or the process may not open it.
     pub fn listeners(&self) -> Result<Listeners, CaptureError> {
-        SockMap::try_from(self.map(LISTENERS)?)
-            .map(Listeners)
-            .map_err(|error| map_error(LISTENERS, error))
+        let map = SockMap::try_from(self.map(LISTENERS)?);
+        Ok(Listeners {
+            map: map.map_err(|error| map_error(LISTENERS, error))?,
+            capture: self.clone(),
+        })
     }
 
     /// Detaches the programs and removes their pins: marking first, steering last. Connections in the proxy continue
@@ -205,19 +247,46 @@ impl Capture {
         if self.path(SETTINGS).exists() {
             self.pause()?;
         }
-        let programs = PROGRAMS.into_iter().rev();
-        let temporary = PROGRAMS.map(temporary);
-        let names = programs.chain(temporary.iter().map(String::as_str));
-        for name in names.chain(MAPS) {
-            let path = self.path(name);
+        for program in PROGRAMS.into_iter().rev() {
+            let path = self.path(program);
             absent_is_ok(fs::remove_file(&path)).map_err(|error| pin_error(&path, error))?;
         }
-        absent_is_ok(fs::remove_dir(&self.directory))
-            .map_err(|error| pin_error(&self.directory, error))
+        for layout in self.other_layouts()? {
+            remove_directory(&layout)?;
+        }
+        remove_directory(&self.directory.join(LAYOUT))?;
+        remove_directory(&self.directory)
     }
 
+    /// Returns the directories of programs of other layouts.
+    fn other_layouts(&self) -> Result<Vec<PathBuf>, CaptureError> {
+        let error = |error| pin_error(&self.directory, error);
+        let mut found = Vec::new();
+        let entries = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries,
+            Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(found),
+            Err(other) => return Err(error(other)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(error)?;
+            if entry.file_name() != LAYOUT && entry.file_type().map_err(error)?.is_dir() {
+                found.push(entry.path());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the path of a pin: what all layouts share is in the pod's directory.
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
+        match name {
+            LISTENERS | PROXY => self.directory.join(name),
+            _ => self.directory.join(LAYOUT).join(name),
+        }
+    }
+
+    /// Returns the path of the pinned program that is attached to the pod's network namespace.
+    pub(crate) fn steering(&self) -> PathBuf {
+        self.path(STEER)
     }
 
     /// Pins a link in place of the one that has its name, which is then detached.
@@ -250,6 +319,10 @@ impl Capture {
         Array::try_from(self.map(SETTINGS)?).map_err(|error| map_error(SETTINGS, error))
     }
 
+    fn proxy(&self) -> Result<Array<MapData, u32>, CaptureError> {
+        Array::try_from(self.map(PROXY)?).map_err(|error| map_error(PROXY, error))
+    }
+
     fn map(&self, name: &'static str) -> Result<Map, CaptureError> {
         MapData::from_pin(self.path(name))
             .and_then(Map::from_map_data)
@@ -262,7 +335,10 @@ impl Capture {
 }
 
 /// Listeners that a pod's programs give openings to. An entry goes with its socket: when no process has it open.
-pub struct Listeners(SockMap<MapData>);
+pub struct Listeners {
+    map: SockMap<MapData>,
+    capture: Capture,
+}
 
 impl fmt::Debug for Listeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -295,9 +371,20 @@ impl Listeners {
             Role::Outbound => 0,
             Role::Inbound => SLOTS,
         };
-        self.0
+        self.map
             .set(first + slot, listener, 0)
             .map_err(|error| map_error(LISTENERS, error))
+    }
+
+    /// Tells the agent that the listeners of all roles are entered: see [`Capture::has_proxy`].
+    ///
+    /// # Errors
+    /// When the agent's map cannot be written.
+    pub fn confirm(&self) -> Result<(), CaptureError> {
+        self.capture
+            .proxy()?
+            .set(0, 1, 0)
+            .map_err(|error| map_error(PROXY, error))
     }
 }
 
@@ -377,6 +464,20 @@ fn temporary(name: &str) -> String {
     format!("{name}-next")
 }
 
+/// Removes a directory of pins, and the pins in it.
+fn remove_directory(directory: &Path) -> Result<(), CaptureError> {
+    let pins = match fs::read_dir(directory) {
+        Ok(pins) => pins,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(pin_error(directory, error)),
+    };
+    for pin in pins {
+        let path = pin.map_err(|error| pin_error(directory, error))?.path();
+        absent_is_ok(fs::remove_file(&path)).map_err(|error| pin_error(&path, error))?;
+    }
+    absent_is_ok(fs::remove_dir(directory)).map_err(|error| pin_error(directory, error))
+}
+
 fn absent_is_ok(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -391,7 +492,10 @@ fn map_error(map: &'static str, source: impl Into<Box<dyn Error + Send + Sync>>)
     }
 }
 
-fn pin_error(path: &Path, source: impl Into<Box<dyn Error + Send + Sync>>) -> CaptureError {
+pub(crate) fn pin_error(
+    path: &Path,
+    source: impl Into<Box<dyn Error + Send + Sync>>,
+) -> CaptureError {
     CaptureError::Pin {
         path: path.to_owned(),
         source: source.into(),

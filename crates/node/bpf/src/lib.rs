@@ -15,16 +15,18 @@
 //!   to loopback too.
 //!
 //! Rules, routes, and guards against openings that bypass the programs are the caller's: see
-//! `netplan/src/plan.rs`. Programs, links and maps are pinned in a directory of a pod's own, so that they outlive every
-//! process. The programs are written in C (`programs/capture.c`), and `cargo xtask bpf` compiles them.
+//! `netplan/src/plan.rs`. Programs, links and maps are pinned in a directory of a pod's own ([`Pins`]), so that they
+//! outlive every process. The programs are written in C (`programs/capture.c`), and `cargo xtask bpf` compiles them.
 #![forbid(unsafe_code)]
 
 mod capture;
 mod cookie;
 mod error;
+mod pins;
 mod settings;
 
 pub use capture::{Capture, Listeners, Role, SLOTS};
 pub use cookie::NetnsCookie;
 pub use error::CaptureError;
+pub use pins::Pins;
 pub use settings::{Marks, Probe, Settings};

@@ -1,6 +1,10 @@
 //! Programs of a pod that outlive processes, and change and go while connections are open.
 
-use std::{collections::BTreeSet, fs::File};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    time::{Duration, Instant},
+};
 
 use ambit_bpf::{Role, SLOTS};
 
@@ -103,6 +107,77 @@ fn listeners_are_entered_before_the_programs_are_attached() {
     world.install();
     drop(world.connect(Place::Peer, address(POD4, 80)).unwrap());
     drop(accept(&proxy.inbound));
+}
+
+/// Programs of another layout are those of another version of Ambit.
+#[test]
+fn another_layout_is_replaced_without_a_gap_and_keeps_the_listeners() {
+    let (world, proxy) = World::captured();
+    let capture = world.capture();
+    let application = world.listen(Place::Pod, 80);
+    let directory = world.pins().path_of(world.settings.netns);
+    let mut client = world.connect(Place::Pod, address(FAR4, 80)).unwrap();
+    let mut captured = accept(&proxy.outbound).0;
+    for version in 0..5 {
+        let other = directory.join(format!("layout-0{version}"));
+        fs::rename(directory.join("layout-1"), &other).unwrap();
+        assert!(!capture.is_complete().unwrap());
+        std::thread::scope(|scope| {
+            let installing = scope.spawn(|| world.install());
+            while !installing.is_finished() {
+                drop(world.connect(Place::Peer, address(POD4, 80)).unwrap());
+                drop(accept(&proxy.inbound));
+                drop(world.connect(Place::Pod, address(FAR4, 80)).unwrap());
+                drop(accept(&proxy.outbound));
+            }
+        });
+        assert!(capture.is_complete().unwrap() && !other.exists());
+    }
+    talk(&mut client, &mut captured);
+    nobody(&application);
+    fs::rename(directory.join("layout-1"), directory.join("layout-2")).unwrap();
+    capture.remove().unwrap();
+    assert!(!directory.exists());
+}
+
+#[test]
+fn proxy_answers_each_request_for_its_listeners() {
+    let world = World::new();
+    let (capture, proxy) = (world.capture(), world.proxy());
+    assert!(!capture.is_prepared());
+    capture.prepare().unwrap();
+    assert!(capture.is_prepared() && !capture.has_proxy().unwrap());
+    world.enter(&proxy);
+    assert!(capture.has_proxy().unwrap());
+    world.install();
+    assert!(capture.has_proxy().unwrap());
+    capture.prepare().unwrap();
+    assert!(!capture.has_proxy().unwrap());
+    capture.remove().unwrap();
+    assert!(!capture.is_prepared());
+    assert!(capture.has_proxy().is_err());
+}
+
+#[test]
+fn programs_are_swept_once_their_namespace_is_gone() {
+    let (one, _proxy) = World::captured();
+    let other = World::new();
+    let pins = one.pins();
+    let cgroup = File::open(&other.cgroup).unwrap();
+    let capture = pins.of(other.settings.netns);
+    capture
+        .install(cgroup, &other.pod, &other.settings)
+        .unwrap();
+    assert_eq!(pins.sweep().unwrap(), 0);
+    drop(other);
+    // The kernel removes namespaces some time after their last user.
+    let until = Instant::now() + Duration::from_secs(10);
+    while pins.sweep().unwrap() == 0 {
+        assert!(Instant::now() < until, "the namespace stays");
+        std::thread::yield_now();
+    }
+    assert!(!capture.is_prepared());
+    assert!(one.capture().is_complete().unwrap());
 }
 
 /// The workers of a proxy share a port, and the kernel chooses among them.

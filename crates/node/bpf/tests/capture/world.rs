@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_bpf::{Capture, Marks, NetnsCookie, Role, Settings};
+use ambit_bpf::{Capture, Marks, NetnsCookie, Pins, Role, Settings};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
@@ -129,9 +129,15 @@ impl World {
         (world, proxy)
     }
 
-    pub(crate) fn capture(&self) -> Capture {
+    pub(crate) fn pins(&self) -> Pins {
         let fd = self.bpffs.as_raw_fd();
-        Capture::at(format!("/proc/{}/fd/{fd}/pod", std::process::id()))
+        let pins = Pins::at(format!("/proc/{}/fd/{fd}/ambit", std::process::id()));
+        pins.create().unwrap();
+        pins
+    }
+
+    pub(crate) fn capture(&self) -> Capture {
+        self.pins().of(self.settings.netns)
     }
 
     pub(crate) fn install(&self) {
@@ -155,6 +161,7 @@ impl World {
         let mut listeners = self.capture().listeners().unwrap();
         listeners.put(Role::Outbound, 0, &proxy.outbound).unwrap();
         listeners.put(Role::Inbound, 0, &proxy.inbound).unwrap();
+        listeners.confirm().unwrap();
     }
 
     pub(crate) fn at<T: Send>(&self, place: Place, work: impl FnOnce() -> T + Send) -> T {

@@ -1,0 +1,150 @@
+//! Directory of all pods' programs on a node's bpffs, which the agent writes and the node proxy reads.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::links::{FdLink, PinnedLink};
+
+use crate::{Capture, CaptureError, NetnsCookie, capture::pin_error};
+
+/// Directory of all pods' programs on a node's bpffs.
+///
+/// A pod's own directory is named by the cookie of its network namespace, which agent and proxy can both read: a pod
+/// whose sandbox is replaced starts without programs, and no name is used twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    /// Default of agent and proxy.
+    pub const ROOT: &str = "/sys/fs/bpf/ambit";
+
+    /// Names the directory at this path, which need not exist.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Returns the path of the directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Creates the directory, unless it exists.
+    ///
+    /// # Errors
+    /// When its parent does not exist, or is not on a bpffs, where no pin could be made.
+    pub fn create(&self) -> Result<(), CaptureError> {
+        let error = |error| pin_error(&self.root, error);
+        match fs::create_dir(&self.root) {
+            Err(exists) if exists.kind() == ErrorKind::AlreadyExists => {}
+            result => result.map_err(error)?,
+        }
+        const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+        let found = rustix::fs::statfs(&self.root).map_err(|errno| error(errno.into()))?;
+        if found.f_type == BPF_FS_MAGIC {
+            return Ok(());
+        }
+        // Left in another file system, it would be taken for one of a mounted bpffs.
+        let _not_empty = fs::remove_dir(&self.root);
+        Err(pin_error(&self.root, "it is not on a bpffs"))
+    }
+
+    /// Returns the programs of the pod with this network namespace.
+    pub fn of(&self, netns: NetnsCookie) -> Capture {
+        Capture::at(self.path_of(netns))
+    }
+
+    /// Returns the directory of the pod with this network namespace.
+    pub fn path_of(&self, netns: NetnsCookie) -> PathBuf {
+        self.root.join(netns.0.to_string())
+    }
+
+    /// Removes the programs of pods whose network namespace does not exist any more, and returns their number. The
+    /// kernel has detached these programs, but keeps what is pinned.
+    ///
+    /// # Errors
+    /// When a directory cannot be read or removed.
+    pub fn sweep(&self) -> Result<usize, CaptureError> {
+        let error = |error| pin_error(&self.root, error);
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(0),
+            Err(other) => return Err(error(other)),
+        };
+        let mut links = Vec::new();
+        for entry in entries {
+            let capture = Capture::at(entry.map_err(error)?.path());
+            let path = capture.steering();
+            if !path.exists() {
+                continue;
+            }
+            let link = PinnedLink::from_pin(&path).map_err(|error| pin_error(&path, error))?;
+            let link = FdLink::from(link);
+            let info = link.info().map_err(|error| pin_error(&path, error))?;
+            links.push((capture, info.id(), link));
+        }
+        if links.is_empty() {
+            return Ok(0);
+        }
+        let namespaces = namespaces_of_links();
+        let gone = links
+            .into_iter()
+            .filter(|(_, id, _)| namespaces.get(id) == Some(&0));
+        let mut count = 0;
+        for (capture, ..) in gone {
+            capture.remove()?;
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+/// Returns the inode of the network namespace of each link that this process has open, by the link's id: 0 if the
+/// namespace does not exist any more. The kernel tells it nowhere else without an `unsafe` call.
+fn namespaces_of_links() -> BTreeMap<u32, u64> {
+    let Ok(descriptors) = fs::read_dir("/proc/self/fdinfo") else {
+        return BTreeMap::new();
+    };
+    let texts = descriptors.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+    texts.filter_map(|text| namespace_of_link(&text)).collect()
+}
+
+/// Parses the id and network namespace of a link from the `fdinfo` of its descriptor.
+fn namespace_of_link(text: &str) -> Option<(u32, u64)> {
+    let field = |name: &str| {
+        let mut lines = text.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+    };
+    Some((
+        field("link_id")?.parse().ok()?,
+        field("netns_ino")?.parse().ok()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespace_of_a_link_is_read_from_its_descriptor() {
+        let text = "pos:\t0\nflags:\t02000002\nlink_type:\tnetns\nlink_id:\t7\n\
+                    prog_tag:\tab12\nprog_id:\t90\nnetns_ino:\t4026532345\nattach_type:\t36\n";
+        assert_eq!(namespace_of_link(text), Some((7, 4_026_532_345)));
+        assert_eq!(namespace_of_link("link_type:\tcgroup\nlink_id:\t8\n"), None);
+        assert_eq!(namespace_of_link("pos:\t0\n"), None);
+    }
+
+    #[test]
+    fn directory_outside_of_a_bpffs_is_an_error_and_is_not_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let pins = Pins::at(directory.path().join("ambit"));
+        let error = pins.create().unwrap_err().to_string();
+        assert!(error.contains("must be on a mounted bpffs"), "{error}");
+        assert!(!pins.root().exists());
+    }
+}

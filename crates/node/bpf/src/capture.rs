@@ -169,6 +169,21 @@ impl Capture {
         Ok(programs)
     }
 
+    /// Whether [`Self::pause`] has stopped the capture.
+    ///
+    /// # Errors
+    /// When the programs are not pinned, or a map cannot be read.
+    pub fn is_paused(&self) -> Result<bool, CaptureError> {
+        let words = self.settings()?.get(&0, 0);
+        let words = words.map_err(|error| map_error(SETTINGS, error))?;
+        Ok(words.first() == Some(&0))
+    }
+
+    /// Whether anything is pinned.
+    pub fn exists(&self) -> bool {
+        self.directory.exists()
+    }
+
     /// Changes the settings of pinned programs. Single addresses and probes are added and removed, so that those in both
     /// the old and the new settings hold at every moment.
     ///

@@ -16,7 +16,7 @@ mod plan;
 mod ruleset;
 mod spec;
 
-pub use plan::{host_ruleset, plan, plan_by_bpf, plan_capturing, plan_released};
+pub use plan::{bpf_guards, host_ruleset, plan, plan_by_bpf, plan_capturing, plan_released};
 pub use ruleset::{
     Action, Chain, ChainKind, Family, InboundGuard, Match, PolicyRouting, Rule, Ruleset,
     outbound_routing, policy_routing,

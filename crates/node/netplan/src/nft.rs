@@ -11,8 +11,8 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 pub use diff::{Change, apply, diff, steps};
 pub use lower::{
-    HOST_TABLE, POD_TABLE, bridge_table, chain_name, host_members, host_table, inbound_guard,
-    lower, set_name,
+    HOST_TABLE, POD_TABLE, bridge_table, chain_name, has_bpf_guards, host_members, host_table,
+    inbound_guard, lower, set_name,
 };
 
 use crate::ruleset::Family;

@@ -52,9 +52,16 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 /// for openings gives them to the proxy, or refuses them; so does it with packets that only pretend to belong to a
 /// connection.
 ///
+/// `translated`: the pod was captured by rules before, and connections that they have translated are still open. They
+/// need what [`plan_released`] returns, until they end.
+///
 /// # Errors
 /// When the specification itself is invalid, or asks for what only translation can do.
-pub fn plan_by_bpf(spec: &RedirectionSpec, addresses: &[IpAddr]) -> Result<Ruleset, SpecError> {
+pub fn plan_by_bpf(
+    spec: &RedirectionSpec,
+    addresses: &[IpAddr],
+    translated: bool,
+) -> Result<Ruleset, SpecError> {
     spec.validate()?;
     if spec.dns_capture {
         return Err(SpecError::NeedsTranslation("DNS capture"));
@@ -62,12 +69,21 @@ pub fn plan_by_bpf(spec: &RedirectionSpec, addresses: &[IpAddr]) -> Result<Rules
     if !spec.virtual_interfaces.is_empty() {
         return Err(SpecError::NeedsTranslation("capture of virtual interfaces"));
     }
+    let mut guards = bpf_guards(spec, addresses);
+    if translated {
+        guards.chains.extend(plan_released().chains);
+    }
+    Ok(guards)
+}
+
+/// Returns the guards of [`plan_by_bpf`]. Redirects may be in place beside them.
+pub fn bpf_guards(spec: &RedirectionSpec, addresses: &[IpAddr]) -> Ruleset {
     let chains = vec![
         bpf_guard_input(addresses),
         guard_forward(spec),
         bpf_guard_output(),
     ];
-    Ok(ruleset(spec.ipv4, spec.ipv6, chains))
+    ruleset(spec.ipv4, spec.ipv6, chains)
 }
 
 /// TCP packets without SYN that the inbound guard accepts.
@@ -480,16 +496,18 @@ fn guard_output() -> Chain {
     }
 }
 
+/// Returns the rule for packets from outside that have guessed the addresses and ports of a captured connection, whose
+/// own packets stay on loopback; it identifies the inbound guard of capture by BPF programs.
+pub(crate) fn drops_guessed() -> Rule {
+    rule(
+        [Match::Tcp, Match::SocketMark(marks::OUTBOUND)],
+        [Action::Drop],
+    )
+}
+
 /// Returns the guard against packets from outside that pretend to be the pod's own.
 fn bpf_guard_input(addresses: &[IpAddr]) -> Chain {
-    let mut rules = vec![
-        rule([Match::InLoopback], [Action::Exempt]),
-        // Packets of captured connections stay on loopback: this one has only guessed their addresses and ports.
-        rule(
-            [Match::Tcp, Match::SocketMark(marks::OUTBOUND)],
-            [Action::Drop],
-        ),
-    ];
+    let mut rules = vec![rule([Match::InLoopback], [Action::Exempt]), drops_guessed()];
     // The program for openings takes these for the pod's calls of itself. The kernel drops them in IPv4, unless
     // `accept_local` is set, but not in IPv6.
     let own = addresses
@@ -506,14 +524,17 @@ fn bpf_guard_input(addresses: &[IpAddr]) -> Chain {
 /// entered the pod's network namespace from another cgroup, and against packets of marked sockets that are not routed to
 /// loopback.
 fn bpf_guard_output() -> Chain {
+    let mut rules = vec![
+        rule([Match::OutLoopback], [Action::Exempt]),
+        rule([Match::Tcp, Match::Mark(marks::OUTBOUND)], [Action::Refuse]),
+        rule([Match::TcpNotOpening], [Action::Exempt]),
+        rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
+    ];
+    // As in `guard_output`: while the pod changes between backends, a redirect may be in place.
+    rules.extend(loopback_destination(vec![], Action::Exempt));
+    rules.push(refuse_tcp());
     Chain {
         kind: ChainKind::GuardOutput,
-        rules: vec![
-            rule([Match::OutLoopback], [Action::Exempt]),
-            rule([Match::Tcp, Match::Mark(marks::OUTBOUND)], [Action::Refuse]),
-            rule([Match::TcpNotOpening], [Action::Exempt]),
-            rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
-            refuse_tcp(),
-        ],
+        rules,
     }
 }

@@ -49,6 +49,9 @@ pub enum Backend {
     IptablesNft,
     /// Only `iptables-legacy-restore` and its IPv6 counterpart.
     IptablesLegacy,
+    /// BPF programs on the pod's cgroup and network namespace, without rules that translate addresses. Rules are written
+    /// as with [`Self::Auto`]: on the node, and in pods that the programs cannot capture.
+    Bpf,
 }
 
 impl Backend {
@@ -59,7 +62,13 @@ impl Backend {
             Self::Nftables => "nftables",
             Self::IptablesNft => "iptables-nft",
             Self::IptablesLegacy => "iptables-legacy",
+            Self::Bpf => "bpf",
         }
+    }
+
+    /// Whether rules are written through the first kernel interface that works.
+    pub fn is_automatic(self) -> bool {
+        matches!(self, Self::Auto | Self::Bpf)
     }
 }
 
@@ -78,6 +87,7 @@ impl std::str::FromStr for Backend {
             Self::Nftables,
             Self::IptablesNft,
             Self::IptablesLegacy,
+            Self::Bpf,
         ]
         .into_iter()
         .find(|backend| backend.name() == s)
@@ -279,7 +289,7 @@ pub enum SpecError {
     #[error("{0} is not possible with capture by BPF programs; use nftables")]
     NeedsTranslation(&'static str),
     /// Name of no known backend.
-    #[error("unknown backend {0:?}; use auto, nftables, iptables-nft or iptables-legacy")]
+    #[error("unknown backend {0:?}; use auto, nftables, iptables-nft, iptables-legacy or bpf")]
     UnknownBackend(String),
 }
 
@@ -315,6 +325,7 @@ mod tests {
     #[test]
     fn a_backend_is_read_by_its_name() {
         assert_eq!("iptables-nft".parse(), Ok(Backend::IptablesNft));
+        assert_eq!("bpf".parse(), Ok(Backend::Bpf));
         assert!("xtables".parse::<Backend>().is_err());
     }
 }

@@ -74,8 +74,11 @@ fn an_ingress_of_one_family() {
 #[test]
 fn a_pod_captured_by_bpf() {
     let addresses = ["10.9.0.2", "fd00:9::2"].map(|ip| ip.parse().unwrap());
-    let ruleset = plan_by_bpf(&ordinary(), &addresses).unwrap();
+    let ruleset = plan_by_bpf(&ordinary(), &addresses, false).unwrap();
     insta::assert_snapshot!("bpf", nft_text::render("ambit", &ruleset));
+    let changing = plan_by_bpf(&ordinary(), &addresses, true).unwrap();
+    let chains = [ruleset.chains, plan_released().chains].concat();
+    assert_eq!(changing.chains, chains);
 }
 
 #[test]
@@ -96,7 +99,7 @@ fn bpf_plan_refuses_settings_that_need_translation() {
             "capture of virtual interfaces",
         ),
     ] {
-        let refused = plan_by_bpf(&spec, &[]);
+        let refused = plan_by_bpf(&spec, &[], false);
         assert_eq!(refused, Err(SpecError::NeedsTranslation(what)));
     }
 }

@@ -345,7 +345,7 @@ fn may_pass_bpf(spec: &RedirectionSpec, own: IpAddr, kind: ChainKind, p: &Packet
             _ if p.output == Some("lo") => true,
             0x222 => false,
             0x539 => true,
-            _ => !opening,
+            _ => !opening || p.destination == Destination::Loopback,
         },
         ChainKind::GuardForward => spec.ingress_bypass || !opening,
         _ => {
@@ -399,10 +399,14 @@ proptest! {
         mut spec in spec(),
         p in packet(),
         own in ip(),
+        translated: bool,
     ) {
         spec.dns_capture = false;
         spec.virtual_interfaces.clear();
-        let ruleset = plan_by_bpf(&spec, &[own]).unwrap();
+        let ruleset = plan_by_bpf(&spec, &[own], translated).unwrap();
+        let rules = ruleset.chains.iter().flat_map(|chain| &chain.rules);
+        let mut actions = rules.flat_map(|rule| &rule.actions);
+        prop_assert!(!actions.any(|action| matches!(action, Action::Redirect(_))));
         let kinds: &[_] = if p.output.is_some() {
             &[ChainKind::GuardOutput]
         } else {
@@ -419,7 +423,7 @@ proptest! {
     fn rules_of_bpf_know_nothing_of_connections(mut spec in spec(), own in ip()) {
         spec.dns_capture = false;
         spec.virtual_interfaces.clear();
-        let ruleset = plan_by_bpf(&spec, &[own]).unwrap();
+        let ruleset = plan_by_bpf(&spec, &[own], false).unwrap();
         for rule in ruleset.chains.iter().flat_map(|chain| &chain.rules) {
             let stateless = rule.matches.iter().all(|one| !matches!(
                 one,

@@ -19,7 +19,17 @@ const MAX_DUMP_DATAGRAMS: usize = 4096;
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not respond.
 pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
-    netns.run(dump)?
+    let found = netns.run(dump)??;
+    Ok(found.into_iter().map(|of| of.ip).collect())
+}
+
+/// Address on an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InterfaceAddress {
+    /// Index of the interface.
+    pub(crate) interface: u32,
+    /// Address, with IPv4-mapped IPv6 addresses as IPv4.
+    pub(crate) ip: IpAddr,
 }
 
 /// Returns the routers of `netns`' default routes. On most networks a pod's router is the node:
@@ -52,7 +62,8 @@ fn ip(bytes: &[u8]) -> Option<IpAddr> {
     Some(<[u8; 16]>::try_from(bytes).ok()?.into())
 }
 
-fn dump() -> io::Result<Vec<IpAddr>> {
+/// Returns the addresses of the calling thread's namespace.
+pub(crate) fn dump() -> io::Result<Vec<InterfaceAddress>> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
@@ -77,7 +88,7 @@ fn dump() -> io::Result<Vec<IpAddr>> {
 }
 
 /// Appends the addresses in one datagram of a dump to `found`; returns whether it was the last datagram.
-fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
+fn collect(mut datagram: &[u8], found: &mut Vec<InterfaceAddress>) -> io::Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -95,7 +106,10 @@ fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
                     _ => None,
                 });
                 // On a point-to-point link `Address` is the other end, `Local` this one.
-                found.extend(own.or(either).map(IpAddr::to_canonical));
+                found.extend(own.or(either).map(|ip| InterfaceAddress {
+                    interface: address.header.index,
+                    ip: ip.to_canonical(),
+                }));
             }
             _ => {}
         }

@@ -66,7 +66,7 @@ impl Iptables {
             (Backend::IptablesNft, Family::V6) => "ip6tables-nft",
             (Backend::IptablesLegacy, Family::V4) => "iptables-legacy",
             (Backend::IptablesLegacy, Family::V6) => "ip6tables-legacy",
-            (Backend::Auto | Backend::Nftables, _) => return None,
+            (Backend::Auto | Backend::Nftables | Backend::Bpf, _) => return None,
         };
         Some(Self { stem })
     }

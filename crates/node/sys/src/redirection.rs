@@ -19,7 +19,7 @@ use ambit_netplan::{
 use ambit_rt::ErrorChain;
 
 use self::{
-    backend::RedirectionBackend,
+    backend::{RedirectionBackend, bpf_guards_in_place},
     settings::{family_enabled, mark_accepted_sockets, move_openings, track_for_the_guards},
 };
 pub use self::{
@@ -50,7 +50,7 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         foreign::find().map(|found| foreign::prepare(&found))?;
         let capturing = plan_capturing(spec)?;
         let (_, rules) = first_working(spec.backend, |backend| {
-            let begun = begin(backend, &capturing, &ruleset)?;
+            let begun = begin(backend, spec, &capturing, &ruleset)?;
             let rules = backend.apply(&ruleset)?;
             Ok(begun.filter(|begun| !begun.is_empty()).unwrap_or(rules))
         })?;
@@ -67,20 +67,29 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
 /// Starts redirection in a pod whose inbound guard, if any, accepts unknown connections: redirects new connections, and
 /// registers open ones with connection tracking before the guards follow. Does nothing if the guard accepts known
 /// connections only, since a connection that it let through must not be registered as a pre-capture one.
+///
+/// The guards of capture by BPF programs, if there are any, stay until others follow.
 fn begin(
     backend: RedirectionBackend,
+    spec: &RedirectionSpec,
     capturing: &Ruleset,
     captured: &Ruleset,
 ) -> Result<Option<Drift>, RedirectionError> {
     if capturing == captured {
         return Ok(None);
     }
-    let drift = match backend.inbound_guard()? {
-        InboundGuard::KnownOnly => return Ok(None),
-        InboundGuard::AdmitsUnknown => backend.apply(capturing)?,
+    let drift = match (backend.inbound_guard()?, bpf_guards_in_place(spec)?) {
+        (InboundGuard::KnownOnly, _) => return Ok(None),
+        (InboundGuard::AdmitsUnknown, _) => backend.apply(capturing)?,
+        (InboundGuard::Missing, Some(guards)) if backend.kind() == Backend::Nftables => {
+            let mut redirects = captured.without_guards();
+            redirects.chains.extend(guards.chains);
+            backend.replace(&redirects)?
+        }
+        (InboundGuard::Missing, Some(_)) => backend.replace(&captured.without_guards())?,
         // Only adds guards afterwards. To replace a rule, such as a temporary guard, takes the
         // kernel some 15 ms (RCU grace periods), which would delay the pod's start.
-        InboundGuard::Missing => backend.apply(&captured.without_guards())?,
+        (InboundGuard::Missing, None) => backend.apply(&captured.without_guards())?,
     };
     // Tracking must not pick up a connection in a state that contradicts the registered one.
     track_for_the_guards(true);
@@ -228,7 +237,7 @@ fn first_working<T>(
     for backend in RedirectionBackend::candidates(requested) {
         match attempt(backend) {
             Ok(done) => return Ok((backend, done)),
-            Err(error) if requested == Backend::Auto && error.is_unsupported() => {
+            Err(error) if requested.is_automatic() && error.is_unsupported() => {
                 tracing::debug!(backend = %backend.kind(), error = %ErrorChain(&error), "not usable");
                 failures.push((backend.kind(), error));
             }

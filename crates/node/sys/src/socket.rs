@@ -15,9 +15,11 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::netns::Netns;
 
+mod arrival;
 mod create;
 mod steering;
 
+pub use arrival::bind_to_arrival_interface;
 pub use create::SocketError;
 use create::new_socket;
 pub use steering::{WorkerPosition, steer};
@@ -242,6 +244,9 @@ pub struct OutboundSpec {
     pub tuning: Tuning,
     /// Worker that the source port must select at the destination, if [`steer`] has prepared the listeners there.
     pub worker: Option<WorkerPosition>,
+    /// Whether the socket is bound to the loopback interface, so that its packets stay in the pod and the kernel names
+    /// that interface as the one that they arrive by.
+    pub loopback: bool,
 }
 
 /// Creates a socket inside `netns` for connecting to an address of `destination`'s family. If the source cannot be
@@ -262,6 +267,11 @@ pub fn outbound(
     })??;
     if let Some(mark) = spec.mark {
         socket.set_mark(mark).map_err(option("SO_MARK"))?;
+    }
+    if spec.loopback {
+        socket
+            .bind_device(Some(b"lo"))
+            .map_err(option("SO_BINDTODEVICE"))?;
     }
     let same_family = |source: &IpAddr| source.is_ipv4() == destination.is_ipv4();
     if let Some(source) = spec.source.filter(same_family)

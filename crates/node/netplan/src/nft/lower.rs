@@ -7,7 +7,7 @@ use std::{
 
 use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, SetKey, SetMember, Table, TableChain};
 use crate::{
-    plan::{admits_unknown, host_ruleset},
+    plan::{admits_unknown, drops_guessed, host_ruleset},
     ruleset::{Action, ChainKind, Family, InboundGuard, Match, Rule, Ruleset},
     spec::{Cgroup, HostMember, HostSpec, marks},
 };
@@ -70,8 +70,16 @@ pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
         Some(chain) if chain.rules.contains(&lower_rule(&admits_unknown())) => {
             InboundGuard::AdmitsUnknown
         }
+        // Their guard asks nothing of connection tracking.
+        Some(_) if table.is_some_and(has_bpf_guards) => InboundGuard::Missing,
         Some(_) => InboundGuard::KnownOnly,
     }
+}
+
+/// Whether the guards of a pod's table are those of capture by BPF programs.
+pub fn has_bpf_guards(table: &Table) -> bool {
+    let guard = table.chains.get(GUARD_INPUT);
+    guard.is_some_and(|chain| chain.rules.contains(&lower_rule(&drops_guessed())))
 }
 
 /// Returns the desired table of the node's namespace. Members of a disabled family are left out; the sets of pods

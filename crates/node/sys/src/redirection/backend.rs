@@ -2,13 +2,14 @@
 //! rules have the same effect with each.
 
 use ambit_netplan::{
-    Backend, Family, InboundGuard, Ruleset,
+    Backend, Family, InboundGuard, RedirectionSpec, Ruleset, bpf_guards,
     iptables::{self, CHAIN_PREFIX, State},
     nft::{self, Change, POD_TABLE, Table},
 };
 
 use super::{drift::Drift, error::RedirectionError, settings::family_enabled};
 use crate::{
+    addresses,
     iptables::{Iptables, lock},
     nft::{Nft, NftError},
 };
@@ -24,7 +25,7 @@ impl RedirectionBackend {
     /// Returns the backends to try, in order.
     pub(super) fn candidates(requested: Backend) -> Vec<Self> {
         match requested {
-            Backend::Auto => {
+            Backend::Auto | Backend::Bpf => {
                 vec![
                     Self(Backend::Nftables),
                     Self(Backend::IptablesNft),
@@ -254,6 +255,23 @@ fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
         out.push(RedirectionBackend(Backend::IptablesNft));
     }
     Ok(out)
+}
+
+/// Returns the guards of capture by BPF programs, if they are in place in the calling thread's namespace.
+pub(super) fn bpf_guards_in_place(
+    spec: &RedirectionSpec,
+) -> Result<Option<Ruleset>, RedirectionError> {
+    let table = match Nft::open().and_then(|mut nft| nft.read(POD_TABLE)) {
+        Err(error) if error.is_unsupported() => None,
+        table => table?,
+    };
+    if !table.is_some_and(|table| nft::has_bpf_guards(&table)) {
+        return Ok(None);
+    }
+    let own = addresses::dump().map_err(RedirectionError::Addresses)?;
+    let own = own.into_iter().map(|of| of.ip);
+    let own: Vec<_> = own.filter(|ip| !ip.is_loopback()).collect();
+    Ok(Some(bpf_guards(spec, &own)))
 }
 
 /// Whether iptables-legacy was ever used in this namespace; otherwise its programs need not be run.

@@ -6,22 +6,23 @@
 //! sockets that are bound to loopback and have the mark [`marks::SPOOFED`]. A process that has entered the pod's
 //! network namespace from a cgroup that is not the pod's is refused by a guard instead of captured.
 //!
-//! A pod changes between this backend and another only by [`purge`], which breaks connections in the proxy:
-//! [`apply`] refuses a pod of another backend, and the callers of `redirection::apply` must keep it from pods of this
-//! one.
+//! A pod changes between this backend and nftables while its connections continue. [`apply`] takes a pod over: it
+//! attaches the programs before it replaces the redirects, and leaves the rules that translated connections need until
+//! they end. [`apply_rules`] does the reverse. At every moment one of the two captures, and where both do, the
+//! result is the same.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     fs::File,
     net::{IpAddr, Ipv6Addr},
     path::Path,
 };
 
 use ambit_bpf::{Capture, Marks, NetnsCookie, Probe, Settings};
-use ambit_model::{HBONE_PORT, PROXY_MARK};
+use ambit_model::{HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK};
 use ambit_netplan::{
     Backend, ChainKind, Family, PolicyRouting, RedirectionSpec, Ruleset, marks,
-    nft::{self, POD_TABLE, chain_name},
+    nft::{self, POD_TABLE, Table, chain_name},
     outbound_routing, plan_by_bpf, policy_routing,
 };
 use socket2::{Domain, Socket, Type};
@@ -30,9 +31,24 @@ use super::{
     Applied, Drift, FOREIGN_RULES_MESSAGE, RedirectionError,
     backend::{RedirectionBackend, change_table, describe},
     ensure_routing, foreign, inside, open_routing, routing_drift_of,
-    settings::{accepted_sockets_are_marked, family_enabled, mark_accepted_sockets, move_openings},
+    settings::{
+        accepted_sockets_are_marked, family_enabled, mark_accepted_sockets, move_openings,
+        track_for_the_guards,
+    },
 };
-use crate::{addresses, netns::Netns, nft::Nft};
+use crate::{
+    addresses,
+    netns::Netns,
+    nft::Nft,
+    sock_diag::{self, TcpSocket, TcpStateFilter},
+};
+
+/// Mark of the proxy's connections to the application of a pod that BPF programs capture. They are also bound to
+/// loopback.
+pub const APPLICATION_CALL_MARK: u32 = marks::SPOOFED;
+
+/// Index of the loopback interface, which is the first one of every namespace.
+const LOOPBACK_INTERFACE: u32 = 1;
 
 /// Pod that BPF programs capture.
 #[derive(Clone, Copy, Debug)]
@@ -47,27 +63,51 @@ pub struct BpfPod<'a> {
 
 /// Desired state of the namespace.
 struct Desired {
-    guards: Ruleset,
+    /// Guards, and the rules of connections that another backend has translated.
+    rules: Ruleset,
     routings: Vec<PolicyRouting>,
     settings: Settings,
 }
 
-/// Creates the map of the proxy's listeners, which the proxy enters before [`apply`] attaches the programs.
+/// Returns the cookie of a namespace, by which the directory of its programs is named.
 ///
 /// # Errors
-/// When the kernel refuses the programs' maps.
-pub fn prepare(pod: &BpfPod<'_>) -> Result<(), RedirectionError> {
-    Ok(Capture::at(pod.pins).prepare()?)
+/// When the namespace cannot be entered, or the kernel is older than 5.14.
+pub fn cookie_of(netns: &Netns) -> std::io::Result<NetnsCookie> {
+    netns.run(own_cookie)?
 }
 
-/// Sets the pod's redirection to `spec`. Idempotent.
+/// Checks that BPF programs can capture the pod, sets the routes, and creates the map of the proxy's listeners, which
+/// the proxy enters before [`apply`] attaches the programs. The proxy of a pod with this map calls the application as
+/// this backend demands, which works under the others too.
+///
+/// # Errors
+/// When the specification is not possible, or the kernel refuses the programs' maps.
+pub fn prepare(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<(), RedirectionError> {
+    inside(pod.netns, || {
+        captured_by_others()?;
+        ensure_routing(&desired(spec)?.routings)?;
+        Ok(Capture::at(pod.pins).prepare()?)
+    })
+}
+
+/// Whether a proxy has entered its listeners since the last call of [`prepare`].
+///
+/// # Errors
+/// When the programs' maps cannot be read.
+pub fn has_proxy(pins: &Path) -> Result<bool, RedirectionError> {
+    Ok(Capture::at(pins).has_proxy()?)
+}
+
+/// Sets the pod's redirection to `spec`, after [`prepare`]. Idempotent.
 ///
 /// Routes come first and guards last, so that no opening meets a guard whose program it has missed. Open connections
 /// bypass the programs, and the guards let them pass.
 ///
 /// # Errors
-/// When the kernel refuses a step, or the pod is captured by another backend or by Istio's agent: their
-/// translated connections would break. What was changed before stays, and another attempt continues from there.
+/// When the kernel refuses a step, no proxy has entered its listeners before programs begin to capture, or the pod is
+/// captured by iptables or by Istio's agent: their translated connections would break. What was changed before stays,
+/// and another attempt continues from there.
 pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
     let cgroup = File::open(pod.cgroup).map_err(|source| RedirectionError::Cgroup {
         path: pod.cgroup.to_owned(),
@@ -76,7 +116,18 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
     inside(pod.netns, || {
         captured_by_others()?;
         let desired = desired(spec)?;
+        let capture = Capture::at(pod.pins);
+        // Where programs capture already, openings are refused until a proxy has entered its listeners.
+        let captures = capture.is_complete()? && !capture.is_paused()?;
+        let has_proxy = capture.is_prepared() && capture.has_proxy()?;
+        if !captures && !has_proxy {
+            return Err(RedirectionError::NoProxy {
+                path: pod.pins.to_owned(),
+            });
+        }
         let mut drift = ensure_routing(&desired.routings)?;
+        // Routes may be there because the pod was prepared.
+        drift.nothing_found = true;
         mark_accepted_sockets(true);
         if !accepted_sockets_are_marked() {
             return Err(RedirectionError::AcceptedMarks);
@@ -84,16 +135,43 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
         move_openings(true);
         let programs = program_drift(pod, &desired.settings)?;
         if !programs.is_empty() {
-            Capture::at(pod.pins).install(cgroup, pod.netns, &desired.settings)?;
+            capture.install(cgroup, pod.netns, &desired.settings)?;
         }
-        let lowered = nft::lower(&desired.guards);
-        let guards = change_table(POD_TABLE, |_| Some(lowered.clone()))?;
-        for part in [programs, guards] {
+        let lowered = nft::lower(&desired.rules);
+        let rules = change_table(POD_TABLE, |_| Some(lowered.clone()))?;
+        if !rules.is_empty() {
+            track_for_the_guards(false);
+        }
+        for part in [programs, rules] {
             drift.nothing_found &= part.nothing_found;
             drift.items.extend(part.items);
         }
         Ok(drift.into_applied())
     })
+}
+
+/// Sets the pod's redirection to `spec` by rules, as [`redirection::apply`](super::apply) does, also in a pod that BPF
+/// programs capture. Idempotent.
+///
+/// The programs stop capturing once the rules are in place. They are removed by the next call, so that openings that
+/// were marked just before still reach the proxy.
+///
+/// # Errors
+/// Like [`redirection::apply`](super::apply), before anything else is changed; or when the programs could not be
+/// removed.
+pub fn apply_rules(
+    netns: &Netns,
+    pins: &Path,
+    spec: &RedirectionSpec,
+) -> Result<Applied, RedirectionError> {
+    let applied = super::apply(netns, spec)?;
+    let capture = Capture::at(pins);
+    if capture.is_complete()? && !capture.is_paused()? {
+        capture.pause()?;
+    } else if capture.exists() {
+        capture.remove()?;
+    }
+    Ok(applied)
 }
 
 /// Reports the changes that [`apply`] would make, without making them.
@@ -114,7 +192,7 @@ pub fn observe(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Drift, Redire
                 .push("accepted sockets do not inherit marks".to_owned());
         }
         let current = Nft::open()?.read(POD_TABLE)?;
-        let target = nft::lower(&desired.guards);
+        let target = nft::lower(&desired.rules);
         let changes = nft::diff(current.as_ref(), Some(&target));
         for part in [
             program_drift(pod, &desired.settings)?,
@@ -138,66 +216,70 @@ pub fn observe(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Drift, Redire
 ///
 /// # Errors
 /// When something could not be removed.
-pub fn release(pod: &BpfPod<'_>) -> Result<(), RedirectionError> {
-    inside(pod.netns, || {
-        // The guards first: they refuse what the programs no longer capture.
-        if only_guards()? {
-            change_table(POD_TABLE, |_| None)?;
-        }
-        let capture = Capture::at(pod.pins);
-        if capture.is_complete()? {
-            capture.pause()?;
-            return Ok(());
-        }
-        Ok(capture.remove()?)
-    })
+pub fn release(netns: &Netns, pins: &Path) -> Result<(), RedirectionError> {
+    // The guards first: they refuse what the programs no longer capture.
+    if inside(netns, only_guards)? {
+        inside(netns, || change_table(POD_TABLE, |_| None))?;
+    } else {
+        super::release(netns)?;
+    }
+    let capture = Capture::at(pins);
+    if capture.is_complete()? {
+        return Ok(capture.pause()?);
+    }
+    Ok(capture.remove()?)
 }
 
 /// Removes all that [`apply`] has set, including what [`release`] leaves. Connections in the proxy break.
 ///
 /// # Errors
 /// When something could not be removed.
-pub fn purge(pod: &BpfPod<'_>) -> Result<(), RedirectionError> {
-    inside(pod.netns, || {
-        if only_guards()? {
-            change_table(POD_TABLE, |_| None)?;
-        }
-        Capture::at(pod.pins).remove()?;
+pub fn purge(netns: &Netns, pins: &Path) -> Result<(), RedirectionError> {
+    super::purge(netns)?;
+    inside(netns, || {
+        Capture::at(pins).remove()?;
         let mut routing = open_routing()?;
-        let mut all = Vec::new();
         for (family, any) in [
             (Family::V4, IpAddr::from([0, 0, 0, 0])),
             (Family::V6, Ipv6Addr::UNSPECIFIED.into()),
         ] {
+            let outbound = PolicyRouting {
+                source: None,
+                ..outbound_routing(any)
+            };
             if family_enabled(family) {
-                let outbound = PolicyRouting {
-                    source: None,
-                    ..outbound_routing(any)
-                };
-                all.extend([policy_routing(family), outbound]);
+                routing
+                    .remove(&outbound)
+                    .map_err(|source| RedirectionError::Routing { family, source })?;
             }
         }
-        for one in all {
-            routing
-                .remove(&one)
-                .map_err(|source| RedirectionError::Routing {
-                    family: one.family,
-                    source,
-                })?;
-        }
-        mark_accepted_sockets(false);
-        move_openings(false);
         Ok(())
     })
 }
 
 /// Computes the desired state from the specification and the addresses of the calling thread's namespace.
 fn desired(spec: &RedirectionSpec) -> Result<Desired, RedirectionError> {
-    let here = Netns::current().map_err(RedirectionError::Enter)?;
-    let found = addresses::addresses_in(&here).map_err(RedirectionError::Addresses)?;
-    let own: BTreeSet<IpAddr> = found.into_iter().filter(|ip| !ip.is_loopback()).collect();
-    let guards = plan_by_bpf(spec, &own.iter().copied().collect::<Vec<_>>())?;
-    let families: Vec<_> = guards
+    let found = addresses::dump().map_err(RedirectionError::Addresses)?;
+    let interfaces: BTreeSet<_> = found.iter().map(|of| of.interface).collect();
+    let interfaces = interfaces.len() - usize::from(interfaces.contains(&LOOPBACK_INTERFACE));
+    if interfaces > 1 {
+        return Err(RedirectionError::Interfaces(interfaces));
+    }
+    let own = found.into_iter().map(|of| of.ip);
+    let own: BTreeSet<IpAddr> = own.filter(|ip| !ip.is_loopback()).collect();
+    let addresses: Vec<_> = own.iter().copied().collect();
+    let mut rules = plan_by_bpf(spec, &addresses, false)?;
+    if let Some(table) = Nft::open()?.read(POD_TABLE)?
+        && !has_only_guards(&table)
+    {
+        let translated = plan_by_bpf(spec, &addresses, true)?;
+        // Other chains redirect, and translate connections until they are replaced.
+        let redirects = !has_only_chains_of(&table, &nft::lower(&translated));
+        if redirects || has_translated_connections(&own)? {
+            rules = translated;
+        }
+    }
+    let families: Vec<_> = rules
         .families
         .iter()
         .copied()
@@ -212,7 +294,7 @@ fn desired(spec: &RedirectionSpec) -> Result<Desired, RedirectionError> {
         routings.extend(source.map(|ip| outbound_routing(*ip)));
     }
     Ok(Desired {
-        guards,
+        rules,
         routings,
         settings: settings(spec, own)?,
     })
@@ -222,9 +304,9 @@ fn settings(
     spec: &RedirectionSpec,
     addresses: BTreeSet<IpAddr>,
 ) -> Result<Settings, RedirectionError> {
+    let netns = own_cookie().map_err(RedirectionError::Addresses)?;
     let socket =
-        Socket::new(Domain::IPV4, Type::STREAM, None).map_err(RedirectionError::Addresses)?;
-    let netns = NetnsCookie::of(&socket).map_err(RedirectionError::Addresses)?;
+        Socket::new(Domain::IPV4, Type::DGRAM, None).map_err(RedirectionError::Addresses)?;
     let mut probes = BTreeSet::new();
     for name in &spec.probe_interfaces {
         // An interface that does not exist (yet) has no probes.
@@ -251,6 +333,11 @@ fn settings(
     })
 }
 
+/// Returns the cookie of the calling thread's namespace.
+fn own_cookie() -> std::io::Result<NetnsCookie> {
+    NetnsCookie::of(Socket::new(Domain::IPV4, Type::DGRAM, None)?)
+}
+
 fn is_link_local(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -274,13 +361,11 @@ fn program_drift(pod: &BpfPod<'_>, settings: &Settings) -> Result<Drift, Redirec
     Ok(drift)
 }
 
-/// Fails if another backend, or Istio's agent, has rules in the namespace.
+/// Fails if iptables or Istio's agent captures the namespace.
 fn captured_by_others() -> Result<(), RedirectionError> {
     let present = RedirectionBackend::backends_in_use()?;
-    let others = present.into_iter().map(RedirectionBackend::kind);
-    let guards = only_guards()?;
-    let mut others = others.filter(|kind| *kind != Backend::Nftables || !guards);
-    if let Some(backend) = others.next() {
+    let mut others = present.into_iter().map(RedirectionBackend::kind);
+    if let Some(backend) = others.find(|kind| *kind != Backend::Nftables) {
         return Err(RedirectionError::CapturedBy(backend.name()));
     }
     if !foreign::find()?.is_absent() {
@@ -291,12 +376,49 @@ fn captured_by_others() -> Result<(), RedirectionError> {
 
 /// Whether Ambit's table, if there is one, has only guards: those of this backend.
 fn only_guards() -> Result<bool, RedirectionError> {
+    let table = Nft::open()?.read(POD_TABLE)?;
+    Ok(table.is_none_or(|table| has_only_guards(&table)))
+}
+
+fn has_only_guards(table: &Table) -> bool {
+    table.chains.keys().all(|name| is_guard(name))
+}
+
+fn is_guard(chain: &str) -> bool {
     let guards = [
         ChainKind::GuardInput,
         ChainKind::GuardForward,
         ChainKind::GuardOutput,
-    ]
-    .map(chain_name);
-    let table = Nft::open()?.read(POD_TABLE)?;
-    Ok(table.is_none_or(|table| table.chains.keys().all(|name| guards.contains(&&**name))))
+    ];
+    guards.map(chain_name).contains(&chain)
+}
+
+/// Whether each chain of a table, except guards, is also one of the other table, with the same rules.
+fn has_only_chains_of(table: &Table, other: &Table) -> bool {
+    table.chains.iter().all(|(name, chain)| {
+        is_guard(name)
+            || other
+                .chains
+                .get(name)
+                .is_some_and(|same| same.rules == chain.rules)
+    })
+}
+
+/// Whether connections are open that the rules of another backend have translated, or that the proxy has opened under
+/// them to the application at one of the addresses `own`.
+fn has_translated_connections(own: &BTreeSet<IpAddr>) -> Result<bool, RedirectionError> {
+    let sockets = sock_diag::dump(TcpStateFilter::InUse).map_err(RedirectionError::Connections)?;
+    let has_mark = |socket: &TcpSocket, mark| socket.mark & marks::MASK == mark;
+    // Other ends of connections that programs gave to the proxy.
+    let captured: HashSet<_> = sockets
+        .iter()
+        .filter(|socket| has_mark(socket, marks::OUTBOUND))
+        .map(|socket| (socket.remote, socket.local))
+        .collect();
+    Ok(sockets.iter().any(|socket| {
+        let TcpSocket { local, remote, .. } = socket;
+        let is_redirected = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT].contains(&local.port());
+        let is_call = own.contains(&remote.ip()) && !captured.contains(&(*local, *remote));
+        has_mark(socket, PROXY_MARK) && (is_redirected || is_call)
+    }))
 }

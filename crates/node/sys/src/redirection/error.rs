@@ -60,10 +60,22 @@ pub enum RedirectionError {
     )]
     AcceptedMarks,
     /// Another backend captures the pod, and its connections would break.
-    #[error(
-        "the pod is already captured by {0}; release or restart it before BPF programs capture it"
-    )]
+    #[error("the pod is already captured by {0}, and its connections would break; restart the pod")]
     CapturedBy(&'static str),
+    /// The pod has several network interfaces, whose packets may leave by another one than they arrive by.
+    #[error(
+        "the pod has addresses on {0} network interfaces, and BPF programs capture a pod with one"
+    )]
+    Interfaces(usize),
+    /// No proxy has entered its listeners, so that the programs would refuse every connection.
+    #[error(
+        "the pod's node proxy has not entered its listeners for BPF programs: it is of another version, is not \
+         Ambit's, or does not see the directory {}", path.display()
+    )]
+    NoProxy {
+        /// Directory of the pod's programs.
+        path: PathBuf,
+    },
     /// No backend for the rules works on this node.
     #[error(
         "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \

@@ -66,15 +66,15 @@ pub fn unproxied(
 
 /// Returns the sockets of a pod's application without a matching socket of the proxy, which is recognized by its mark.
 fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
+    // Both ends are in the pod: the other one is the proxy's, whatever its mark (see `redirection/bpf.rs`).
+    let within: HashSet<_> = all.iter().map(|s| (s.remote, s.local)).collect();
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
-    // `from`: accepted by the proxy from the application. `to`: connected by the proxy to the
-    // application.
+    // Accepted by the proxy from the application, whose end is addressed to another pod.
     let from: HashSet<SocketAddr> = proxy
         .iter()
         .filter(|socket| [OUTBOUND_PORT, DNS_PORT].contains(&socket.local.port()))
         .map(|socket| socket.remote)
         .collect();
-    let to: HashSet<_> = proxy.iter().map(|s| (s.remote, s.local)).collect();
     let probe = |ip: IpAddr| ip == probes::V4 || ip == probes::V6;
     app.into_iter()
         .filter(|socket| {
@@ -83,7 +83,7 @@ fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
                 && !local.ip().is_loopback()
                 && !probe(remote.ip())
                 && !from.contains(local)
-                && !to.contains(&(*local, *remote))
+                && !within.contains(&(*local, *remote))
         })
         .collect()
 }
@@ -117,6 +117,8 @@ fn ephemeral_ports() -> (u16, u16) {
 
 #[cfg(test)]
 mod tests {
+    use ambit_netplan::marks;
+
     use super::*;
 
     const MARK: u32 = 0x539;
@@ -143,6 +145,11 @@ mod tests {
             socket("10.0.0.1:8080", "10.0.0.9:4001", 0),
             socket("10.0.0.9:4001", "10.0.0.1:8080", MARK),
             socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
+            // The same under capture by BPF programs.
+            socket("10.0.0.1:5005", "10.0.0.9:80", marks::OUTBOUND),
+            socket("10.0.0.9:80", "10.0.0.1:5005", MARK),
+            socket("10.0.0.1:8080", "10.0.0.9:4002", marks::SPOOFED),
+            socket("10.0.0.9:4002", "10.0.0.1:8080", marks::SPOOFED),
         ];
         let nobodys = [
             socket("127.0.0.1:5002", "127.0.0.1:9000", 0),

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::atomic::{AtomicU32, Ordering},
@@ -14,7 +14,7 @@ use ambit_bpf::{Capture, Role};
 use ambit_netplan::{Backend, RedirectionSpec, SpecError, marks};
 use ambit_sys::redirection::{
     self, Applied, RedirectionError,
-    bpf::{BpfPod, apply, observe, prepare, purge, release},
+    bpf::{BpfPod, apply, apply_rules, observe, prepare, purge, release},
 };
 use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
@@ -50,13 +50,21 @@ impl Pod {
             pins: pins.into(),
             _bpffs: bpffs,
         };
-        prepare(&pod.place()).unwrap();
-        let mut listeners = Capture::at(&pod.pins).listeners().unwrap();
-        listeners
-            .put(Role::Outbound, 0, &pod.proxy.outbound)
-            .unwrap();
-        listeners.put(Role::Inbound, 0, &pod.proxy.inbound).unwrap();
+        pod.prepare();
         pod
+    }
+
+    /// Prepares the pod, and enters the proxy's listeners.
+    fn prepare(&self) {
+        prepare(&self.place(), &with(Backend::Bpf)).unwrap();
+        let mut listeners = Capture::at(&self.pins).listeners().unwrap();
+        listeners
+            .put(Role::Outbound, 0, &self.proxy.outbound)
+            .unwrap();
+        listeners
+            .put(Role::Inbound, 0, &self.proxy.inbound)
+            .unwrap();
+        listeners.confirm().unwrap();
     }
 
     fn captured() -> Self {
@@ -74,11 +82,15 @@ impl Pod {
     }
 
     fn apply(&self) -> Applied {
-        apply(&self.place(), &with(Backend::Auto)).unwrap()
+        apply(&self.place(), &with(Backend::Bpf)).unwrap()
+    }
+
+    fn apply_rules(&self) -> Applied {
+        apply_rules(&self.world.pod, &self.pins, &with(Backend::Bpf)).unwrap()
     }
 
     fn differences(&self) -> String {
-        observe(&self.place(), &with(Backend::Auto))
+        observe(&self.place(), &with(Backend::Bpf))
             .unwrap()
             .to_string()
     }
@@ -202,7 +214,7 @@ fn every_difference_is_found_and_repaired() {
     let pod = Pod::captured();
     assert_eq!(pod.differences(), "");
     assert_eq!(pod.apply(), Applied::Unchanged);
-    let pin = |name: &str| fs::remove_file(pod.pins.join(name)).unwrap();
+    let pin = |name: &str| fs::remove_file(pod.pins.join("layout-1").join(name)).unwrap();
     let in_pod = |command: &str| drop(sh(&pod.world.pod, command));
     let cases: [(&str, &dyn Fn()); 7] = [
         ("the BPF programs are missing", &|| pin("steer")),
@@ -371,8 +383,8 @@ fn connections_continue_through_capture_release_and_purge() {
         .call_application(address(PEER4, 0), address(POD4, 8080))
         .unwrap();
     let mut called = accept(&application).0;
-    release(&pod.place()).unwrap();
-    release(&pod.place()).unwrap();
+    release(&pod.world.pod, &pod.pins).unwrap();
+    release(&pod.world.pod, &pod.pins).unwrap();
     for (a, b) in [
         (&mut inward, &mut in_served),
         (&mut outward, &mut out_served),
@@ -391,8 +403,8 @@ fn connections_continue_through_capture_release_and_purge() {
             .unwrap(),
     );
     drop(accept(&application));
-    purge(&pod.place()).unwrap();
-    purge(&pod.place()).unwrap();
+    purge(&pod.world.pod, &pod.pins).unwrap();
+    purge(&pod.world.pod, &pod.pins).unwrap();
     talk(&mut inward, &mut in_served);
     talk(&mut outward, &mut out_served);
     assert!(!pod.pins.exists());
@@ -402,16 +414,150 @@ fn connections_continue_through_capture_release_and_purge() {
     }
 }
 
+/// Connection of each kind, with both its ends, and the mark of the proxy's call.
+fn connections(pod: &Pod, application: &TcpListener, by_bpf: bool) -> Vec<[TcpStream; 2]> {
+    let mut pairs = Vec::new();
+    for (own, peer) in FAMILIES {
+        let far = address(peer, 80);
+        let out = pod.connect(far).unwrap();
+        let captured = accept(&pod.proxy.outbound).0;
+        assert_eq!(at(&captured) == far, by_bpf, "{peer}");
+        let to = address(own, 8080);
+        let inward = connect(&pod.world.peer, to).unwrap();
+        let plaintext = accept(&pod.proxy.inbound).0;
+        assert_eq!(at(&plaintext) == to, by_bpf, "{own}");
+        let call = if by_bpf {
+            pod.call_application(address(peer, 0), to)
+        } else {
+            connect_spoofed(&pod.world.pod, address(peer, 0), to)
+        };
+        pairs.extend([
+            [out, captured],
+            [inward, plaintext],
+            [call.unwrap(), accept(application).0],
+        ]);
+    }
+    pairs
+}
+
+fn talk_all(pairs: &mut [[TcpStream; 2]]) {
+    for [a, b] in pairs {
+        talk(a, b);
+    }
+}
+
 #[test]
-fn pod_of_another_backend_is_left_to_it() {
+fn connections_continue_while_the_backend_changes() {
     let pod = Pod::new();
+    let application = listen(&pod.world.pod, 8080);
     redirection::apply(&pod.world.pod, &with(Backend::Nftables)).unwrap();
-    let refused = apply(&pod.place(), &with(Backend::Auto)).unwrap_err();
-    assert!(matches!(refused, RedirectionError::CapturedBy("nftables")));
+    let mut translated = connections(&pod, &application, false);
+    assert!(matches!(pod.apply(), Applied::Repaired { .. }));
+    talk_all(&mut translated);
+    let mut given = connections(&pod, &application, true);
+    assert_eq!(pod.apply(), Applied::Unchanged);
+    talk_all(&mut translated);
+    talk_all(&mut given);
+    assert!(matches!(pod.apply_rules(), Applied::Repaired { .. }));
+    talk_all(&mut translated);
+    talk_all(&mut given);
+    assert_eq!(pod.apply_rules(), Applied::Unchanged);
+    assert!(!pod.pins.exists());
+    let mut again = connections(&pod, &application, false);
+    for pairs in [&mut translated, &mut given, &mut again] {
+        talk_all(pairs);
+    }
+    pod.prepare();
+    pod.apply();
+    for pairs in [&mut translated, &mut given, &mut again] {
+        talk_all(pairs);
+    }
+    // The rules of translated connections go with the last of them.
+    let translates = || sh(&pod.world.pod, "nft list table inet ambit").contains("type nat");
+    assert!(translates());
+    drop((translated, again));
+    let until = Instant::now() + DEADLINE;
+    while translates() && Instant::now() < until {
+        pod.apply();
+    }
+    assert!(!translates());
+    talk_all(&mut given);
+    drop(connections(&pod, &application, true));
+}
+
+/// Neither side's openings reach anybody but the proxy, nor do those of a process of another cgroup.
+#[test]
+fn openings_are_captured_at_every_moment_of_a_change() {
+    let pod = Pod::captured();
+    let (application, far) = (listen(&pod.world.pod, 8080), listen(&pod.world.peer, 80));
+    thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            for _ in 0..10 {
+                pod.apply_rules();
+                pod.apply_rules();
+                pod.prepare();
+                pod.apply();
+            }
+        });
+        while !changing.is_finished() {
+            for (own, peer) in FAMILIES {
+                drop(pod.connect(address(peer, 80)).unwrap());
+                drop(accept(&pod.proxy.outbound));
+                drop(connect(&pod.world.peer, address(own, 8080)).unwrap());
+                drop(accept(&pod.proxy.inbound));
+                // Under rules it is captured, under programs refused.
+                if let Ok(entered) = connect(&pod.world.pod, address(peer, 80)) {
+                    drop(entered);
+                    drop(accept(&pod.proxy.outbound));
+                }
+            }
+        }
+    });
+    nobody(&application);
+    nobody(&far);
+}
+
+#[test]
+fn pod_of_iptables_is_left_to_it() {
+    let pod = Pod::new();
+    redirection::apply(&pod.world.pod, &with(Backend::IptablesNft)).unwrap();
+    let refused = apply(&pod.place(), &with(Backend::Bpf)).unwrap_err();
+    let RedirectionError::CapturedBy("iptables-nft") = refused else {
+        panic!("{refused}")
+    };
     drop(connect(&pod.world.pod, address(PEER4, 80)).unwrap());
     drop(accept(&pod.proxy.outbound));
-    redirection::purge(&pod.world.pod).unwrap();
-    assert_eq!(pod.apply(), Applied::Installed);
+}
+
+/// Programs would refuse every connection of a pod whose proxy knows nothing of them.
+#[test]
+fn pod_is_not_captured_before_its_proxy_has_entered_its_listeners() {
+    let pod = Pod::new();
+    prepare(&pod.place(), &with(Backend::Bpf)).unwrap();
+    let refused = apply(&pod.place(), &with(Backend::Bpf)).unwrap_err();
+    let RedirectionError::NoProxy { .. } = refused else {
+        panic!("{refused}")
+    };
+    let far = listen(&pod.world.peer, 80);
+    drop(pod.connect(address(PEER4, 80)).unwrap());
+    drop(accept(&far));
+    pod.apply_rules();
+    assert!(!pod.pins.exists());
+    drop(pod.connect(address(PEER4, 80)).unwrap());
+    drop(accept(&pod.proxy.outbound));
+}
+
+#[test]
+fn pod_with_several_interfaces_is_refused() {
+    let pod = Pod::new();
+    sh(
+        &pod.world.pod,
+        "ip link add other type veth peer name another; ip link set other up; ip addr add 10.8.0.1/24 dev other",
+    );
+    let refused = prepare(&pod.place(), &with(Backend::Bpf)).unwrap_err();
+    let RedirectionError::Interfaces(2) = refused else {
+        panic!("{refused}")
+    };
 }
 
 #[test]
@@ -425,5 +571,6 @@ fn settings_that_need_translation_are_refused_before_anything_is_changed() {
     let RedirectionError::Spec(SpecError::NeedsTranslation("DNS capture")) = refused else {
         panic!("{refused}")
     };
-    assert!(!sh(&pod.world.pod, "ip rule").contains("0x222"));
+    assert!(!Capture::at(&pod.pins).is_complete().unwrap());
+    assert_eq!(sh(&pod.world.pod, "nft list ruleset"), "");
 }

@@ -8,7 +8,10 @@ use std::{
 
 use ambit_codec::ProxyHeader;
 use ambit_proxy::dial::CONNECT_TIMEOUT;
-use ambit_sys::socket::{self, OutboundSpec, SocketError, Tuning};
+use ambit_sys::{
+    redirection::bpf::APPLICATION_CALL_MARK,
+    socket::{self, OutboundSpec, SocketError, Tuning},
+};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 
 use crate::pod::Pod;
@@ -42,9 +45,17 @@ pub(crate) async fn connect(
     client: Option<IpAddr>,
 ) -> Result<TcpStream, AppError> {
     let source = client.filter(|client| pod.preserves_client_address && *client != addr.ip());
+    let by_bpf = pod.bpf.is_prepared();
+    let (mark, own) = if by_bpf {
+        // Bound to loopback, the socket would otherwise get its address.
+        (Some(APPLICATION_CALL_MARK), Some(addr.ip()))
+    } else {
+        (pod.config.packet_mark, None)
+    };
     let spec = OutboundSpec {
-        mark: pod.config.packet_mark,
-        source,
+        mark,
+        source: source.or(own),
+        loopback: by_bpf,
         // The kernel reports the death of a local application at once: no keepalive probes.
         tuning: Tuning {
             near: true,

@@ -5,6 +5,7 @@
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use ambit_bpf::Pins;
 use ambit_certificates::SpiffeSocket;
 use ambit_hbone::Settings;
 use ambit_model::{ArcStr, Identity, PROXY_MARK, PodName};
@@ -136,6 +137,9 @@ pub struct Config {
     /// `AMBIT_NETNS_DIR`: directory in which the container runtime binds the pods' network
     /// namespaces.
     pub netns_dir: PathBuf,
+    /// `AMBIT_BPF_DIR`: directory of the agent's BPF programs, on a bpffs.
+    #[serde(skip)]
+    pub bpf_pins: Pins,
     /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: whether pre-capture connections are closed, instead of continuing in plaintext
     /// until they end.
     pub close_clear_connections: bool,
@@ -252,6 +256,7 @@ impl Config {
             ),
             unenrolled_drain: env.duration("AMBIT_UNENROLLED_DRAIN")?,
             netns_dir: env.text("AMBIT_NETNS_DIR", "/var/run/netns").into(),
+            bpf_pins: Pins::at(env.text("AMBIT_BPF_DIR", Pins::ROOT)),
             close_clear_connections: env.flag("AMBIT_CLOSE_CLEAR_CONNECTIONS")?.unwrap_or(false),
             setup_limits: environment::setup_limits(env)?,
             num_worker_threads: environment::threads::worker_count(env, mesh.concurrency)?,

@@ -88,7 +88,7 @@ async fn open_connection(
 ) -> Option<EstablishedConnection> {
     let AcceptedConnection { stream, peer, open } = accepted;
     let pod = &shard.pod;
-    let dst = match original_dst(&stream) {
+    let dst = match original_dst(pod, &stream, peer) {
         Ok(dst) => dst,
         Err(error) => {
             let at = stream.local_addr().map_or(peer, canonical_socket);
@@ -163,11 +163,20 @@ async fn connect(
 
 /// Returns the original destination of a captured connection. A connection to one of the proxy's own ports is an error,
 /// since it would loop.
-fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
+fn original_dst(
+    pod: &Pod,
+    stream: &TcpStream,
+    peer: SocketAddr,
+) -> Result<SocketAddr, OutboundError> {
     let dst = socket::original_dst(stream).map_err(OutboundError::OriginalDst)?;
-    let local = stream.local_addr().map_err(OutboundError::OriginalDst)?;
-    let to_ourselves = dst.ip().is_loopback() || dst == canonical_socket(local);
-    if to_ourselves && PROXY_PORTS.contains(&dst.port()) {
+    if !PROXY_PORTS.contains(&dst.port()) {
+        return Ok(dst);
+    }
+    // Neither translated nor given to the proxy by BPF programs: these leave the destination as it is.
+    let local = canonical_socket(stream.local_addr().map_err(OutboundError::OriginalDst)?);
+    let owns = || pod.owns(&pod.local.current(Some(peer.ip())), local.ip());
+    let is_untranslated = dst == local && (dst.ip() == peer.ip() || owns());
+    if dst.ip().is_loopback() || is_untranslated {
         return Err(OutboundError::SelfCall);
     }
     Ok(dst)

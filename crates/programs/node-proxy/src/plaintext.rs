@@ -1,13 +1,14 @@
 //! Inbound plaintext connections, captured on port 15006.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
 };
 
 use ambit_authz::Connection as Peer;
-use ambit_model::Reason;
+use ambit_model::{INBOUND_PLAINTEXT_PORT, Reason};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
     LocalPod, RelayTransport, Report, TerminationReason, connection::ConnectionFailure,
@@ -75,6 +76,18 @@ async fn open_connection(
     let AcceptedConnection { stream, peer, open } = accepted;
     let pod = &shard.pod;
     let dst = original_dst(pod, &stream, peer)?;
+    if let Err(error) = separate(&stream) {
+        let local = pod.local.current(None);
+        let error = format_error_chain(&error);
+        flow::report_denied(
+            &pod.metrics,
+            Some(&local),
+            (peer, dst),
+            Direction::Inbound,
+            &error,
+        );
+        return None;
+    }
     let _slot = admission::acquire_setup_permit(pod, peer, dst)?;
     let Some(local) = pod.local.wait_until_known().await else {
         let error = "failed to fetch information about local workload";
@@ -143,6 +156,21 @@ fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<Socke
             None
         }
     }
+}
+
+/// Error of binding a connection to its interface.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot bind the connection to the interface it arrived by")]
+struct SeparationError(#[source] io::Error);
+
+/// Separates a connection that BPF programs gave to the proxy from the proxy's own connections to the application, which
+/// may have the same addresses and ports on loopback. Translated ones arrive at the proxy's port.
+fn separate(stream: &TcpStream) -> Result<(), SeparationError> {
+    let local = stream.local_addr().map_err(SeparationError)?;
+    if local.port() == INBOUND_PLAINTEXT_PORT {
+        return Ok(());
+    }
+    socket::bind_to_arrival_interface(stream).map_err(SeparationError)
 }
 
 /// Evaluates the policies, and connects to the application, or to the waypoint if the connection must pass it first.

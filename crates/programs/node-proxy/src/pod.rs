@@ -1,5 +1,6 @@
 //! Proxy instance of one pod: the pod's identity, and the state that all its workers share.
 
+mod bpf_capture;
 mod dns_sockets;
 mod listeners;
 
@@ -21,7 +22,7 @@ use ambit_handover::Gate;
 use ambit_model::{ArcStr, HBONE_PORT, INBOUND_PLAINTEXT_PORT, Identity, OUTBOUND_PORT, PodName};
 use ambit_proxy::{
     ConnectionTable, Dialer, Lifecycle, LocalPod, LocalWorkload, SetupCounters, SharedState,
-    dial::WaypointWaits,
+    dial::WaypointWaits, report::format_error_chain,
 };
 use ambit_rt::DrainWatcher;
 use ambit_sys::{
@@ -34,6 +35,7 @@ use ambit_telemetry::Metrics;
 
 use crate::config::Config;
 
+pub(crate) use bpf_capture::BpfCapture;
 pub(crate) use dns_sockets::DnsSockets;
 pub use listeners::{CaptureListeners, PodListeners};
 
@@ -59,6 +61,8 @@ pub struct Pod {
     pub uid: ArcStr,
     /// Network namespace of the pod's sockets.
     pub netns: Netns,
+    /// Capture by BPF programs, if the agent has prepared it.
+    pub(crate) bpf: BpfCapture,
     /// Whether connections to the application may have the client's address as their source.
     pub(crate) preserves_client_address: bool,
     pub(crate) config: Arc<Config>,
@@ -163,8 +167,11 @@ impl Pod {
             state: state.clone(),
             waits: WaypointWaits::default(),
         };
+        let copies = listeners.first().and_then(|set| set.captured.as_ref());
+        let copies = copies.and_then(|captured| captured.try_clone().ok());
         Arc::new(Self {
             uid,
+            bpf: BpfCapture::new(&config.bpf_pins, &netns, copies),
             netns,
             preserves_client_address,
             local: LocalWorkload::new(state.clone(), name, addresses),
@@ -186,6 +193,15 @@ impl Pod {
     pub(crate) fn idle(proxy: &Proxy, name: PodName) -> Arc<Self> {
         let netns = Netns::current().unwrap();
         Self::build(proxy, "".into(), name, Vec::new(), netns, false, &[])
+    }
+
+    /// Enters the pod's listeners for BPF programs, if its agent has prepared it for them. If that fails, the pod is
+    /// served all the same: the agent, to which nothing is confirmed, captures it by rules.
+    pub fn enter_listeners(&self) {
+        if let Err(error) = self.bpf.enter_listeners() {
+            let error = format_error_chain(&error);
+            tracing::warn!(pod = %self.name(), error, "cannot enter the listeners for BPF programs");
+        }
     }
 
     /// Returns the pod's name.
@@ -256,11 +272,13 @@ impl Pod {
 
     /// Drains the pod: see [`Lifecycle::drain_connections`].
     pub async fn drain_connections(&self, limit: Option<Duration>) {
+        self.bpf.close_listeners();
         self.lifecycle.drain_connections(limit).await;
     }
 
     /// Closes the pod's connections, see [`Lifecycle::stop_now`].
     pub fn stop_now(&self) {
+        self.bpf.close_listeners();
         self.lifecycle.stop_now();
     }
 }

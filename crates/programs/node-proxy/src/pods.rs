@@ -20,8 +20,8 @@ use ambit_sys::{
 };
 use ambit_wire::zds_codec::{decode_request, encode_ack, encode_hello};
 use ambit_zds::{
-    Ack, Generation, MAX_RECORD_BYTES, PodUid, ProxyEffect, ProxyEvent, ProxySide, StopReason,
-    WorkloadInfo,
+    Ack, Generation, MAX_RECORD_BYTES, PodUid, ProxyEffect, ProxyEvent, ProxySide, Request,
+    StopReason, WorkloadInfo,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -66,6 +66,12 @@ impl ServedPods {
         let pods = self.pods();
         pods.into_iter()
             .find(|pod| pod.name().namespace == namespace && pod.name().name == name)
+    }
+
+    /// Returns the pod with this UID, if its listeners are open.
+    fn running(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+        let inner = self.inner.lock();
+        inner.running.get(uid).map(|(_, pod)| pod.clone())
     }
 
     /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`, since the end of
@@ -312,6 +318,11 @@ impl EnrolmentClient {
     /// Passes an event to the enrolment protocol and executes its effects, which may cause further events.
     fn handle_event(&mut self, event: ProxyEvent<Netns>) -> AgentReply {
         let mut reply = AgentReply::default();
+        let announced = match &event {
+            ProxyEvent::Request(Request::Add { uid, .. }, _) => Some(uid.clone()),
+            _ => None,
+        };
+        let announced = announced.and_then(|uid| self.served.running(&uid));
         let mut events = std::collections::VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for effect in self.protocol.on_event(event, Instant::now()) {
@@ -342,6 +353,10 @@ impl EnrolmentClient {
                     ProxyEffect::Disconnect => reply.disconnect = true,
                 }
             }
+        }
+        // The agent may have prepared the pod's map since, and waits for the listeners.
+        if let Some(pod) = announced {
+            pod.enter_listeners();
         }
         // A successor that took over needs none of this; and if it ends, this process is ready
         // again as soon as it is needed.

@@ -29,6 +29,7 @@ impl Pod {
     /// Serves the pod: distributes the sets of listeners over the workers, and re-evaluates open connections when
     /// policies change. Must be called on a runtime that outlives the pod.
     pub fn serve(self: &Arc<Self>, workers: &Workers, listeners: Vec<PodListeners>) {
+        self.enter_listeners();
         let Config {
             missing_policy_grace,
             waypoint_grace,

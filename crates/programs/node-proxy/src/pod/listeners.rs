@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    io,
     net::TcpListener,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
@@ -33,6 +34,16 @@ pub struct CaptureListeners {
     pub outbound: TcpListener,
     /// Plaintext inbound listener on port 15006.
     pub plaintext: TcpListener,
+}
+
+impl CaptureListeners {
+    /// Returns listeners that share these sockets.
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            outbound: self.outbound.try_clone()?,
+            plaintext: self.plaintext.try_clone()?,
+        })
+    }
 }
 
 impl PodListeners {

@@ -215,6 +215,12 @@ impl Mesh {
 
     /// Captures a pod by this node's proxy.
     pub(crate) fn capture(&self, node: usize, pod: &mut PodHost) {
+        self.serve(node, pod);
+        ambit_sys::redirection::apply(pod.netns(), &RedirectionSpec::default()).unwrap();
+    }
+
+    /// Lets this node's proxy listen in a pod, without redirection.
+    pub(crate) fn serve(&self, node: usize, pod: &mut PodHost) {
         let node = &self.nodes[node];
         let name = PodName {
             name: pod.name.as_str().into(),
@@ -232,7 +238,6 @@ impl Mesh {
         )
         .unwrap();
         served.serve(&node.workers, listeners);
-        ambit_sys::redirection::apply(pod.netns(), &RedirectionSpec::default()).unwrap();
         pod.pod = Some(served);
     }
 

@@ -7,6 +7,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod bpf;
 mod departures;
 mod dns;
 mod double;

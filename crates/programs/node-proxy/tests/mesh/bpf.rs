@@ -1,0 +1,313 @@
+//! Tests pods that BPF programs capture, whose applications have a cgroup of their own.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_bpf::Pins;
+use ambit_netplan::{Backend, RedirectionSpec};
+use ambit_node_proxy::pod::Pod;
+use ambit_sys::{
+    netns::Netns,
+    redirection::bpf::{BpfPod, apply, apply_rules, cookie_of, prepare},
+};
+use ambit_testkit::build;
+use rustix::{
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+    thread::gettid,
+};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+
+/// File system of the pods' programs.
+struct Bpffs {
+    _mount: OwnedFd,
+    pins: Pins,
+}
+
+impl Bpffs {
+    fn new() -> Self {
+        let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+        fsconfig_create(context.as_fd()).unwrap();
+        let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
+        let mount = fsmount(context.as_fd(), flags, none).unwrap();
+        let root = format!(
+            "/proc/{}/fd/{}/ambit",
+            std::process::id(),
+            mount.as_raw_fd()
+        );
+        let pins = Pins::at(root);
+        pins.create().unwrap();
+        Self {
+            _mount: mount,
+            pins,
+        }
+    }
+
+    async fn mesh(&self) -> Mesh {
+        let root = self.pins.root().display().to_string();
+        Mesh::with_env(&[("AMBIT_BPF_DIR", &root)]).await
+    }
+}
+
+/// Pod that BPF programs capture.
+struct BpfCaptured {
+    host: PodHost,
+    place: Arc<Place>,
+}
+
+/// Places of a pod's capture, and its proxy instance.
+struct Place {
+    netns: Netns,
+    cgroup: PathBuf,
+    pins: PathBuf,
+    proxy: Arc<Pod>,
+}
+
+impl Place {
+    fn bpf(&self) -> BpfPod<'_> {
+        BpfPod {
+            netns: &self.netns,
+            cgroup: &self.cgroup,
+            pins: &self.pins,
+        }
+    }
+
+    fn capture_by_programs(&self) {
+        prepare(&self.bpf(), &spec()).unwrap();
+        // As at another order of the agent.
+        self.proxy.enter_listeners();
+        apply(&self.bpf(), &spec()).unwrap();
+    }
+
+    fn capture_by_rules(&self) {
+        for _ in 0..2 {
+            apply_rules(&self.netns, &self.pins, &spec()).unwrap();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let until = Instant::now() + OPERATION_TIMEOUT;
+        while fs::remove_dir(&self.cgroup).is_err() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl BpfCaptured {
+    async fn new(mesh: &mut Mesh, bpffs: &Bpffs, node: usize, name: &str, ip: &str) -> Self {
+        let mut host = mesh.pod(name, ip).await;
+        host.host.up("lo").await.unwrap();
+        mesh.publish_workload(build::workload(name, &[ip]));
+        let cookie = cookie_of(host.netns()).unwrap();
+        let (cgroup, pins) = (new_cgroup(), bpffs.pins.path_of(cookie));
+        let bpf = BpfPod {
+            netns: host.netns(),
+            cgroup: &cgroup,
+            pins: &pins,
+        };
+        prepare(&bpf, &spec()).unwrap();
+        mesh.serve(node, &mut host);
+        let place = Place {
+            netns: host.netns().clone(),
+            proxy: host.pod.clone().unwrap(),
+            cgroup,
+            pins,
+        };
+        apply(&place.bpf(), &spec()).unwrap();
+        Self {
+            host,
+            place: Arc::new(place),
+        }
+    }
+
+    /// Opens a connection from the pod's application, which is in the pod's cgroup.
+    async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        let place = Arc::clone(&self.place);
+        let connecting = std::thread::spawn(move || {
+            let id = gettid().as_raw_nonzero().to_string();
+            fs::write(place.cgroup.join("cgroup.threads"), id).unwrap();
+            let connect = || std::net::TcpStream::connect_timeout(&to, OPERATION_TIMEOUT);
+            place.netns.run(connect).unwrap()
+        });
+        let joined = tokio::task::spawn_blocking(move || connecting.join());
+        let stream = joined.await.unwrap().unwrap()?;
+        stream.set_nonblocking(true)?;
+        TcpStream::from_std(stream)
+    }
+}
+
+fn spec() -> RedirectionSpec {
+    RedirectionSpec {
+        backend: Backend::Bpf,
+        ..RedirectionSpec::default()
+    }
+}
+
+/// Creates a cgroup of single threads below the process' own.
+fn new_cgroup() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mut mounts = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>());
+    let root = mounts.find(|fields| fields[2] == "cgroup2");
+    let root = root.expect("no cgroup of version 2 is mounted")[1].to_owned();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ambit-node-proxy-{}-{number}", std::process::id());
+    let cgroup = PathBuf::from(root).join(own.unwrap()).join(name);
+    fs::create_dir(&cgroup).unwrap();
+    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
+    cgroup
+}
+
+/// Exchanges bytes with an echo, which sees the client's address.
+async fn converse(mut stream: TcpStream, from: &PodHost) {
+    assert_eq!(line(&mut stream).await.unwrap(), from.ip.to_string());
+    stream.write_all(b"hello\n").await.unwrap();
+    stream.shutdown().await.unwrap();
+    assert_eq!(rest(&mut stream).await.unwrap(), b"hello\n");
+}
+
+#[tokio::test]
+async fn pods_reach_each_other_through_tunnels_and_by_plaintext() {
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
+    let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    server.host.echo(8080);
+    let to = SocketAddr::new(server.host.ip, 8080);
+    converse(client.connect(to).await.unwrap(), &client.host).await;
+    let tunnelled = mesh.nodes[1].metrics();
+    assert!(tunnelled.contains("mutual_tls"), "{tunnelled}");
+    converse(outside.connect(to).await.unwrap(), &outside).await;
+    // Without the proxy in between.
+    converse(server.connect(to).await.unwrap(), &server.host).await;
+    let port = SocketAddr::new(outside.ip, 80);
+    outside.echo(80);
+    converse(client.connect(port).await.unwrap(), &client.host).await;
+}
+
+/// The client may use the port that the proxy uses in its name, and the other way round.
+#[tokio::test]
+async fn plaintext_connections_of_many_ports_are_distinguished() {
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    // A narrow range, from which both choose.
+    for host in [&outside, &server.host] {
+        let range = || fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40015");
+        host.netns().run(range).unwrap().unwrap();
+    }
+    server.host.echo(8080);
+    let mut open = Vec::new();
+    for _ in 0..6 {
+        let to = SocketAddr::new(server.host.ip, 8080);
+        let mut stream = outside.connect(to).await.unwrap();
+        assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.3");
+        open.push(stream);
+    }
+    for mut stream in open {
+        stream.write_all(b"hello\n").await.unwrap();
+        stream.shutdown().await.unwrap();
+        assert_eq!(rest(&mut stream).await.unwrap(), b"hello\n");
+    }
+}
+
+#[tokio::test]
+async fn proxys_own_ports_are_refused_and_those_of_others_are_not() {
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    for port in [15001, 15006, 15008] {
+        outside.echo(port);
+        let to = SocketAddr::new(outside.ip, port);
+        converse(client.connect(to).await.unwrap(), &client.host).await;
+    }
+    for port in [15001, 15006] {
+        let to = SocketAddr::new(client.host.ip, port);
+        let mut stream = client.connect(to).await.unwrap();
+        assert!(line(&mut stream).await.is_err(), "{port}");
+    }
+}
+
+/// Connections of every kind succeed while both ends change between rules and programs.
+#[tokio::test]
+async fn no_request_fails_while_the_backend_changes() {
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
+    let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    server.host.echo(8080);
+    let to = SocketAddr::new(server.host.ip, 8080);
+    let mut lasting = client.connect(to).await.unwrap();
+    assert_eq!(line(&mut lasting).await.unwrap(), "10.9.0.1");
+    let places = [&client, &server].map(|pod| Arc::clone(&pod.place));
+    let changing = tokio::task::spawn_blocking(move || {
+        for _ in 0..5 {
+            for place in &places {
+                place.capture_by_rules();
+            }
+            for place in &places {
+                place.capture_by_programs();
+            }
+        }
+    });
+    let mut count = 0;
+    while !changing.is_finished() {
+        converse(client.connect(to).await.unwrap(), &client.host).await;
+        converse(outside.connect(to).await.unwrap(), &outside).await;
+        count += 1;
+    }
+    changing.await.unwrap();
+    assert!(count > 0);
+    lasting.write_all(b"hello\n").await.unwrap();
+    lasting.shutdown().await.unwrap();
+    assert_eq!(rest(&mut lasting).await.unwrap(), b"hello\n");
+}
+
+/// Fail closed: neither the pod nor those who call it get around a proxy that is not there.
+#[tokio::test]
+async fn connections_without_a_proxy_are_refused() {
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    server.host.echo(8080);
+    outside.echo(80);
+    server
+        .place
+        .proxy
+        .drain_connections(Some(Duration::ZERO))
+        .await;
+    let refused = async |connecting: io::Result<TcpStream>| match connecting {
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        Ok(mut stream) => line(&mut stream).await.is_err(),
+    };
+    let until = Instant::now() + OPERATION_TIMEOUT;
+    let to = SocketAddr::new(server.host.ip, 8080);
+    // The workers close their listeners some time later.
+    while outside.connect(to).await.is_ok() && Instant::now() < until {
+        tokio::task::yield_now().await;
+    }
+    assert!(refused(outside.connect(to).await).await);
+    let out = SocketAddr::new(outside.ip, 80);
+    assert!(refused(server.connect(out).await).await);
+}

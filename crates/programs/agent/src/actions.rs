@@ -1,5 +1,6 @@
 //! Changes to the kernel that carry out enrolment steps. All functions block, for milliseconds.
 
+pub(crate) mod bpf;
 mod cgroup;
 
 use std::{
@@ -9,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ambit_bpf::Pins;
 use ambit_model::PROXY_MARK;
 use ambit_netplan::{Cgroup, HostMember, HostSpec, ProbePorts, RedirectionSpec, is_interface_name};
 use ambit_rt::ErrorChain;
@@ -22,8 +24,12 @@ use ambit_sys::{
     tcp_sockets::{self, Direction, TcpStateFilter, UnproxiedSocket},
 };
 use ambit_zds::PodUid;
+use parking_lot::Mutex;
 
-use crate::enrolment::ScanTarget;
+use crate::{
+    capture::{BpfReadiness, CaptureMethod, CaptureTarget},
+    enrolment::ScanTarget,
+};
 
 /// Operations of the agent on its node and pods, which tests replace by a simulation.
 pub trait Actions: Send + Sync + 'static {
@@ -37,6 +43,11 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// If the namespace does not exist or is the node's own, or its loopback interface stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
+    /// Prepares a pod for BPF programs: afterwards its proxy enters its listeners.
+    ///
+    /// # Errors
+    /// If programs cannot capture the pod.
+    fn prepare_bpf(&self, pod: &CaptureTarget, spec: &RedirectionSpec) -> Result<(), ActionError>;
     /// Applies redirection to a pod. On which interfaces kubelet's probes are exempt depends on the pod's current
     /// interfaces, not on `spec`.
     ///
@@ -44,9 +55,12 @@ pub trait Actions: Send + Sync + 'static {
     /// If the kernel refuses the rules.
     fn apply_rules(
         &self,
-        netns: &Netns,
+        pod: &CaptureTarget,
         spec: &RedirectionSpec,
+        bpf: &BpfReadiness,
     ) -> Result<RedirectionOutcome, ActionError>;
+    /// Removes what is left of BPF programs of pods that are gone.
+    fn sweep_bpf(&self);
     /// Closes the pre-capture connections of a captured pod, which its proxy does not carry. Kubelet's probes of
     /// `probe_ports`, and connections within the pod, continue.
     ///
@@ -104,6 +118,8 @@ pub trait Actions: Send + Sync + 'static {
 pub struct RedirectionOutcome {
     /// State of the redirection before it was applied.
     pub prior: PriorRedirection,
+    /// Method by which the pod is captured now.
+    pub method: CaptureMethod,
     /// Warnings for operators that do not impair the redirection.
     pub warnings: Vec<String>,
 }
@@ -173,6 +189,9 @@ pub enum ActionError {
         #[source]
         source: RedirectionError,
     },
+    /// BPF programs cannot capture a pod.
+    #[error("{0}")]
+    NotByBpf(String),
     /// A pod's interfaces cannot be listed.
     #[error("cannot list the pod's network interfaces")]
     Links(#[source] io::Error),
@@ -205,9 +224,31 @@ pub struct KernelActions {
     pub host: Option<HostSpec>,
     /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
     pub kubelet_cgroup: Option<String>,
+    /// Directory of the pods' BPF programs.
+    pub pins: Pins,
+    /// Pods whose programs the kernel has refused, with its reason.
+    pub refused: Mutex<BTreeMap<PodUid, String>>,
 }
 
 impl KernelActions {
+    /// Returns the specification with the interfaces over which probes are exempt, and the pod's interfaces.
+    fn with_probe_interfaces(
+        &self,
+        netns: &Netns,
+        spec: &RedirectionSpec,
+    ) -> Result<(RedirectionSpec, PodLinks), ActionError> {
+        let links = match &self.host {
+            Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
+            None => PodLinks::default(),
+        };
+        let names = links.visible_on_node.iter().cloned();
+        let spec = RedirectionSpec {
+            probe_interfaces: names.filter(|name| is_interface_name(name)).collect(),
+            ..spec.clone()
+        };
+        Ok((spec, links))
+    }
+
     /// Returns the desired probe rules with kubelet's current cgroup. A recreated cgroup has another id; a missing one
     /// exempts no process.
     fn host_spec(&self) -> Option<HostSpec> {
@@ -295,25 +336,23 @@ impl Actions for KernelActions {
         Ok(netns)
     }
 
+    fn prepare_bpf(&self, pod: &CaptureTarget, spec: &RedirectionSpec) -> Result<(), ActionError> {
+        let (spec, _) = self.with_probe_interfaces(&pod.netns, spec)?;
+        self.prepare_programs(pod, &spec)
+    }
+
+    fn sweep_bpf(&self) {
+        self.sweep_pins();
+    }
+
     fn apply_rules(
         &self,
-        netns: &Netns,
+        pod: &CaptureTarget,
         spec: &RedirectionSpec,
+        bpf: &BpfReadiness,
     ) -> Result<RedirectionOutcome, ActionError> {
-        let links = match &self.host {
-            Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
-            None => PodLinks::default(),
-        };
-        let names = links.visible_on_node.into_iter();
-        let spec = RedirectionSpec {
-            probe_interfaces: names.filter(|name| is_interface_name(name)).collect(),
-            ..spec.clone()
-        };
-        let applied =
-            redirection::apply(netns, &spec).map_err(|source| ActionError::Redirection {
-                what: "put in place",
-                source,
-            })?;
+        let (spec, links) = self.with_probe_interfaces(&pod.netns, spec)?;
+        let (applied, method) = self.apply_redirection(pod, &spec, bpf)?;
         let mut warnings = Vec::new();
         // Kubelet's probes use the pod's first interface; others in a pod have other purposes.
         if spec.probe_interfaces.is_empty() && !links.hidden_from_node.is_empty() {
@@ -331,7 +370,7 @@ impl Actions for KernelActions {
             what: "look for other rules beside",
             source,
         };
-        if redirection::has_unreadable_rules(netns).map_err(failed)? {
+        if redirection::has_unreadable_rules(&pod.netns).map_err(failed)? {
             warnings.push(
                 "it has tables of iptables' legacy variant, which cannot be looked at: rules of another \
                  mesh in them stay until the pod is started anew, or iptables is installed in the \
@@ -345,6 +384,7 @@ impl Actions for KernelActions {
                 Applied::Installed => PriorRedirection::Nothing,
                 Applied::Repaired { what } => PriorRedirection::InPart(what.to_string()),
             },
+            method,
             warnings,
         })
     }
@@ -382,10 +422,11 @@ impl Actions for KernelActions {
     }
 
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError> {
-        redirection::release(netns).map_err(|source| ActionError::Redirection {
-            what: "take away",
-            source,
-        })
+        self.release_redirection(netns)
+            .map_err(|source| ActionError::Redirection {
+                what: "take away",
+                source,
+            })
     }
 
     fn ensure_host(&self) -> Result<(), ActionError> {
@@ -471,6 +512,8 @@ mod tests {
             node: Netns::current().unwrap(),
             host: Some(HostSpec::default()),
             kubelet_cgroup: kubelet_cgroup.map(str::to_owned),
+            pins: Pins::at(proc.path()),
+            refused: Mutex::default(),
         };
         let cgroup = |name| actions(name).host_spec().unwrap().kubelet_cgroup;
         assert_eq!(cgroup(None), None);

@@ -2,12 +2,18 @@
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
+use ambit_bpf::Pins;
 use ambit_k8s_api::enablement::{Enablement, EnablementSelector, SelectorError};
 use ambit_netplan::{Backend, HostSpec, RedirectionSpec};
 use ambit_sys::{netns::Netns, procfs::Attribution};
 use clap::{ArgAction, Parser, ValueEnum};
+use parking_lot::Mutex;
 
-use crate::{actions::KernelActions, enrolment::Settings, install::options::InstallArgs};
+use crate::{
+    actions::{KernelActions, bpf::default_pins},
+    enrolment::Settings,
+    install::options::InstallArgs,
+};
 
 /// Environment variable of a pod's processes that holds the pod's UID, for `--discover environ`.
 pub const POD_UID_VARIABLE: &str = "AMBIT_POD_UID";
@@ -100,9 +106,12 @@ pub struct Args {
     /// Source address of IPv6 probes.
     #[arg(long, env = "HOST_PROBE_SNAT_IPV6", default_value_t = ambit_netplan::probes::V6)]
     pub probe_v6: std::net::Ipv6Addr,
-    /// Backend of the redirection: auto, nftables, iptables-nft or iptables-legacy.
+    /// Backend of the redirection: auto, nftables, iptables-nft, iptables-legacy or bpf.
     #[arg(long, env = "REDIRECTION_BACKEND", default_value_t = Backend::Auto)]
     pub backend: Backend,
+    /// Directory of pods' BPF programs, on the node's bpffs; by default /sys/fs/bpf/ambit on the node.
+    #[arg(long, env = "AMBIT_BPF_DIR")]
+    pub bpf_dir: Option<PathBuf>,
     /// Seconds between two comparisons of everything with the kernel.
     #[arg(long, env = "RECONCILE_SECONDS", default_value_t = 30)]
     pub reconcile_seconds: u64,
@@ -200,6 +209,11 @@ impl Args {
         };
         let node = Netns::open(&path).map_err(|source| ConfigError::HostNetns { path, source })?;
         Ok(KernelActions {
+            pins: match &self.bpf_dir {
+                Some(root) => Pins::at(root),
+                None => default_pins(&proc),
+            },
+            refused: Mutex::default(),
             proc,
             attribution: match self.discover {
                 Discover::Cgroup => Attribution::Cgroup,

@@ -155,8 +155,13 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                     pod.drifts = pod.drifts.saturating_add(1);
                 }
             }
-            Event::Warned { uid, warnings } => {
+            Event::Applied {
+                uid,
+                method,
+                warnings,
+            } => {
                 if let Some(pod) = self.pods.get_mut(&uid) {
+                    pod.set_method(method);
                     pod.set_warnings(warnings);
                 }
             }

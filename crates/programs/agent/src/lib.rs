@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod actions;
+pub mod capture;
 pub mod config;
 mod enrolled;
 pub mod enrolment;

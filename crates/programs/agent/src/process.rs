@@ -290,7 +290,10 @@ impl<A: Actions> Agent<A> {
                 }
                 Some(event) = events.recv() => self.handle_event(event),
                 Some((call, reply)) = calls.recv() => self.handle_call(call, reply, source.trouble()),
-                _ = reconcile.tick() => self.handle_event(Event::Reconcile),
+                _ = reconcile.tick() => {
+                    self.handle_event(Event::Reconcile);
+                    self.executor.sweep_bpf();
+                }
                 () = ambit_rt::sleep_until(deadline) => self.handle_event(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");

@@ -25,7 +25,8 @@ pub struct AgentReport {
     pub source_trouble: Option<String>,
     /// Number of connected node proxies.
     pub proxies: i64,
-    /// Configured redirection backend; `auto` selects nftables where the kernel supports it.
+    /// Configured redirection backend; `auto` selects nftables where the kernel supports it, and so does `bpf` for pods
+    /// that BPF programs cannot capture.
     pub redirection_backend: String,
     /// Number of pods that belong to the mesh.
     #[serde(rename = "wanted")]
@@ -71,6 +72,12 @@ pub struct PodReport {
     pub redirected: bool,
     /// Number of times that redirection had changed and was repaired.
     pub drifts: u32,
+    /// Method by which the pod is captured: `bpf`, or `rules` of nftables or iptables. Absent while it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub captured_by: Option<&'static str>,
+    /// Reason why rules capture the pod although the agent is set to BPF programs. Absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_by_bpf: Option<String>,
     /// Warnings that do not impair the redirection. Absent without any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,

@@ -45,6 +45,12 @@ pub(crate) struct AgentPod {
     pub(crate) redirected: bool,
     /// How often something else changed the pod's redirection rules and the agent repaired them.
     pub(crate) drifts: i64,
+    /// Method by which the pod is captured: `bpf` or `rules`; empty in older agents and while it is not known.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) captured_by: String,
+    /// Reason why rules capture the pod although the agent is set to BPF programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) not_by_bpf: Option<String>,
     /// Status annotation that the pod should have.
     pub(crate) annotation: String,
     /// Status annotation that the agent last observed on the pod.

@@ -12,7 +12,7 @@ use super::{
     call::{CniAdd, PodRef, Reply, RequestId},
     step::{ProbeTargets, Step, StepId},
 };
-use crate::source::SourceEvent;
+use crate::{capture::CaptureMethod, source::SourceEvent};
 
 /// Event of the enrolment state machine.
 #[derive(Debug)]
@@ -44,9 +44,11 @@ pub enum Event<N> {
         what: String,
     },
     /// The redirection of a pod is in place, with these warnings, if any.
-    Warned {
+    Applied {
         /// UID of the pod.
         uid: PodUid,
+        /// Method by which the pod is captured.
+        method: CaptureMethod,
         /// Warnings for operators.
         warnings: Vec<String>,
     },

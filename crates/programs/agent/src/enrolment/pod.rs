@@ -12,7 +12,10 @@ use super::{
     call::RequestId,
     step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus},
 };
-use crate::source::{PodView, RedirectionStatus};
+use crate::{
+    capture::CaptureMethod,
+    source::{PodView, RedirectionStatus},
+};
 
 /// Initial and maximum retry delay after a failed step.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -105,6 +108,8 @@ pub(super) struct Pod<N> {
     pub(super) capture_is_late: bool,
     /// Number of times that the pod's redirection was repaired.
     pub(super) drifts: u32,
+    /// Method by which the pod was captured last.
+    pub(super) method: Option<CaptureMethod>,
     /// Warnings of the last step that do not impair the redirection.
     pub(super) warnings: Vec<String>,
     /// Failure last reported to the pod's owner; cleared when the pod is captured.
@@ -139,6 +144,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             waiters: Vec::new(),
             capture_is_late: false,
             drifts: 0,
+            method: None,
             warnings: Vec::new(),
             complaint: None,
         }
@@ -180,7 +186,24 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.rules = RuleState::None;
         self.expects_rules_in_place = false;
         self.linger_until = None;
+        self.method = None;
         self.warnings.clear();
+    }
+
+    /// Sets the method of capture, and logs why it is not the one that the agent is set to.
+    pub(super) fn set_method(&mut self, method: CaptureMethod) {
+        if self.method.as_ref() == Some(&method) {
+            return;
+        }
+        let pod = &self.view.name;
+        match &method {
+            CaptureMethod::RulesInsteadOfBpf(reason) => {
+                tracing::warn!(%pod, reason, "rules capture the pod, not BPF programs");
+            }
+            CaptureMethod::Bpf => tracing::info!(%pod, "BPF programs capture the pod"),
+            CaptureMethod::Rules => {}
+        }
+        self.method = Some(method);
     }
 
     /// Replaces the warnings, and logs new ones.
@@ -247,6 +270,8 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
         if self.rules != RuleState::Applied(spec.clone()) {
             return NextAction::Step(Step::Redirection(RedirectionStep::Apply {
+                info,
+                cgroup_alias: self.view.cgroup_alias.clone(),
                 netns,
                 spec: spec.clone(),
                 close_pre_capture: self.capture_is_late,

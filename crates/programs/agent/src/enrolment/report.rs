@@ -7,6 +7,7 @@ use super::{
     pod::{Goal, Pod, RuleState},
 };
 use crate::{
+    capture::CaptureMethod,
     report::{PodReport, PodState},
     source::Labels,
 };
@@ -70,6 +71,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             listeners: pod.announced.is_some(),
             redirected: matches!(pod.rules, RuleState::Applied(_)),
             drifts: pod.drifts,
+            captured_by: pod.method.as_ref().map(|method| match method {
+                CaptureMethod::Bpf => "bpf",
+                CaptureMethod::Rules | CaptureMethod::RulesInsteadOfBpf(_) => "rules",
+            }),
+            not_by_bpf: match &pod.method {
+                Some(CaptureMethod::RulesInsteadOfBpf(reason)) => Some(reason.clone()),
+                _ => None,
+            },
             warnings: pod.warnings.clone(),
             annotation: pod.reported_status(),
             annotation_seen: pod.view.reported,

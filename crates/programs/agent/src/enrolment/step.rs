@@ -45,6 +45,10 @@ pub enum ProxyStep<N> {
 pub enum RedirectionStep<N> {
     /// Applies the redirection, or repairs it.
     Apply {
+        /// Name and addresses of the pod, for its proxy if BPF programs capture it.
+        info: WorkloadInfo,
+        /// Name of the pod's cgroup if it is not named by the UID.
+        cgroup_alias: Option<String>,
         /// Network namespace of the pod.
         netns: N,
         /// Redirection to apply.

@@ -62,9 +62,13 @@ impl<A: Actions> Executor<A> {
     ) -> Self {
         let slots = Arc::new(Semaphore::new(PARALLEL_STEPS));
         Self {
-            proxies: ProxyExecutor::new(zds, enrolled),
             probes: ProbeExecutor::start(Arc::clone(&actions), metrics.clone()),
-            redirection: RedirectionExecutor::new(Arc::clone(&actions), Arc::clone(&slots)),
+            redirection: RedirectionExecutor::new(
+                Arc::clone(&actions),
+                zds.clone(),
+                Arc::clone(&slots),
+            ),
+            proxies: ProxyExecutor::new(zds, enrolled),
             statuses: StatusExecutor::new(status.clone(), slots),
             status,
             metrics,
@@ -103,6 +107,11 @@ impl<A: Actions> Executor<A> {
             };
             events.send(event).ok();
         });
+    }
+
+    pub(super) fn sweep_bpf(&self) {
+        let actions = Arc::clone(&self.actions);
+        spawn_blocking("sweep", move || actions.sweep_bpf());
     }
 
     pub(super) fn write_membership(&self, namespaces: BTreeMap<ArcStr, bool>) {

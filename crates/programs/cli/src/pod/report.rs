@@ -202,6 +202,13 @@ pub(super) fn format_report(report: &Report) -> String {
                 yes(agent.redirected),
                 agent.drifts
             ));
+            match (&agent.not_by_bpf, agent.captured_by.as_str()) {
+                (Some(reason), _) => lines.push(format!(
+                    "    captured by rules instead of BPF programs: {reason}"
+                )),
+                (None, "bpf") => lines.push("    captured by BPF programs".to_owned()),
+                _ => {}
+            }
         }
     }
     match &report.proxy {

@@ -1,5 +1,7 @@
 //! Status of the mesh, derived from the responses of all components. Pure.
 
+use std::collections::BTreeMap;
+
 use ambit_install::{
     object::{label, name, namespace_of},
     rollout::{is_ready, node_of},
@@ -87,6 +89,10 @@ pub(crate) struct NodeReport {
     pub(crate) xds: String,
     /// How often something else changed redirection rules of the node's pods and the agent repaired them.
     pub(crate) drifts: i64,
+    /// Number of pods that BPF programs capture.
+    pub(crate) captured_by_bpf: usize,
+    /// Numbers of pods that rules capture although the agent is set to BPF programs, by the reason.
+    pub(crate) not_by_bpf: BTreeMap<String, usize>,
 }
 
 /// State of one waypoint.
@@ -280,6 +286,10 @@ fn add_agent_status(
     for pod in &answer.pods {
         let name = format!("{}/{}", pod.namespace, pod.name);
         report.drifts += pod.drifts;
+        report.captured_by_bpf += usize::from(pod.captured_by == "bpf");
+        if let Some(reason) = &pod.not_by_bpf {
+            *report.not_by_bpf.entry(reason.clone()).or_default() += 1;
+        }
         if pod.drifts > 0 {
             problems.push(format!(
                 "{node}: another process changed the redirection of {name} {} times; it was repaired",
@@ -392,6 +402,18 @@ pub(crate) fn format_report(report: &Report) -> String {
     if !report.waypoints.is_empty() {
         text.push_str("\n\n");
         text.push_str(&waypoint_table(&report.waypoints));
+    }
+    for node in &report.nodes {
+        let name = &node.node;
+        if node.captured_by_bpf > 0 {
+            let count = node.captured_by_bpf;
+            text.push_str(&format!("\n{name}: pods captured by BPF programs: {count}"));
+        }
+        for (reason, count) in &node.not_by_bpf {
+            text.push_str(&format!(
+                "\n{name}: pods captured by rules instead of BPF programs: {count}: {reason}"
+            ));
+        }
     }
     for problem in &report.problems {
         text.push_str(&format!("\n! {problem}"));

@@ -1,6 +1,7 @@
 //! Tests the status annotations, the reports to pods' owners and those to operators.
 
 use super::*;
+use crate::capture::CaptureMethod;
 use crate::report::{PodReport, PodState};
 
 fn pod_with_status(uid: &str, ip: &str, reported: RedirectionStatus) -> PodView {
@@ -226,14 +227,36 @@ fn the_report_has_the_fields_that_are_documented() {
 }
 
 #[test]
+fn method_of_capture_is_reported_with_its_reason() {
+    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.advance_time(Duration::from_secs(60));
+    let mut methods = |method| {
+        world.event(Event::Applied {
+            uid: "web".into(),
+            method,
+            warnings: Vec::new(),
+        });
+        let report = world.report("web");
+        (report.captured_by, report.not_by_bpf)
+    };
+    assert_eq!(methods(CaptureMethod::Bpf), (Some("bpf"), None));
+    assert_eq!(methods(CaptureMethod::Rules), (Some("rules"), None));
+    let reason = "no cgroup".to_owned();
+    let fallback = methods(CaptureMethod::RulesInsteadOfBpf(reason.clone()));
+    assert_eq!(fallback, (Some("rules"), Some(reason)));
+}
+
+#[test]
 fn unexpected_state_of_a_captured_pod_is_reported() {
     let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.advance_time(Duration::from_secs(60));
     assert!(world.captured("web", 7));
     let warn = |world: &mut TestAgent, warnings: &[&str]| {
-        world.event(Event::Warned {
+        world.event(Event::Applied {
             uid: "web".into(),
+            method: CaptureMethod::Rules,
             warnings: warnings.iter().map(|one| (*one).to_owned()).collect(),
         });
         (world.report("web").warnings, world.machine.counts().warned)

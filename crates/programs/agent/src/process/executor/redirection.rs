@@ -5,17 +5,21 @@ use std::sync::Arc;
 use ambit_netplan::RedirectionSpec;
 use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_sys::netns::Netns;
+use ambit_zds::WorkloadInfo;
 use tokio::sync::Semaphore;
 
 use super::{pre_capture, report::StepReport};
 use crate::{
-    actions::{ActionError, Actions, PriorRedirection, RedirectionOutcome},
+    actions::{ActionError, Actions, PriorRedirection, RedirectionOutcome, bpf::is_requested},
+    capture::{BpfReadiness, CaptureTarget},
     enrolment::{Event, RedirectionStep},
+    zds::Zds,
 };
 
 /// Executor of changes to pods' redirection.
 pub(super) struct RedirectionExecutor<A> {
     actions: Arc<A>,
+    zds: Zds,
     slots: Arc<Semaphore>,
 }
 
@@ -30,21 +34,36 @@ enum ApplyOutcome {
 }
 
 impl<A: Actions> RedirectionExecutor<A> {
-    pub(super) fn new(actions: Arc<A>, slots: Arc<Semaphore>) -> Self {
-        Self { actions, slots }
+    pub(super) fn new(actions: Arc<A>, zds: Zds, slots: Arc<Semaphore>) -> Self {
+        Self {
+            actions,
+            zds,
+            slots,
+        }
     }
 
     pub(super) fn step(&self, step: RedirectionStep<Netns>, report: StepReport) {
         let (actions, slots) = (Arc::clone(&self.actions), Arc::clone(&self.slots));
+        let zds = self.zds.clone();
         spawn(report.name, async move {
             // Closed never.
             let _slot = slots.acquire_owned().await;
             match step {
                 RedirectionStep::Apply {
+                    info,
+                    cgroup_alias,
                     netns,
                     spec,
                     close_pre_capture,
-                } => apply_rules(actions, netns, spec, close_pre_capture, report).await,
+                } => {
+                    let target = CaptureTarget {
+                        uid: report.uid.clone(),
+                        cgroup_alias,
+                        netns,
+                    };
+                    let bpf = prepare_bpf(&actions, &zds, &target, &spec, info).await;
+                    apply_rules(actions, target, spec, bpf, close_pre_capture, report).await;
+                }
                 RedirectionStep::Release { netns } => {
                     let work = move || actions.release_rules(&netns);
                     let released = spawn_blocking(report.name, work).await;
@@ -55,24 +74,55 @@ impl<A: Actions> RedirectionExecutor<A> {
     }
 }
 
+/// Prepares the pod for BPF programs, if the agent is set to them, and orders its proxy to serve it once more: one that
+/// can enters its listeners before it acknowledges.
+async fn prepare_bpf<A: Actions>(
+    actions: &Arc<A>,
+    zds: &Zds,
+    target: &CaptureTarget,
+    spec: &RedirectionSpec,
+    info: WorkloadInfo,
+) -> BpfReadiness {
+    if !is_requested(spec) {
+        return BpfReadiness::NotRequested;
+    }
+    let (by, pod, desired) = (Arc::clone(actions), target.clone(), spec.clone());
+    let prepared = spawn_blocking("prepare-bpf", move || by.prepare_bpf(&pod, &desired)).await;
+    if let Err(reason) = flatten(prepared) {
+        return BpfReadiness::Impossible(reason);
+    }
+    let ordered = zds.add(target.uid.clone(), info, target.netns.clone());
+    BpfReadiness::Prepared {
+        acknowledged: ordered.await.is_ok(),
+    }
+}
+
 async fn apply_rules<A: Actions>(
     actions: Arc<A>,
-    netns: Netns,
+    target: CaptureTarget,
     spec: RedirectionSpec,
+    bpf: BpfReadiness,
     close_pre_capture: bool,
     report: StepReport,
 ) {
     let (metrics, uid) = (report.metrics.clone(), report.uid.clone());
     let events = report.events.clone();
+    let netns = target.netns.clone();
     let (of, by, at) = (uid.clone(), Arc::clone(&actions), netns.clone());
     let probe_ports = spec.probe_ports.clone();
     let work = move || {
         let RedirectionOutcome {
             prior: before,
+            method,
             warnings,
-        } = by.apply_rules(&at, &spec)?;
+        } = by.apply_rules(&target, &spec, &bpf)?;
         let uid = of.clone();
-        events.send(Event::Warned { uid, warnings }).ok();
+        let applied = Event::Applied {
+            uid,
+            method,
+            warnings,
+        };
+        events.send(applied).ok();
         Ok(match before {
             PriorRedirection::All => ApplyOutcome::InPlace,
             PriorRedirection::Nothing if close_pre_capture => {

@@ -1,0 +1,163 @@
+//! Capture of pods by BPF programs where the agent is set to it, and by rules where they are not possible.
+
+use std::path::PathBuf;
+
+use ambit_bpf::Pins;
+use ambit_netplan::{Backend, RedirectionSpec};
+use ambit_rt::ErrorChain;
+use ambit_sys::{
+    netns::Netns,
+    redirection::{self, Applied, RedirectionError, bpf::BpfPod},
+};
+
+use super::{ActionError, KernelActions, cgroup};
+use crate::capture::{BpfReadiness, CaptureMethod, CaptureTarget};
+
+impl KernelActions {
+    /// Prepares the pod for BPF programs.
+    pub(super) fn prepare_programs(
+        &self,
+        pod: &CaptureTarget,
+        spec: &RedirectionSpec,
+    ) -> Result<(), ActionError> {
+        if let Some(reason) = self.refused.lock().get(&pod.uid) {
+            return Err(ActionError::NotByBpf(reason.clone()));
+        }
+        self.with_place(pod, |place| {
+            self.pins.create()?;
+            redirection::bpf::prepare(place, spec)
+        })
+    }
+
+    /// Applies redirection by BPF programs if the pod is ready for them, and otherwise, or if they fail, by rules.
+    pub(super) fn apply_redirection(
+        &self,
+        pod: &CaptureTarget,
+        spec: &RedirectionSpec,
+        readiness: &BpfReadiness,
+    ) -> Result<(Applied, CaptureMethod), ActionError> {
+        let method = match readiness {
+            BpfReadiness::NotRequested => CaptureMethod::Rules,
+            BpfReadiness::Impossible(reason) => CaptureMethod::RulesInsteadOfBpf(reason.clone()),
+            BpfReadiness::Prepared { acknowledged } => {
+                match self.apply_programs(pod, spec, *acknowledged) {
+                    Ok(applied) => return Ok((applied, CaptureMethod::Bpf)),
+                    Err(error) => CaptureMethod::RulesInsteadOfBpf(ErrorChain(&error).to_string()),
+                }
+            }
+        };
+        let applied = match self.programs_of(&pod.netns) {
+            Some(pins) => redirection::bpf::apply_rules(&pod.netns, &pins, spec),
+            None => redirection::apply(&pod.netns, spec),
+        };
+        let applied = applied.map_err(|source| ActionError::Redirection {
+            what: "put in place",
+            source,
+        })?;
+        Ok((applied, method))
+    }
+
+    fn apply_programs(
+        &self,
+        pod: &CaptureTarget,
+        spec: &RedirectionSpec,
+        acknowledged: bool,
+    ) -> Result<Applied, ActionError> {
+        self.with_place(pod, |place| {
+            // Without an answer a pod that programs capture already stays so: its connections are refused while it
+            // has no proxy.
+            if acknowledged && !redirection::bpf::has_proxy(place.pins)? {
+                let path = place.pins.to_owned();
+                return Err(RedirectionError::NoProxy { path });
+            }
+            let applied = redirection::bpf::apply(place, spec);
+            if let Err(error @ RedirectionError::Bpf(_)) = &applied {
+                // The kernel will not change its mind, and each attempt costs.
+                let reason = ErrorChain(error).to_string();
+                self.refused.lock().insert(pod.uid.clone(), reason);
+            }
+            applied
+        })
+    }
+
+    /// Removes redirection by rules or programs.
+    pub(super) fn release_redirection(&self, netns: &Netns) -> Result<(), RedirectionError> {
+        match self.programs_of(netns) {
+            Some(pins) => redirection::bpf::release(netns, &pins),
+            None => redirection::release(netns),
+        }
+    }
+
+    /// Removes the pins of pods that are gone.
+    pub(super) fn sweep_pins(&self) {
+        match self.pins.sweep() {
+            Ok(0) => {}
+            Ok(count) => tracing::debug!(count, "removed the BPF programs of pods that are gone"),
+            Err(error) => {
+                let error = ErrorChain(&error);
+                tracing::warn!(%error, "BPF programs of pods that are gone may be left");
+            }
+        }
+    }
+
+    /// Returns the directory of the pod's programs, if it has any.
+    fn programs_of(&self, netns: &Netns) -> Option<PathBuf> {
+        if !self.pins.root().exists() {
+            return None;
+        }
+        let cookie = redirection::bpf::cookie_of(netns).ok()?;
+        Some(self.pins.path_of(cookie)).filter(|pins| pins.exists())
+    }
+
+    fn with_place<T>(
+        &self,
+        pod: &CaptureTarget,
+        work: impl FnOnce(&BpfPod<'_>) -> Result<T, RedirectionError>,
+    ) -> Result<T, ActionError> {
+        let failed = |source| ActionError::Redirection {
+            what: "let BPF programs make",
+            source,
+        };
+        let names = [Some(&*pod.uid), pod.cgroup_alias.as_deref()];
+        let cgroup = cgroup::find_pod_cgroup(&self.proc, names.into_iter().flatten());
+        let cgroup = cgroup.ok_or_else(|| {
+            ActionError::NotByBpf("the pod has no cgroup of version 2 on this node".to_owned())
+        })?;
+        let cookie = redirection::bpf::cookie_of(&pod.netns);
+        let cookie = cookie.map_err(|error| failed(RedirectionError::Addresses(error)))?;
+        work(&BpfPod {
+            netns: &pod.netns,
+            cgroup: &cgroup,
+            pins: &self.pins.path_of(cookie),
+        })
+        .map_err(failed)
+    }
+}
+
+/// Returns the default directory of BPF programs for an agent that sees the node's processes at `proc`.
+pub(crate) fn default_pins(proc: &std::path::Path) -> Pins {
+    if proc.starts_with("/host") {
+        let root = proc.join("1/root").join(Pins::ROOT.trim_start_matches('/'));
+        return Pins::at(root);
+    }
+    Pins::at(Pins::ROOT)
+}
+
+/// Whether the agent is set to BPF programs.
+pub(crate) fn is_requested(spec: &RedirectionSpec) -> bool {
+    spec.backend == Backend::Bpf
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn programs_are_on_the_nodes_own_bpffs() {
+        let root = |proc| default_pins(Path::new(proc)).root().display().to_string();
+        assert_eq!(root("/proc"), "/sys/fs/bpf/ambit");
+        assert_eq!(root("/host/proc"), "/host/proc/1/root/sys/fs/bpf/ambit");
+    }
+}

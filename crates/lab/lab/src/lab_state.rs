@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    LabNetns, Options,
+    LabNetns, Options, cgroups,
     cluster::{PodObservation, PodPlan},
     fabric::Node,
     layout::Layout,
@@ -266,7 +266,23 @@ impl LabState {
             hostname: plan.hostname(),
             binds: etc_binds(&dir),
             working_dir: None,
+            cgroup: self.cgroup_of(plan),
             command: Vec::new(),
+        }
+    }
+
+    /// Creates the pod's cgroup, if the lab has any and the pod a network of its own, and returns its directory.
+    pub(crate) fn cgroup_of(&self, plan: &PodPlan) -> Option<PathBuf> {
+        let lab = cgroups::of_lab(&self.layout, &self.options)?;
+        if plan.is_host_network() {
+            return None;
+        }
+        match cgroups::create(&lab, &plan.uid) {
+            Ok(cgroup) => Some(cgroup),
+            Err(error) => {
+                tracing::warn!(pod = plan.full_name(), %error, "the pod has no cgroup of its own");
+                None
+            }
         }
     }
 }

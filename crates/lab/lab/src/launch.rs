@@ -28,6 +28,7 @@ use rustix::{
 use crate::{
     Options, StateDir,
     announcement::{READY_LINE, hand_over_stdout},
+    cgroups,
     layout::Layout,
     state_dir::StateError,
 };
@@ -237,6 +238,9 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     noted.map_err(io_failed("note the lab's process id"))?;
     hand_over_stdout().map_err(io_failed("close the standard output"))?;
     let ended = wait(&mut child)?;
+    if let Some(cgroups) = cgroups::of_lab(layout, options) {
+        cgroups::remove(&cgroups);
+    }
     // It ended by itself with an error: the log has the reason, so it stays until the next `up` or `down`.
     if ended.code().is_none_or(|code| code == 0) {
         // Its private part is a mount of this process' namespace; none, if it ended before that.
@@ -312,5 +316,9 @@ fn mount_private(layout: &Layout) -> Result<(), LaunchError> {
         Some(c"mode=0700,size=1g"),
     )
     .map_err(failed("mount the lab's private directory"))?;
+    fs::create_dir_all(layout.bpffs()).map_err(io_failed("make the directory of BPF programs"))?;
+    // Without it agents capture by rules.
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let _not_vital = rustix::mount::mount("bpf", layout.bpffs(), "bpf", flags, Some(c"mode=0700"));
     Ok(())
 }

@@ -53,6 +53,8 @@ impl Layout {
         token_keys = "run/token-keys.pem";
         /// Directory with links to the CNI plugins.
         cni_bin = "run/cni-bin";
+        /// Directory of pods' BPF programs, a BPF file system.
+        bpffs = "run/bpf";
         /// Lock file for iptables, if it is used: `/run` need not be writable.
         xtables_lock = "run/xtables.lock";
     }

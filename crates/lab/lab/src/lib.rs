@@ -21,6 +21,8 @@ mod addresses;
 #[cfg(target_os = "linux")]
 mod announcement;
 #[cfg(target_os = "linux")]
+mod cgroups;
+#[cfg(target_os = "linux")]
 mod cluster;
 #[cfg(target_os = "linux")]
 mod cni;

@@ -225,6 +225,7 @@ fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
         hostname: "control".into(),
         binds: etc_binds(&dir),
         working_dir: None,
+        cgroup: None,
         command,
     };
     Ok(Daemon {
@@ -253,6 +254,7 @@ fn agent(board: &LabState, node: &Node) -> Daemon {
     let variables = [
         ("NODE_NAME", node.name.clone()),
         ("AMBIENT_IPV6", v6),
+        ("AMBIT_BPF_DIR", bpf_dir(board, node)),
         ("SYSTEM_NAMESPACE", SYSTEM_NAMESPACE.into()),
         (
             "XTABLES_LOCKFILE",
@@ -284,6 +286,7 @@ fn proxy(board: &LabState, node: &Node, control: &[IpAddr]) -> Daemon {
         ),
         ("AUTH_TOKEN", node.dir.join("token").display().to_string()),
         ("INPOD_UDS", zds_socket(node).display().to_string()),
+        ("AMBIT_BPF_DIR", bpf_dir(board, node)),
         ("NODE_NAME", node.name.clone()),
         ("POD_NAME", proxy_pod(node)),
         ("POD_NAMESPACE", SYSTEM_NAMESPACE.into()),
@@ -318,6 +321,7 @@ fn daemon(
             hostname: node.name.clone(),
             binds: etc_binds(&node.dir),
             working_dir: None,
+            cgroup: None,
             command,
         },
         env: environment(board, variables),
@@ -370,6 +374,12 @@ fn program(board: &LabState, name: &str) -> String {
 
 fn zds_socket(node: &Node) -> PathBuf {
     node.dir.join("ztunnel.sock")
+}
+
+/// Returns the directory of BPF programs of a node's pods.
+fn bpf_dir(board: &LabState, node: &Node) -> String {
+    let dir = board.layout.bpffs().join(&node.name);
+    dir.display().to_string()
 }
 
 fn any_address(board: &LabState) -> IpAddr {

@@ -134,6 +134,8 @@ impl PodRunner {
         let (netns, ips, sandbox) = if self.plan.is_host_network() {
             (self.node.host.netns().clone(), self.node.ips.clone(), None)
         } else {
+            // Before the plugins, as kubelet does.
+            let _cgroup = self.board.cgroup_of(&self.plan);
             let (netns, ips, sandbox) = self.connect_network().await?;
             (netns, ips, Some(sandbox))
         };

@@ -26,6 +26,8 @@ pub(crate) struct Shim {
     /// Bind mounts (source and target); a target that does not exist is skipped.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     pub(crate) working_dir: Option<PathBuf>,
+    /// Directory of the pod's cgroup, which the process enters.
+    pub(crate) cgroup: Option<PathBuf>,
     /// Command to execute; if empty, the shim waits for ever and so keeps the namespaces alive.
     pub(crate) command: Vec<String>,
 }
@@ -78,6 +80,10 @@ pub fn run_shim(text: &str) -> ExitCode {
 }
 
 fn prepare(shim: &Shim) -> io::Result<()> {
+    if let Some(cgroup) = &shim.cgroup {
+        // 0 stands for the process itself.
+        fs::write(cgroup.join("cgroup.procs"), "0")?;
+    }
     #[expect(
         deprecated,
         reason = "rustix marks it unsafe because of UnshareFlags::FILES, which is not passed"

@@ -84,6 +84,22 @@ pub fn options() -> Options {
     }
 }
 
+/// Environment variable with the redirection backend of all tests' labs that name none: `bpf`, for instance.
+const BACKEND: &str = "AMBIT_TEST_BACKEND";
+
+/// Sets the backend that [`BACKEND`] names. BPF programs capture pods without DNS capture only.
+fn set_backend(options: &mut Options) {
+    let Ok(backend) = std::env::var(BACKEND) else {
+        return;
+    };
+    if backend == "bpf" {
+        let dns = options.env.entry("AMBIENT_DNS_CAPTURE".into());
+        dns.or_insert_with(|| "false".into());
+    }
+    let setting = options.env.entry("REDIRECTION_BACKEND".into());
+    setting.or_insert(backend);
+}
+
 impl Mesh {
     /// Starts a lab of two nodes with these manifests; returns when all pods are ready, and mesh pods captured.
     pub fn up(manifests: &str) -> Self {
@@ -99,6 +115,7 @@ impl Mesh {
         )
         .unwrap();
         options.manifests = directory.path().to_path_buf();
+        set_backend(&mut options);
         let base = tempfile::tempdir().expect("a directory for the lab");
         let state = ambit_lab::launch(base.path(), &options)
             .unwrap_or_else(|error| panic!("the lab does not come up: {error:?}"));

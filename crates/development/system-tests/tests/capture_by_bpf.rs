@@ -1,0 +1,93 @@
+//! Tests pods that BPF programs capture, with the real agent and proxy, and those that get rules instead.
+
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, Options, assert_only_tls, options, until};
+
+const DNS_CAPTURING: &str = "---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: asks
+  namespace: shop
+  annotations: {ambient.istio.io/dns-capture: \"true\"}
+spec:
+  nodeName: node-1
+  serviceAccountName: client
+  containers:
+  - {name: main, image: none, command: [$LAB_TOOL, sleep]}
+";
+
+fn by_bpf() -> Options {
+    let env = [
+        ("REDIRECTION_BACKEND", "bpf"),
+        ("AMBIENT_DNS_CAPTURE", "false"),
+        ("RECONCILE_SECONDS", "1"),
+    ];
+    Options {
+        env: env
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        ..options()
+    }
+}
+
+/// Returns the agent's report on a pod, as text.
+fn report(mesh: &Mesh, pod: &str) -> String {
+    let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
+    mesh.ambit(&["pod", name, "--namespace", namespace]).stdout
+}
+
+#[test]
+fn programs_capture_pods_whose_traffic_is_encrypted() {
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, by_bpf());
+    for pod in ["shop/client", "shop/server"] {
+        let report = report(&mesh, pod);
+        assert!(report.contains("captured by BPF programs"), "{report}");
+    }
+    let wire = mesh.watch(&["plain-marker"]);
+    let url = format!("http://{}:8080/", mesh.ip("shop/server"));
+    for _ in 0..3 {
+        assert!(mesh.get("shop/client", &url).succeeded());
+    }
+    let ends = [mesh.ip("shop/client"), mesh.ip("shop/server")];
+    assert_only_tls(&wire.finish(), &ends);
+    // From outside, by plaintext through the proxy.
+    assert!(mesh.get("legacy/client", &url).succeeded());
+}
+
+/// The programs are pinned: with neither agent nor proxy nothing passes, and with new ones everything does.
+#[test]
+fn pods_stay_captured_while_agent_and_proxy_restart() {
+    let mesh = Mesh::up_with(CLIENT_AND_SERVER, by_bpf());
+    let url = format!("http://{}:8080/", mesh.ip("shop/server"));
+    let wire = mesh.watch(&["plain-marker"]);
+    for daemon in ["agent", "proxy"] {
+        for node in ["node-1", "node-2"] {
+            mesh.kill(daemon, Some(node));
+        }
+        until("requests succeed again", || {
+            mesh.get("shop/client", &url).succeeded()
+        });
+    }
+    let ends = [mesh.ip("shop/client"), mesh.ip("shop/server")];
+    assert_only_tls(&wire.finish(), &ends);
+}
+
+#[test]
+fn pods_with_dns_capture_get_rules_and_the_reason_is_reported() {
+    let mesh = Mesh::up_with(&format!("{CLIENT_AND_SERVER}{DNS_CAPTURING}"), by_bpf());
+    let report = report(&mesh, "shop/asks");
+    let reason = "captured by rules instead of BPF programs: ";
+    assert!(
+        report.contains(reason) && report.contains("DNS capture"),
+        "{report}"
+    );
+    let status = mesh.ambit(&["status"]).stdout;
+    for line in [
+        "node-1: pods captured by BPF programs: 1",
+        "node-1: pods captured by rules instead of BPF programs: 1: ",
+        "node-2: pods captured by BPF programs: 1",
+    ] {
+        assert!(status.contains(line), "{line:?} is not in {status}");
+    }
+    assert!(mesh.get("shop/asks", "http://server.shop/").succeeded());
+}

@@ -212,8 +212,8 @@ impl Drop for VirtualMachine {
 /// Runs the machine until it is powered off; prints and returns its output.
 fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
     let mut qemu = Command::new("qemu-system-aarch64");
-    // A processor of servers. The machine's clock counts its instructions, one a nanosecond, so that timeouts do not depend
-    // on the speed and load of this machine.
+    // A processor of servers. The machine's clock counts its instructions, one a nanosecond, so that timeouts do not
+    // depend on the speed and load of this machine.
     qemu.args(["-machine", "virt", "-cpu", "neoverse-n1", "-smp", "2"])
         .args(["-icount", "shift=0,sleep=off", "-m", "2G", "-nodefaults"])
         .args(["-display", "none", "-no-reboot", "-serial", "stdio"])

@@ -117,8 +117,8 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Measurement>> {
     measurement::read_measurements(&file)
 }
 
-/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the two
-/// is not finite.
+/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the
+/// two is not finite.
 ///
 /// # Errors
 /// When this tree's run lacks a figure of the other revision's.

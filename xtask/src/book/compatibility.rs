@@ -14,8 +14,8 @@ const POINTER_FILE: &str = "COMPATIBILITY.md";
 /// Path of the book's pages in links of [`POINTER_FILE`].
 const BOOK_DIRECTORY: &str = "docs/src/";
 
-/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` returns whether a path exists that begins
-/// at the repository's root or with the name of a crate.
+/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` returns whether a path exists that
+/// begins at the repository's root or with the name of a crate.
 pub(super) fn find_problems(
     pages: &Pages,
     pointer: &str,

@@ -71,8 +71,8 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the programs and the test programs of all crates, and returns all suites except [`SEPARATE_SUITES`]. It is one
-/// invocation of cargo: two would unify features differently and build most libraries twice.
+/// Builds the programs and the test programs of all crates, and returns all suites except [`SEPARATE_SUITES`]. It is
+/// one invocation of cargo: two would unify features differently and build most libraries twice.
 ///
 /// # Errors
 ///

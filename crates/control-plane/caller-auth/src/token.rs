@@ -153,7 +153,7 @@ pub struct KeyFileAuthenticator {
 
 impl fmt::Debug for KeyFileAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyFile")
+        f.debug_struct("KeyFileAuthenticator")
             .field("keys", &self.keys)
             .field("audience", &self.audience)
             .finish()

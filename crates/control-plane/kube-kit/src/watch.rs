@@ -99,7 +99,7 @@ pub struct ObjectWatch<K, V> {
 
 impl<K, V> fmt::Debug for ObjectWatch<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch")
+        f.debug_struct("ObjectWatch")
             .field("what", &self.resource_name)
             .field("objects", &self.known.objects.len())
             .field("away", &self.is_unavailable)
@@ -111,8 +111,8 @@ impl<K, V> ObjectWatch<K, V>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Watches through `api` the objects that `config` selects; start from [`watcher_config()`]. `project` reduces an object to
-    /// the reader's value, or to `None` if the reader does not need it. For labels and annotations alone, an
+    /// Watches through `api` the objects that `config` selects; start from [`watcher_config()`]. `project` reduces an
+    /// object to the reader's value, or to `None` if the reader does not need it. For labels and annotations alone, an
     /// `Api<PartialObjectMeta<K>>` transfers only metadata.
     pub fn new(
         what: &'static str,

@@ -1,9 +1,9 @@
 //! Finds the manifest files of all layers and reads the changed ones, once they have settled.
 //!
 //! A file is read when its signature (device, inode, size, times) differs from the one last read and it has not been
-//! written to for [`FILE_SETTLE_TIME`], or its writer is known to have finished, so that no half-written file is read. A file
-//! that became empty has a longer delay, because editors truncate before they write; so has a vanished one, because
-//! editors rename.
+//! written to for [`FILE_SETTLE_TIME`], or its writer is known to have finished, so that no half-written file is read.
+//! A file that became empty has a longer delay, because editors truncate before they write; so has a vanished one,
+//! because editors rename.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

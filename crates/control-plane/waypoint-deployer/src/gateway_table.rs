@@ -60,7 +60,8 @@ pub(crate) struct ExistingObject {
     pub(crate) resource_version: Option<String>,
     /// Labels of the object.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Whether our field manager owns a Deployment's `replicas`; an autoscaler or user that scales the Deployment takes the field over.
+    /// Whether our field manager owns a Deployment's `replicas`; an autoscaler or user that scales the Deployment takes
+    /// the field over.
     pub(crate) owns_replicas: bool,
     /// Value of a Deployment's `replicas`.
     pub(crate) replicas: Option<i32>,

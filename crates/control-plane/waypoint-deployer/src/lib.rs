@@ -67,7 +67,7 @@ pub struct WaypointDeployer {
 
 impl fmt::Debug for WaypointDeployer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deployer")
+        f.debug_struct("WaypointDeployer")
             .field("revision", &self.revision)
             .finish_non_exhaustive()
     }

@@ -29,8 +29,8 @@ pub fn is_of_revision(
     revisions.is_own(own.map(String::as_str), of_namespace.map(String::as_str))
 }
 
-/// Returns whether a Gateway's waypoint is deployed automatically: its class is [`GATEWAY_CLASS`], and it does not request an
-/// address by host name, which means that its Service and pods are deployed manually.
+/// Returns whether a Gateway's waypoint is deployed automatically: its class is [`GATEWAY_CLASS`], and it does not
+/// request an address by host name, which means that its Service and pods are deployed manually.
 pub fn is_deployed(gateway: &Gateway) -> bool {
     let by_hostname = gateway
         .spec

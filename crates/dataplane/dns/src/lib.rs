@@ -1,8 +1,8 @@
 //! DNS for captured pods: answers queries for names in the mesh, and forwards all others.
 //!
-//! [`DnsQuery::parse`], [`resolve_name`] and [`encode_response`] are pure; [`serve_datagrams`] and [`serve_connection`] are the
-//! loops around them, on sockets inside the pod's namespace. Queries that the mesh cannot answer are forwarded, byte
-//! for byte, to the pod's resolver.
+//! [`DnsQuery::parse`], [`resolve_name`] and [`encode_response`] are pure; [`serve_datagrams`] and [`serve_connection`]
+//! are the loops around them, on sockets inside the pod's namespace. Queries that the mesh cannot answer are forwarded,
+//! byte for byte, to the pod's resolver.
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -37,7 +37,7 @@ pub struct BufferedReads<IO> {
 
 impl<IO: fmt::Debug> fmt::Debug for BufferedReads<IO> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Coarse")
+        f.debug_struct("BufferedReads")
             .field("io", &self.io)
             .finish_non_exhaustive()
     }

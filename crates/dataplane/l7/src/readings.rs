@@ -1,10 +1,10 @@
 //! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
 //! All comparisons that deny, limit or allow a request by these are made here.
 //!
-//! A denial or a rate limit applies if any reading matches ([`ReadingMode::AnyReading`]), a permission only if all of them match
-//! ([`ReadingMode::AllReadings`]), and an exception from a denial only if all match, including those from headers that override
-//! the request's own attributes ([`ReadingMode::Exception`]). So no spelling escapes a denial that applies to the plain
-//! request, nor is allowed where the plain request is not.
+//! A denial or a rate limit applies if any reading matches ([`ReadingMode::AnyReading`]), a permission only if all of
+//! them match ([`ReadingMode::AllReadings`]), and an exception from a denial only if all match, including those from
+//! headers that override the request's own attributes ([`ReadingMode::Exception`]). So no spelling escapes a denial
+//! that applies to the plain request, nor is allowed where the plain request is not.
 //!
 //! | compared | `AnyReading` | `AllReadings` | `Exception` |
 //! |---|---|---|---|

@@ -175,8 +175,8 @@ impl RouteTable {
         })
     }
 
-    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::select_rule`] selects,
-    /// each with the reason why the request does not match.
+    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::select_rule`]
+    /// selects, each with the reason why the request does not match.
     pub fn explain_candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,

@@ -76,7 +76,7 @@ pub struct MeshStateFollower<S> {
 
 impl<S> std::fmt::Debug for MeshStateFollower<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Follower")
+        f.debug_struct("MeshStateFollower")
             .field("state", &self.state)
             .finish_non_exhaustive()
     }

@@ -143,9 +143,9 @@ impl Report {
 
     /// Records that a tunnel carries the connection: the address of the tunnel's peer, and the destination inside the
     /// tunnel.
-    pub fn set_tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
+    pub fn set_tunnel(&mut self, peer: SocketAddr, tunneled_destination: ArcStr) {
         self.log.dst = peer;
-        self.log.dst_hbone = Some(inside);
+        self.log.dst_hbone = Some(tunneled_destination);
     }
 
     /// Sets the waypoint on the connection's path.

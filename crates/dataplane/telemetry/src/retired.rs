@@ -91,7 +91,7 @@ impl<Labels, Series> RetiredSeries<Labels, Series> {
 
 impl<Labels, Series> fmt::Debug for RetiredSeries<Labels, Series> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Retired").finish_non_exhaustive()
+        f.debug_struct("RetiredSeries").finish_non_exhaustive()
     }
 }
 

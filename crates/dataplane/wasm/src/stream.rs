@@ -128,7 +128,7 @@ pub(crate) struct StreamContext {
 
 impl fmt::Debug for StreamContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
+        f.debug_struct("StreamContext")
             .field("request", &self.request_head)
             .finish_non_exhaustive()
     }

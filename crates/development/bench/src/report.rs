@@ -19,7 +19,8 @@ pub(crate) struct ReportLine {
     pub(crate) mesh: f64,
     /// Result through two plain TCP relays: a ratio to `bare` if there is one, else a value.
     pub(crate) relay: Option<f64>,
-    /// Result of Istio's node proxy in the same run, or on such a machine: a ratio to `bare` if there is one, else a value.
+    /// Result of Istio's node proxy in the same run, or on such a machine: a ratio to `bare` if there is one, else a
+    /// value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: BetterDirection,
 }

@@ -19,7 +19,7 @@ const SECONDS: u32 = 5;
 /// half with the kernel's placement of their threads: three rounds were not enough.
 const ROUNDS: usize = 5;
 
-/// Traffic that is measured.
+/// Kind of traffic that the benchmark generates and measures.
 #[derive(Clone, Copy, Debug)]
 enum Load {
     /// Bytes in one direction, on this number of connections.
@@ -35,8 +35,8 @@ struct Sample {
     rate: f64,
     /// Median latency in microseconds; zero for bulk loads.
     latency: f64,
-    /// CPU time of the node proxies in microseconds for a request or connection, in seconds for a gigabyte; zero without
-    /// node proxies.
+    /// CPU time of the node proxies in microseconds for a request or connection, in seconds for a gigabyte; zero
+    /// without node proxies.
     cpu: f64,
 }
 

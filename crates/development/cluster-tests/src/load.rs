@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::Space;
 
 /// Number of failures that are printed from the beginning and from the end of the list.
-const SHOWN: usize = 4;
+const MAX_PRINTED_FAILURES: usize = 4;
 
 /// Load of 200 requests per second on keep-alive connections, 200 on new connections, and on ten long connections.
 #[derive(Debug)]
@@ -151,9 +151,9 @@ impl fmt::Display for Outcome {
         writeln!(f, "succeeded: {:?}", self.succeeded)?;
         writeln!(f, "longest silence: {:?}", self.longest_silence)?;
         writeln!(f, "{} failures", self.failures.len())?;
-        let rest = self.failures.len().saturating_sub(SHOWN);
-        let first = self.failures.iter().take(SHOWN);
-        let last = self.failures.iter().skip(rest.max(SHOWN));
+        let rest = self.failures.len().saturating_sub(MAX_PRINTED_FAILURES);
+        let first = self.failures.iter().take(MAX_PRINTED_FAILURES);
+        let last = self.failures.iter().skip(rest.max(MAX_PRINTED_FAILURES));
         for failure in first.chain(last) {
             writeln!(f, "{}", failure.line)?;
         }

@@ -31,8 +31,8 @@ spec:
     )
 }
 
-/// Starts a mesh of [`CLIENT_AND_SERVER`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's address once
-/// the clients' node proxies know the waypoint.
+/// Starts a mesh of [`CLIENT_AND_SERVER`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's
+/// address once the clients' node proxies know the waypoint.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {
     with_waypoint_and(more, options())
 }

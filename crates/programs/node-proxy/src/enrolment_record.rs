@@ -1,6 +1,6 @@
-//! Reads the agent's record of enrolled pods: [`restore_pods`] restores pods when no process holds their namespaces, and
-//! [`watch_record`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the whole mesh
-//! was removed.
+//! Reads the agent's record of enrolled pods: [`restore_pods`] restores pods when no process holds their namespaces,
+//! and [`watch_record`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the
+//! whole mesh was removed.
 
 use std::{
     fs, io,

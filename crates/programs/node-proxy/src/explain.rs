@@ -310,7 +310,7 @@ async fn explain_captured(
         Ok(route) => route,
         Err(error) => return walk.refused(StepKind::Endpoint, &format_error_chain(&error)),
     };
-    if let Err(error) = redirection::check_destination(&pod.guard, dst.ip(), &route) {
+    if let Err(error) = redirection::check_redirected_address(&pod.guard, dst.ip(), &route) {
         return walk.refused(StepKind::Endpoint, &error.to_string());
     }
     walk.push(

@@ -182,7 +182,7 @@ async fn select_resolved_route(
 ) -> Result<Route, OutboundError> {
     let route = select_route(pod, local, dst, failed).await?;
     let route = resolve_route(pod, local, route).await?;
-    redirection::check_destination(&pod.guard, dst.ip(), &route)?;
+    redirection::check_redirected_address(&pod.guard, dst.ip(), &route)?;
     Ok(route)
 }
 

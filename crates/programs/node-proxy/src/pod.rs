@@ -243,7 +243,8 @@ impl Pod {
         Ok(ports.iter().all(|port| others.contains(port)))
     }
 
-    /// Marks that another proxy's own listeners accept the pod's connections. Called before [`Self::drain_connections`].
+    /// Marks that another proxy's own listeners accept the pod's connections. Called before
+    /// [`Self::drain_connections`].
     pub(crate) fn surrender(&self) {
         self.is_surrendered.store(true, Ordering::Relaxed);
     }

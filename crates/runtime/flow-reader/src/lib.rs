@@ -51,7 +51,7 @@ pub struct OpenStream {
 
 impl fmt::Debug for OpenStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened")
+        f.debug_struct("OpenStream")
             .field("status", &self.response.status())
             .finish_non_exhaustive()
     }
@@ -307,7 +307,7 @@ mod tests {
     async fn stream_begins_brings_lines_and_ends() {
         let all = received(b"HTTP/1.1 200 OK\r\n\r\n\n{\"a\":1}\n{\"b\":2}\n{\"cut").await;
         let text: Vec<_> = all.iter().map(|one| format!("{one:?}")).collect();
-        assert!(text[0].contains("Began(\"one\")"), "{text:?}");
+        assert!(text[0].contains("Connected(\"one\")"), "{text:?}");
         let lines: Vec<u8> = all
             .iter()
             .filter_map(|one| match one {

@@ -41,7 +41,7 @@ pub struct TokenReviewer {
 
 impl fmt::Debug for TokenReviewer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reviewer")
+        f.debug_struct("TokenReviewer")
             .field("audience", &self.audience)
             .finish_non_exhaustive()
     }

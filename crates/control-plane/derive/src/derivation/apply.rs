@@ -126,7 +126,7 @@ impl Index {
         pods: &mut PodDirectory,
     ) {
         if let (Some(new), Some(old)) = (&mut new, self.view.get::<K>(key)) {
-            K::inherit(new, old);
+            K::inherit_if_unreadable(new, old);
         }
         let objects = K::of_mut(
             self.view

@@ -149,7 +149,7 @@ impl Readable for Gateway {
         })
     }
 
-    fn inherit(new: &mut GatewayInput, old: &GatewayInput) {
+    fn inherit_if_unreadable(new: &mut GatewayInput, old: &GatewayInput) {
         if new.config.is_unreadable {
             new.config.trusted_proxies = old.config.trusted_proxies;
         }

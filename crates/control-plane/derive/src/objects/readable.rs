@@ -82,7 +82,7 @@ pub(crate) trait Readable: FetchedKind {
     }
 
     /// Copies parts of an object's last version to the new one where the new version of them is invalid.
-    fn inherit(_new: &mut Self::Input, _old: &Self::Input) {}
+    fn inherit_if_unreadable(_new: &mut Self::Input, _old: &Self::Input) {}
 
     /// Whether the object has `targetRefs`, so that waypoints enforce it.
     fn is_attached(&self) -> bool {

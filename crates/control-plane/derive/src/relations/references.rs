@@ -137,7 +137,7 @@ impl References {
         }
     }
 
-    /// Returns all names that some object refers to by one kind of reference.
+    /// Returns every name to which at least one object refers by a kind of reference.
     pub(crate) fn names<N: ReferentName + 'static>(
         &self,
         kind: ReferenceKind,

@@ -194,7 +194,8 @@ fn pods_and_workload_entries_leave_a_name_that_becomes_reserved() {
 fn administrator_sets_visibility_of_entries() {
     let own = Some(Visibility::Namespace);
     let public = Some(Visibility::Public);
-    // Of the setting: what becomes of entries that say nothing, "*", "." and "~", of a tenant and of the root namespace.
+    // Of the setting: what becomes of entries that say nothing, "*", "." and "~", of a tenant and of the root
+    // namespace.
     type Row = [Option<Visibility>; 4];
     let cases: &[(&str, Row, Row)] = &[
         ("null", [own, own, own, None], [public, public, own, None]),

@@ -24,8 +24,8 @@ pub(crate) struct PathMatcher {
     forwarded: PathPredicate,
     /// Pattern in lower case with decoded escapes, compared with readings.
     lenient: PathPredicate,
-    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`ReadingMode::AnyReading`] ignores them where the forwarded
-    /// path matches.
+    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`ReadingMode::AnyReading`] ignores them where the
+    /// forwarded path matches.
     own_readings: Vec<PathPredicate>,
 }
 

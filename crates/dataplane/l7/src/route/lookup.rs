@@ -75,8 +75,8 @@ pub enum Mismatch {
 }
 
 impl RouteIndex {
-    /// Returns the matches in the order in which [`Self::first_match`] evaluates them, up to the one that the request meets,
-    /// each with the reason why the request does not meet it.
+    /// Returns the matches in the order in which [`Self::first_match`] evaluates them, up to the one that the request
+    /// meets, each with the reason why the request does not meet it.
     pub(super) fn candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,

@@ -75,8 +75,8 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
     }
 }
 
-/// Returns the rule of the last match that [`RouteTable::explain_candidates`] lists, if the request meets it. The request must
-/// not meet the earlier ones.
+/// Returns the rule of the last match that [`RouteTable::explain_candidates`] lists, if the request meets it. The
+/// request must not meet the earlier ones.
 fn last_candidate(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
     let mut considered: Vec<_> = table.explain_candidates(request).collect();
     let last = considered.pop_if(|(_, mismatch)| mismatch.is_none());

@@ -79,8 +79,8 @@ impl Side<'_> {
 }
 
 impl Lab {
-    /// Starts the lab and waits until the mesh's pods are captured. Ambit's node proxies run on the first two nodes, the
-    /// other node proxy, if there is one, on two more.
+    /// Starts the lab and waits until the mesh's pods are captured. Ambit's node proxies run on the first two nodes,
+    /// the other node proxy, if there is one, on two more.
     pub(super) fn up() -> Result<Self> {
         let scratch = tempfile::tempdir()?;
         let other = std::env::var_os(NODE_PROXY).map(PathBuf::from);

@@ -238,8 +238,8 @@ pub(crate) fn original_destination(stream: &TcpStream) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Repeats a call on a socket with a timeout, which the kernel does not restart after a signal or a freeze of the cgroup
-/// (`signal(7)`).
+/// Repeats a call on a socket with a timeout, which the kernel does not restart after a signal or a freeze of the
+/// cgroup (`signal(7)`).
 #[track_caller]
 pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
     loop {

@@ -162,8 +162,8 @@ impl FlowsView {
         self.paused_flows.len()
     }
 
-    /// Returns the index of the selected row among `visible_count` rows; if none is selected, that of the latest flow or the
-    /// first row.
+    /// Returns the index of the selected row among `visible_count` rows; if none is selected, that of the latest flow
+    /// or the first row.
     pub(super) fn selected(&self, visible_count: usize) -> Option<usize> {
         let last = visible_count.checked_sub(1)?;
         let latest = match self.order {

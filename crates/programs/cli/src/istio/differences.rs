@@ -92,8 +92,8 @@ impl MeshContext {
         }
     }
 
-    /// Whether [`Self::effects_of_value`] reports a Gateway as one of Istio's classes, so that the control plane's problem of
-    /// its class is redundant.
+    /// Whether [`Self::effects_of_value`] reports a Gateway as one of Istio's classes, so that the control plane's
+    /// problem of its class is redundant.
     pub(super) fn reports_gateway_class(&self, namespace: &str, name: &str) -> bool {
         let mut all = self.lapsing_gateways.iter();
         all.any(|(of, one)| (of.as_str(), one.as_str()) == (namespace, name))

@@ -138,8 +138,8 @@ async fn run_concurrently(attempts: impl Iterator<Item = impl Future<Output = ()
         .await;
 }
 
-/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by `RESOURCE_NAMES`,
-/// without the addresses that node proxies and waypoints both receive.
+/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by
+/// `RESOURCE_NAMES`, without the addresses that node proxies and waypoints both receive.
 async fn received_names(
     plane: &ControlPlane,
     token: &str,

@@ -11,8 +11,8 @@ use crate::fixture::{Mesh, PodHost, line, rest};
 const ADMIN_PORT: u16 = 9999;
 const LINK_LOCAL: &str = "169.254.9.9";
 
-/// Creates a client with an application on [`ADMIN_PORT`] and on a link-local address, and Services of another tenant with
-/// these as endpoints; returns the Services' addresses.
+/// Creates a client with an application on [`ADMIN_PORT`] and on a link-local address, and Services of another tenant
+/// with these as endpoints; returns the Services' addresses.
 async fn set_up(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut mesh = Mesh::with_env(env).await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;

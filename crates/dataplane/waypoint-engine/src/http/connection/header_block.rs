@@ -77,7 +77,7 @@ enum FrameEvent {
 
 impl FrameEvent {
     /// Returns the number of payload bytes that belong to a header block.
-    fn block_bytes(self) -> usize {
+    fn header_block_bytes(self) -> usize {
         match self {
             Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
             Self::FrameBegin(_) | Self::Payload(..) | Self::FrameEnd(_) => 0,
@@ -328,7 +328,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlockIo<IO> {
         this.from_client.advance(new, |event| {
             blocks.on_client_frame(event);
             has_ended |= blocks.open.is_none();
-            block_bytes += event.block_bytes();
+            block_bytes += event.header_block_bytes();
         });
         this.block_bytes += block_bytes;
         this.is_dense = block_bytes > DENSE_BLOCK_BYTES;

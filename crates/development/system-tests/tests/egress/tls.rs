@@ -93,7 +93,7 @@ fn server_certificates_are_verified_by_the_rule() {
         ),
         (
             "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, subjectAltNames: [other.example]}",
-            "OtherNames(",
+            "SubjectAltNameMismatch(",
         ),
         ("{mode: SIMPLE}", "TLS with api.outside.example failed"),
         (

@@ -134,10 +134,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     };
     // The whole first state is written before anything reads it.
     if board.options.mesh {
-        supervisor.writer.fixed = mesh::objects(&nodes, &board.options);
-        for (key, value) in &supervisor.writer.fixed {
-            write_object(&board.layout.live(), key, value).map_err(io_error("write an object"))?;
-        }
+        supervisor.writer.fixed = write_mesh_objects(&board, &nodes)?;
     }
     let first = manifests.next_change().await;
     let effects = first
@@ -180,6 +177,18 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
             board.pod_observed(&uid, &observed);
         }
     }
+}
+
+/// Writes the objects of the mesh, which do not depend on manifests, to the live directory, and returns them.
+fn write_mesh_objects(
+    board: &LabState,
+    nodes: &[Arc<Node>],
+) -> Result<BTreeMap<ObjectKey, Value>, SupervisorError> {
+    let objects = mesh::objects(nodes, &board.options);
+    for (key, value) in &objects {
+        write_object(&board.layout.live(), key, value).map_err(io_error("write an object"))?;
+    }
+    Ok(objects)
 }
 
 /// Starts DNS on every node, and writes and returns its list of CNI plugins.

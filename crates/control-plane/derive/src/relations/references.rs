@@ -61,7 +61,7 @@ pub(crate) enum Referent {
     Address(Address),
     Gateway(GatewayName),
     /// Name of a host, a namespace, a node or a provider.
-    ReferentName(ArcStr),
+    Name(ArcStr),
     Object(ObjectKey),
 }
 
@@ -89,7 +89,7 @@ macro_rules! names {
     };
 }
 
-names!(Address: Address, Gateway: GatewayName, ReferentName: ArcStr, Object: ObjectKey);
+names!(Address: Address, Gateway: GatewayName, Name: ArcStr, Object: ObjectKey);
 
 /// Objects by kind of reference and by the name that they refer to.
 #[derive(Debug, Default)]

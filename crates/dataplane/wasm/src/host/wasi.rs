@@ -94,6 +94,41 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             )
         },
     )?;
+    link_descriptors(linker)?;
+    linker.func_wrap(
+        WASI,
+        "poll_oneoff",
+        |caller: Caller<'_, Host>, subscriptions: u32, events: u32, count: u32, at: u32| {
+            errno(poll_oneoff(
+                GuestMemory::new(caller),
+                (subscriptions, count),
+                events,
+                at,
+            ))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "proc_exit",
+        |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
+            Err(wasmtime::Error::msg(format!(
+                "the module ended itself with {code}"
+            )))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "random_get",
+        |caller: Caller<'_, Host>, at: u32, length: u32| {
+            errno(random_get(GuestMemory::new(caller), at, length))
+        },
+    )?;
+    linker.func_wrap(WASI, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
+    Ok(())
+}
+
+/// Links the functions of file descriptors: modules have standard output and standard error only.
+fn link_descriptors(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(WASI, "fd_close", |_: Caller<'_, Host>, _: u32| 0u32)?;
     linker.func_wrap(
         WASI,
@@ -131,35 +166,6 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             ))
         },
     )?;
-    linker.func_wrap(
-        WASI,
-        "poll_oneoff",
-        |caller: Caller<'_, Host>, subscriptions: u32, events: u32, count: u32, at: u32| {
-            errno(poll_oneoff(
-                GuestMemory::new(caller),
-                (subscriptions, count),
-                events,
-                at,
-            ))
-        },
-    )?;
-    linker.func_wrap(
-        WASI,
-        "proc_exit",
-        |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
-            Err(wasmtime::Error::msg(format!(
-                "the module ended itself with {code}"
-            )))
-        },
-    )?;
-    linker.func_wrap(
-        WASI,
-        "random_get",
-        |caller: Caller<'_, Host>, at: u32, length: u32| {
-            errno(random_get(GuestMemory::new(caller), at, length))
-        },
-    )?;
-    linker.func_wrap(WASI, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
     Ok(())
 }
 

@@ -206,7 +206,7 @@ impl RequestPlugins {
         let mut body = body;
         for running in &self.called {
             let memory = &self.session.memory;
-            body = FilteredBody::new(Direction::Request, memory, running, &self.answered, body);
+            body = FilteredBody::wrap(Direction::Request, memory, running, &self.answered, body);
         }
         body
     }
@@ -307,7 +307,7 @@ impl RequestPlugins {
         let mut body = body;
         for running in self.called.iter().rev() {
             let memory = &self.session.memory;
-            body = FilteredBody::new(Direction::Response, memory, running, &self.answered, body);
+            body = FilteredBody::wrap(Direction::Response, memory, running, &self.answered, body);
         }
         body
     }

@@ -68,6 +68,23 @@ pub(super) struct MirrorSource<'a> {
     pub(super) hops: Hops,
 }
 
+/// Builds the copy of a request for a mirror; `None` if its target cannot be expressed in the mirror's HTTP version.
+fn mirrored_request(
+    source: &MirrorSource<'_>,
+    body: Body,
+    host: &str,
+    version: Version,
+) -> Option<Request<Body>> {
+    let mut request = Request::new(body);
+    request.method_mut().clone_from(&source.head.method);
+    request.headers_mut().clone_from(&source.head.headers);
+    if let Ok(value) = HeaderValue::from_str(host) {
+        request.headers_mut().insert(HOST, value);
+    }
+    outgoing::set_request_target(&mut request, host, &source.normalized.target, version).ok()?;
+    Some(request)
+}
+
 /// Sends copies of a request to its mirrors. Returns the body for the original request, which is copied to the mirrors
 /// while it streams.
 pub(super) fn mirror(
@@ -99,18 +116,10 @@ pub(super) fn mirror(
             _ => outgoing::default_upstream_version(source.head.version),
         };
         let host = shadow_host(&source.normalized.host);
-        let mut request = Request::new(copy);
-        request.method_mut().clone_from(&source.head.method);
-        request.headers_mut().clone_from(&source.head.headers);
-        if let Ok(value) = HeaderValue::from_str(&host) {
-            request.headers_mut().insert(HOST, value);
-        }
-        if outgoing::set_request_target(&mut request, &host, &source.normalized.target, version)
-            .is_err()
-        {
+        let Some(request) = mirrored_request(&source, copy, &host, version) else {
             metrics.count_mirrored_request(MirrorOutcome::Failed);
             continue;
-        }
+        };
         // The copy's headers are charged while it is in flight.
         let bytes = headers::header_memory_bytes(request.headers());
         let Ok(held) = session.memory.take(ChargePurpose::Headers, bytes) else {

@@ -110,7 +110,7 @@ fn global(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
         return Err(DecodeError::missing("global_limit.timeout"));
     }
     Ok(model::GlobalLimit {
-        target: target,
+        target,
         domain: from.domain.into(),
         timeout: Duration::from_millis(from.timeout),
         hits: from.hits,

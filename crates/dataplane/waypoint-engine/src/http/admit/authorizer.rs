@@ -8,7 +8,7 @@ mod ask;
 pub(in crate::http) mod changes;
 
 use ambit_l7::authz::RequiredCheck;
-use ambit_model::{ArcStr, Provider, ProviderProtocol};
+use ambit_model::{ArcStr, Provider, ProviderBody, ProviderProtocol};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::ext_authz::{CheckRequest, CheckResponse, DeniedResponse, HeaderMutation};
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -111,6 +111,36 @@ pub(in crate::http) fn missing_provider_reply() -> Reply {
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
 }
 
+/// Reads the beginning of a request's body, which its authorization provider receives.
+///
+/// # Errors
+///
+/// The reply to the client if the body is invalid, too large for the provider, too slow, or exceeds the memory budget.
+async fn read_body_prefix(
+    session: &Session,
+    request: &mut Request<Incoming>,
+    limit: &ProviderBody,
+    record: &mut RequestRecord,
+    idle: &IdleTimeout,
+) -> Result<BufferedPrefix, Reply> {
+    let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
+    let prefix = BufferedPrefix::read(request.body_mut(), most, &session.memory, idle).await;
+    let prefix = prefix.map_err(|error| match error {
+        PrefixError::Broken(_) => {
+            Reply::refused("the request's body is not what HTTP allows", "body")
+        }
+        PrefixError::BudgetExhausted(exhausted) => Reply::overloaded(exhausted),
+        PrefixError::Idle(idle) => idle.into(),
+    })?;
+    if prefix.len() > most && !limit.allow_partial {
+        record.record_external_denial("ext_authz_error");
+        let flag = ResponseFlag::UnauthorizedExternal;
+        let text = "the body is larger than its authorizer takes";
+        return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
+    }
+    Ok(prefix)
+}
+
 /// Checks a request with its authorization provider, if a CUSTOM policy requires that, and applies the provider's
 /// changes.
 pub(in crate::http) async fn authorize_externally(
@@ -139,22 +169,8 @@ pub(in crate::http) async fn authorize_externally(
         by: Some((provider.name.clone(), request.headers().clone())),
         ..ExternalAuthorization::default()
     };
-    if let Some(limit) = provider.body {
-        let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        let prefix = BufferedPrefix::read(request.body_mut(), most, &session.memory, idle).await;
-        authorization.prefix = prefix.map_err(|error| match error {
-            PrefixError::Broken(_) => {
-                Reply::refused("the request's body is not what HTTP allows", "body")
-            }
-            PrefixError::BudgetExhausted(exhausted) => Reply::overloaded(exhausted),
-            PrefixError::Idle(idle) => idle.into(),
-        })?;
-        if authorization.prefix.len() > most && !limit.allow_partial {
-            record.record_external_denial("ext_authz_error");
-            let flag = ResponseFlag::UnauthorizedExternal;
-            let text = "the body is larger than its authorizer takes";
-            return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
-        }
+    if let Some(limit) = &provider.body {
+        authorization.prefix = read_body_prefix(session, request, limit, record, idle).await?;
     }
     let service = CheckService::Provider(provider.name.clone());
     let Some(_check) = session.begin_check(service) else {

@@ -71,7 +71,7 @@ impl SessionValue {
         })
     }
 
-    fn to_text(&self) -> String {
+    fn to_text(self) -> String {
         let Self {
             backend,
             endpoint,

@@ -62,7 +62,7 @@ pub(super) struct FilteredBody {
 }
 
 impl FilteredBody {
-    pub(super) fn new(
+    pub(super) fn wrap(
         of: Direction,
         memory: &ConnectionMemory,
         running: &Arc<StreamContext>,

@@ -3,22 +3,32 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
 
 use super::{
     comparison::{ComparisonOutcome, Interval, MAX_PAIRS},
-    measurement::{self, Measurement},
     programs,
 };
 use crate::shell;
 
 /// Number of pairs of runs before the first comparison.
 const MIN_PAIRS: usize = 4;
+
+/// Result of one benchmark in a run, as `ambit-bench` writes it.
+#[derive(Deserialize)]
+struct Measurement {
+    what: String,
+    unit: String,
+    /// Measured value; `None` if it is not finite.
+    value: Option<f64>,
+    score: Option<f64>,
+}
 
 /// Values of one benchmark in all pairs of runs.
 #[derive(Default)]
@@ -108,17 +118,24 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Measurement>> {
     shell::copy_environment(bench, &mut command);
     command
         .env("AMBIT_BENCH_ROUNDS", "1")
-        .env(measurement::FILE_VARIABLE, &file)
+        .env("AMBIT_BENCH_FIGURES", &file)
         .current_dir(shell::workspace_root());
     shell::run(
         &format!("benchmark of {}", programs.display()),
         &mut command,
     )?;
-    measurement::read_measurements(&file)
+    let read = File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let figures: Vec<Measurement> = serde_json::from_reader(read)
+        .with_context(|| format!("{} has no figures", file.display()))?;
+    ensure!(
+        !figures.is_empty(),
+        "this benchmark has no figures to compare"
+    );
+    Ok(figures)
 }
 
-/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the
-/// two is not finite.
+/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the two
+/// is not finite.
 ///
 /// # Errors
 /// When this tree's run lacks a figure of the other revision's.
@@ -211,9 +228,6 @@ mod tests {
             what: what.to_owned(),
             unit: "us".to_owned(),
             value: score,
-            ratio: None,
-            relay: None,
-            existing: None,
             score,
         }
     }

@@ -16,12 +16,6 @@ pub(crate) struct BenchmarkFigure {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     pub(crate) value: f64,
-    /// Ratio to the result of the same run without the mesh or with Envoy, if there is one.
-    pub(crate) ratio: Option<f64>,
-    /// Result of two plain TCP relays: a ratio like `ratio`, or else a value.
-    pub(crate) relay: Option<f64>,
-    /// Result of Istio's node proxy or of Envoy: a ratio to the result without the mesh, or else a value.
-    pub(crate) existing: Option<f64>,
     /// Quality, higher is better: relative to the result of the same run without the mesh or with Envoy, or absolute if
     /// there is no such result.
     pub(crate) score: f64,

@@ -157,20 +157,19 @@ pub(crate) fn parse_h2load(output: &str) -> Result<HttpLoad> {
 }
 
 /// Returns an `iperf3` client command.
-pub(crate) fn iperf3(
-    (server, port): &(String, u16),
-    streams: u32,
-    seconds: u32,
-    reverse: bool,
-) -> Vec<String> {
-    let mut command: Vec<String> = ["iperf3", "--json", "-c", server].map(Into::into).into();
-    for (option, value) in [("-p", u32::from(*port)), ("-P", streams), ("-t", seconds)] {
-        command.extend([option.to_owned(), value.to_string()]);
-    }
-    if reverse {
-        command.push("-R".to_owned());
-    }
-    command
+pub(crate) fn iperf3(server: &str, streams: u32, seconds: u32) -> Vec<String> {
+    [
+        "iperf3",
+        "--json",
+        "-c",
+        server,
+        "-P",
+        &streams.to_string(),
+        "-t",
+        &seconds.to_string(),
+    ]
+    .map(Into::into)
+    .into()
 }
 
 /// Result of `iperf3` at the receiver.

@@ -17,10 +17,7 @@ pub(crate) struct ReportLine {
     /// Result without the mesh; `None` where it is meaningless.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
-    /// Result through two plain TCP relays: a ratio to `bare` if there is one, else a value.
-    pub(crate) relay: Option<f64>,
-    /// Result of Istio's node proxy in the same run, or on such a machine: a ratio to `bare` if there is one, else a
-    /// value.
+    /// Result of Istio's node proxy on such a machine: a ratio to `bare` if there is one, else a value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: BetterDirection,
 }
@@ -39,7 +36,6 @@ impl ReportLine {
             unit,
             bare: None,
             mesh,
-            relay: None,
             existing,
             better: BetterDirection::Lower,
         }
@@ -65,9 +61,6 @@ impl ReportLine {
             what: self.what.clone(),
             unit: self.unit,
             value: self.mesh,
-            ratio: self.bare.map(|bare| self.mesh / bare),
-            relay: self.relay,
-            existing: self.existing,
             score: match self.better {
                 BetterDirection::Higher => self.comparison_score(),
                 BetterDirection::Lower => 1.0 / self.comparison_score(),
@@ -98,30 +91,29 @@ impl ReportLine {
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(lines: &[ReportLine]) {
     println!(
-        "\n{:<58} {:>10} {:>10} {:>8} {:>8} {:>10}  unit",
-        "", "bare", "mesh", "ratio", "relay", "existing"
+        "\n{:<52} {:>10} {:>10} {:>8} {:>10}  unit",
+        "", "bare", "mesh", "ratio", "existing"
     );
     for line in lines {
         let bare = line.bare.map_or_else(|| "-".to_owned(), number);
         let ratio = line
             .bare
             .map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
-        let other = |result: Option<f64>| result.map_or_else(|| "-".to_owned(), number);
+        let existing = line.existing.map_or_else(|| "-".to_owned(), number);
         println!(
-            "{:<58} {:>10} {:>10} {:>8} {:>8} {:>10}  {:<8} {}",
+            "{:<52} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
             line.what,
             bare,
             number(line.mesh),
             ratio,
-            other(line.relay),
-            other(line.existing),
+            existing,
             line.unit,
             line.outcome()
         );
     }
     println!(
-        "\n\"relay\" is what two plain TCP relays reach, \"existing\" the existing node proxy: a ratio to bare \
-         where there is one, else a value."
+        "\n\"existing\" is what the existing node proxy reaches: a ratio to bare where there is one, \
+         else a value."
     );
 }
 
@@ -144,7 +136,6 @@ mod tests {
             unit: "req/s",
             bare: Some(100.0),
             mesh: 30.0,
-            relay: None,
             existing: Some(0.25),
             better: BetterDirection::Higher,
         };

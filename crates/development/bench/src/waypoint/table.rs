@@ -36,9 +36,6 @@ impl WaypointRow {
             what: self.what.clone(),
             unit: self.unit,
             value: self.ours,
-            ratio: Some(self.times),
-            relay: None,
-            existing: Some(self.envoy),
             // Without failures, Envoy's number divided by ours is infinite.
             score: if self.target.is_finite() {
                 self.times

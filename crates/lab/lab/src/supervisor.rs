@@ -111,11 +111,15 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         name: node.name.clone(),
         ips: node.ips.clone(),
     });
+    // The whole first state is written before anything reads it.
+    let mesh_objects = if board.options.mesh {
+        write_mesh_objects(&board, &nodes)?
+    } else {
+        BTreeMap::new()
+    };
     let mut supervisor = Supervisor {
         cluster: Cluster::new(plan, infos.collect(), waypoints, Box::new(new_uid)),
-        writer: LiveObjects {
-            fixed: BTreeMap::new(),
-        },
+        mesh_objects,
         stops: HashMap::new(),
         service_nodes: nodes
             .iter()
@@ -132,10 +136,6 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         events,
         problems: Vec::new(),
     };
-    // The whole first state is written before anything reads it.
-    if board.options.mesh {
-        supervisor.writer.fixed = write_mesh_objects(&board, &nodes)?;
-    }
     let first = manifests.next_change().await;
     let effects = first
         .map(|change| supervisor.change(change))
@@ -251,7 +251,8 @@ fn announce() -> Result<(), SupervisorError> {
 struct Supervisor {
     board: Arc<LabState>,
     cluster: Cluster,
-    writer: LiveObjects,
+    /// Objects of the mesh itself, which the lab writes to the live directory independently of manifests.
+    mesh_objects: BTreeMap<ObjectKey, Value>,
     plugins: HashMap<String, Arc<PluginList>>,
     tokens: Arc<TokenIssuer>,
     stops: HashMap<String, watch::Sender<bool>>,
@@ -259,11 +260,6 @@ struct Supervisor {
     zone: watch::Sender<Arc<Zone>>,
     events: mpsc::Sender<Event>,
     problems: Vec<String>,
-}
-
-/// Objects that the lab writes to the live directory itself; `fixed` are those that do not depend on manifests.
-struct LiveObjects {
-    fixed: BTreeMap<ObjectKey, Value>,
 }
 
 impl Supervisor {
@@ -292,8 +288,8 @@ impl Supervisor {
                 Effect::Write(key, value) => self.write(&key, &value),
                 Effect::Remove(key) => {
                     let path = object_path(&self.board.layout.live(), &key);
-                    match self.writer.fixed.get(&key) {
-                        Some(fixed) => self.write(&key, &fixed.clone()),
+                    match self.mesh_objects.get(&key) {
+                        Some(object) => self.write(&key, object),
                         None => drop(fs::remove_file(path)),
                     }
                 }

@@ -100,11 +100,11 @@ fn parse_saved_tables(saved: &str) -> Vec<SavedTable<'_>> {
         if let Some(chain) = word(":") {
             table.chains.insert(chain);
         } else if let (Some(rule), Some(chain)) = (line.strip_prefix("-A "), word("-A ")) {
-            let leads = ISTIO_CHAINS.iter().any(|theirs| {
+            let jumps_to_istio = ISTIO_CHAINS.iter().any(|theirs| {
                 let mut words = rule.split(' ').rev();
                 words.next() == Some(*theirs) && matches!(words.next(), Some("-j" | "-g"))
             });
-            if leads && !ISTIO_CHAINS.contains(&chain) {
+            if jumps_to_istio && !ISTIO_CHAINS.contains(&chain) {
                 table.jumps.push(rule);
             }
         }

@@ -1410,7 +1410,7 @@ async fn overlays_are_applied_reverted_and_rejected() {
                 "labels": {"gateway.istio.io/defaults-for-class": "istio-waypoint"}},
             "data": {"service": "spec: {type: NodePort}"}}),
     );
-    wait_for_value("what is said for all", || {
+    wait_for_value("the class's settings are applied to the Service", || {
         let service = cluster.server.get(SERVICES, "shop", "way")?;
         (service["spec"]["type"] == "NodePort").then_some(())
     })

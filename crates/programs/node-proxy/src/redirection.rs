@@ -17,7 +17,7 @@ use ambit_route::Route;
 ///
 /// # Errors
 ///
-/// The reason, if the route leads to a forbidden address other than `address`.
+/// [`Forbidden`] if the route's next hop is a forbidden address other than `address`.
 pub(crate) fn check_redirected_address(
     guard: &Guard,
     address: IpAddr,

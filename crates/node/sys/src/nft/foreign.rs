@@ -174,13 +174,13 @@ impl Nft {
 /// since iptables recreates it.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| ISTIO_CHAINS.contains(&name);
-    let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
+    let jumps_to_istio = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
     let others: Vec<_> = rules
         .iter()
         .filter(|rule| !is_theirs(&rule.chain))
         .collect();
     let builtin: BTreeSet<_> = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].into();
-    let empty = others.iter().copied().all(|rule| leads(&rule))
+    let empty = others.iter().copied().all(|rule| jumps_to_istio(&rule))
         && chains.iter().all(|chain| {
             is_theirs(&chain.name) || (chain.is_neutral && builtin.contains(&*chain.name))
         });
@@ -192,7 +192,7 @@ fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) ->
         .iter()
         .filter(|chain| is_theirs(&chain.name))
         .collect();
-    let jumps = others.into_iter().filter(leads).map(|rule| {
+    let jumps = others.into_iter().filter(jumps_to_istio).map(|rule| {
         let (family, table, chain) = within(&rule.chain);
         Removal::Rule(family, table, chain, rule.handle.clone())
     });

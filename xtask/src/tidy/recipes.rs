@@ -1,5 +1,5 @@
-//! Rules for the files that ARCHITECTURE.md names: each must exist, and a recipe must name exactly the files of its
-//! example.
+//! Rules for the files that ARCHITECTURE.md names: each must exist and contain the items that it is named for, and a
+//! recipe must name exactly the files of its example.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -53,11 +53,11 @@ pub(super) fn find_violations() -> Result<Vec<String>> {
     }
     let document = root.join("ARCHITECTURE.md");
     let text = fs::read_to_string(&document).context("cannot read ARCHITECTURE.md")?;
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let mut broken = missing(&text, &files);
+    broken.extend(missing_items(&text, &files, read));
     for recipe in RECIPES {
-        broken.extend(forgotten_files(recipe, &text, &files, |path| {
-            fs::read_to_string(root.join(path)).unwrap_or_default()
-        }));
+        broken.extend(forgotten_files(recipe, &text, &files, read));
     }
     Ok(broken)
 }
@@ -97,6 +97,28 @@ fn missing(text: &str, files: &[String]) -> Vec<String> {
     let named = paths(text).filter(|path| !path.contains("NAME"));
     let gone = named.filter(|path| !files.iter().any(|file| matches_path(file, path)));
     gone.map(|path| format!("ARCHITECTURE.md names {path}, which is no file"))
+        .collect()
+}
+
+/// Returns the items in phrases such as ``"`ITEM` in `PATH`"`` that do not occur in that file.
+fn missing_items(text: &str, files: &[String], read: impl Fn(&str) -> String) -> Vec<String> {
+    let parts: Vec<&str> = text.split('`').collect();
+    let phrases = parts.windows(3).skip(1).step_by(2);
+    let named = phrases.filter_map(|phrase| match phrase {
+        [item, between, path] if between.trim() == "in" && path.ends_with(".rs") => {
+            Some((item.rsplit("::").next().unwrap_or(item), *path))
+        }
+        _ => None,
+    });
+    let is_gone = |(item, path): &(&str, &str)| {
+        let mut candidates = files.iter().filter(|file| matches_path(file, path));
+        !candidates.any(|file| read(file).contains(item))
+    };
+    named
+        .filter(is_gone)
+        .map(|(item, path)| {
+            format!("ARCHITECTURE.md names {item} in {path}, which does not have it")
+        })
         .collect()
 }
 
@@ -196,6 +218,20 @@ mod tests {
         );
         let idle = found("`a/src/NAME.rs`, `b/src/table.rs`, `b/src/far.rs`");
         assert!(idle[0].contains("does not need"), "{idle:?}");
+    }
+
+    #[test]
+    fn items_must_occur_in_the_file_that_they_are_named_in() {
+        let files = ["crates/a/src/pool.rs".to_owned()];
+        let text =
+            "`Pool::take` in\n  `a/src/pool.rs`; not `gone` here, but `Pond` in `src/pool.rs`.";
+        let stale = missing_items(text, &files, |_| {
+            "impl Pool { fn take(&self) {} }".to_owned()
+        });
+        assert_eq!(
+            stale,
+            ["ARCHITECTURE.md names Pond in src/pool.rs, which does not have it"]
+        );
     }
 
     #[test]

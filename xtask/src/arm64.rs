@@ -34,7 +34,7 @@ const KERNEL_MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"
 /// Script that is the first process of the machine.
 const INIT_SCRIPT: &str = include_str!("arm64/init.sh");
 
-/// Directory of Ambit's programs in the machine.
+/// Directory of Ambit's programs in the virtual machine.
 const PROGRAMS: &str = "opt/ambit";
 
 /// Timeout from the machine's start until it is powered off.
@@ -100,7 +100,7 @@ fn build(architecture: Architecture) -> Result<PathBuf> {
 struct ScratchDirectory(PathBuf);
 
 impl ScratchDirectory {
-    /// Creates the directory, after removing the one that a killed command has left.
+    /// Creates the directory, after removing a directory that an earlier, killed command has left.
     fn new(path: PathBuf) -> Result<Self> {
         if path.exists() {
             fs::remove_dir_all(&path)?;
@@ -198,7 +198,7 @@ fn run_successfully(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Running emulator, which is killed on drop.
+/// Running QEMU process, which is killed on drop.
 struct VirtualMachine(Child);
 
 impl Drop for VirtualMachine {

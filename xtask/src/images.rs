@@ -41,11 +41,11 @@ struct Options {
 
 /// Destination into which images are loaded without a registry.
 enum LoadTarget {
-    /// Cluster of `kind`, by name.
+    /// Cluster of `kind`; the default cluster without a name.
     Kind(Option<String>),
-    /// Cluster of `k3d`, by name.
+    /// Cluster of `k3d`; the default cluster without a name.
     K3d(Option<String>),
-    /// Profile of `minikube`, by name.
+    /// Profile of `minikube`; the default profile without a name.
     Minikube(Option<String>),
     /// Containerd on this machine, in the namespace that the kubelet uses.
     Containerd,

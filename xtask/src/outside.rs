@@ -62,7 +62,8 @@ fn build_go_plugin(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Returns a command that builds the Go module in a directory below `build`, without the package and further flags.
+/// Returns a command that builds the Go module in a directory below `build`; the caller adds the package and other
+/// flags.
 fn go_build(source: &str, program: &Path) -> Command {
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])

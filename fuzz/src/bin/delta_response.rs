@@ -1,4 +1,4 @@
-//! Resource of a delta xDS response, which is parsed without copying.
+//! Fuzzes the parser of a resource in a delta xDS response, which does not copy the resource.
 #![no_main]
 
 use ambit_wire::decode::LeanResource;

@@ -1,4 +1,5 @@
-//! Evaluation of random policies and requests, compared with a naive implementation.
+//! Fuzzes authorization: evaluates random policies for random requests, and compares the results with a naive
+//! implementation's.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! CEL conditions and access log formats of Telemetry objects: parses them and applies them to a request.
+//! Fuzzes CEL conditions and access log formats of Telemetry objects: parses them, and evaluates them for a request.
 #![no_main]
 
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! Workload, service or policy that the control plane sends to a node proxy.
+//! Fuzzes workloads, services and policies that the control plane sends to a node proxy.
 #![no_main]
 
 use ambit_wire::decode::{self, AddressRecord};

@@ -73,7 +73,7 @@ pub(super) fn programs_of_revision(revision: &str, now: &Path) -> Result<PathBuf
     Ok(of_revision)
 }
 
-/// Resolves a revision in this tree: in the worktree, `HEAD` is another one.
+/// Resolves a revision to a commit in this working tree, since `HEAD` is a different commit in the separate worktree.
 fn resolve_commit(revision: &str) -> Result<String> {
     let mut git = Command::new("git");
     git.args(["rev-parse", "--verify", "--end-of-options"])
@@ -134,11 +134,12 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Measurement>> {
     Ok(figures)
 }
 
-/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the two
-/// is not finite.
+/// Adds a pair of runs to the measurements `figures`. Returns the names of omitted measurements: those that the other
+/// revision lacks, and those without a finite value in one of the runs.
 ///
 /// # Errors
-/// When this tree's run lacks a figure of the other revision's.
+///
+/// When this tree's run lacks a measurement of the other revision's.
 fn add_pair(
     figures: &mut BTreeMap<String, ComparedMeasurement>,
     now: Vec<Measurement>,
@@ -187,7 +188,7 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
+/// Prints a line for each measurement: medians, the ratio (above 1 is better) with its interval, and the outcome.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 fn print(figures: &BTreeMap<String, ComparedMeasurement>, left_out: &BTreeSet<String>) {
     println!(

@@ -44,7 +44,7 @@ pub(super) fn string_literal(expression: &Expr) -> Option<String> {
     }
 }
 
-/// String constant with its doc comment.
+/// String constant of a Rust file, with its doc comment.
 #[derive(Debug)]
 pub(super) struct Constant {
     pub(super) name: String,

@@ -8,7 +8,7 @@ use std::{
 
 /// Page that lists all others.
 const SUMMARY_FILE: &str = "SUMMARY.md";
-/// Comments of which one must precede a block of commands.
+/// Comments that say whether and where a block of commands is tested; one of them must precede each block.
 const DOCUMENT_MARKS: &[&str] = &[
     "<!-- run: lab -->",
     "<!-- run: cluster -->",

@@ -19,7 +19,7 @@ use crate::shell;
 pub(super) struct Lane {
     name: &'static str,
     priority: Priority,
-    /// Maximum number of concurrent steps.
+    /// Maximum number of the lane's concurrent steps.
     at_once: usize,
     steps: VecDeque<Step>,
 }
@@ -38,7 +38,7 @@ struct Step {
 }
 
 impl Lane {
-    /// Builds a lane that runs these suites.
+    /// Builds a lane whose steps run these test suites.
     pub(super) fn suite_lane(name: &'static str, priority: Priority, suites: Vec<Suite>) -> Self {
         let step = |suite: Suite| Step {
             command: suite.command(),
@@ -59,7 +59,7 @@ impl Lane {
         self
     }
 
-    /// Adds a command after the last step.
+    /// Adds a command as the lane's last step.
     pub(super) fn command(mut self, name: &str, command: Command) -> Self {
         self.steps.push_back(Step {
             name: name.to_owned(),

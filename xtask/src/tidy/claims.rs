@@ -7,7 +7,7 @@ use super::{
     workspace::Package,
 };
 
-/// Crates that may name protobuf messages, with the reason, besides `wire`, which contains them: the ends of gRPC
+/// Crates besides `wire` that may name protobuf messages, each with the reason. These crates are the ends of gRPC
 /// streams, which pass messages on unchanged.
 const MESSAGE_USERS: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
@@ -42,8 +42,8 @@ const NETLINK_USERS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Crates that may spawn tokio tasks, with the reason. `rt` names and counts tasks, and ends the program if a vital one
-/// fails.
+/// Crates that may spawn tokio tasks, with the reason. `rt` names and counts tasks, and ends the program if an
+/// essential task panics.
 const TASK_USERS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
 
 pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<String> {

@@ -98,7 +98,7 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
 /// File of a module, with everything that is needed to resolve paths in it.
 struct Scope<'a> {
     module: &'a Module<'a>,
-    /// Paths in shipped code.
+    /// Paths in the file's code outside of tests.
     paths: Vec<NamedPath>,
     /// First segments of paths outside of `use`.
     first_names: BTreeSet<String>,
@@ -234,8 +234,8 @@ fn items(items: &[Item]) -> BTreeSet<String> {
     shipped.filter_map(name).collect()
 }
 
-/// Returns the ancestors of two modules that are siblings; for a module and one that it contains, the latter's ancestor
-/// and the former's own file. `None` for a path within one module.
+/// Returns two sibling modules that contain `from` and `to`, or are these modules. If one contains the other, returns
+/// the container's own file and its child on the path to the other module. `None` for a path within one module.
 fn siblings_of_paths(from: &[String], to: &[String]) -> Option<(ModulePath, ModulePath)> {
     let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     let node = |path: &[String]| match path.get(..=common) {

@@ -32,9 +32,9 @@ pub(super) struct Import {
 /// Part of the code that is searched for paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CodeScope {
-    /// All code of a file.
+    /// Searches all code of a file.
     All,
-    /// Code outside of tests.
+    /// Searches only code outside of tests.
     Shipped,
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Workspace {
     pub(super) packages: BTreeMap<String, Package>,
 }
 
-/// Package of the workspace, or a dependency.
+/// Package of the workspace, or a dependency of one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Package {
     pub(super) name: String,
@@ -113,7 +113,7 @@ struct Node {
 
 #[derive(Deserialize)]
 struct Edge {
-    /// Name of the library crate in code.
+    /// Name of the dependency's library crate in code.
     name: String,
     pkg: String,
     dep_kinds: Vec<EdgeKind>,

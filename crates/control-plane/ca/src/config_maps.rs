@@ -45,7 +45,7 @@ const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 type ConfigMapName = &'static str;
 
-/// Desired and existing ConfigMaps of every namespace, without IO.
+/// Desired and existing ConfigMaps of every namespace; computes the writes that are due, and does no IO.
 #[derive(Debug, Default)]
 struct ConfigMapCopies {
     /// Desired text of each ConfigMap in every namespace; `None` for a ConfigMap that must not exist.
@@ -94,7 +94,7 @@ impl ConfigMapCopies {
         due
     }
 
-    /// Records a successful write, which the watch will confirm.
+    /// Records a successful write before the watch reports it, so that the write is not repeated meanwhile.
     fn record_write(&mut self, due: &PendingWrite) {
         let key = (due.namespace.clone(), due.name);
         match &due.text {
@@ -110,7 +110,7 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Hashes the text of a ConfigMap; 0 without the mesh's label, so that the ConfigMap is written again.
+/// Returns the hash of a ConfigMap's text; 0 without the label `istio.io/config`, so that the ConfigMap is rewritten.
 fn data_hash(map: &ConfigMap, key: &str) -> u64 {
     let labels = map.metadata.labels.as_ref();
     let is_labelled = labels

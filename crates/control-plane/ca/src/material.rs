@@ -32,7 +32,7 @@ pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Reason why a certificate authority cannot be loaded or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Directory with only a part of a layout's files.
+    /// The directory has some, but not all, files of Istio's `cacerts` or of cert-manager's Secret.
     #[error(
         "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
         PLUGGED_IN_FILES.join(", "), CERT_MANAGER_FILES.join(", ")

@@ -21,7 +21,7 @@ struct Outcome {
 /// Outcomes of certificate requests.
 const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
 
-/// Metrics of the certificate authority; clones share them.
+/// Metrics of the certificate authority. A clone counts into the same metrics.
 #[derive(Clone, Debug)]
 pub struct CaMetrics {
     csr: Family<Outcome, PlainCounter>,
@@ -55,7 +55,7 @@ impl CaMetrics {
         );
     }
 
-    /// Counts a certificate request.
+    /// Counts a certificate request under one of [`CSR_OUTCOMES`].
     pub(crate) fn count_csr(&self, outcome: &'static str) {
         self.csr.get_or_create(&Outcome { outcome }).inc();
     }

@@ -23,7 +23,7 @@ const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// Error of loading or creating the Secret of the root.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// Error of the API server.
+    /// Call to the API server for the Secret that failed.
     #[error("cannot {verb} the secret {location}")]
     Api {
         /// Verb of the call.
@@ -72,8 +72,8 @@ impl CaSecret {
         format!("{}/{SECRET_NAME}", self.namespace)
     }
 
-    /// Reads the root from the Secret, or generates a root and creates the Secret. If several replicas do so at once,
-    /// one of them succeeds, and all use its root.
+    /// Reads the root from the Secret, or generates a root and creates the Secret. If several replicas create the
+    /// Secret at once, one of them succeeds, and all use its root.
     pub async fn open_or_create(&self) -> Result<CaMaterial, SecretError> {
         loop {
             let found = self.api.get_opt(SECRET_NAME).await;
@@ -149,7 +149,7 @@ impl CaSecret {
         }
     }
 
-    /// Recreates a deleted Secret (`there` is false) and renews the root before it expires; only the leader calls this.
+    /// Recreates the Secret if it was deleted, and renews the root before it expires. Only the leader calls this.
     async fn reconcile_as_leader(&self, publisher: &TrustPublisher, there: bool) {
         let trust = publisher.current();
         if !there {

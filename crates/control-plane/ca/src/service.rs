@@ -43,7 +43,7 @@ pub struct CertificateService {
     pub trust_domain: ArcStr,
     /// Maximum lifetime of a certificate, whatever lifetime is requested.
     pub max_ttl: Duration,
-    /// Counters of the service.
+    /// Counters of certificate requests by outcome.
     pub metrics: CaMetrics,
 }
 

@@ -1,8 +1,8 @@
 //! Trust domains that proxies accept besides the mesh's own one, published as the text of a file: a ConfigMap in every
 //! namespace ([`crate::distribute_config_maps`]), or a file for clients of this machine.
 //!
-//! Bundles that cannot be fetched, also after a restart, keep the roots that were published last. Roots that are no
-//! certificates are left out, so that their trust domain is not accepted.
+//! A trust domain whose bundle cannot be fetched keeps the roots that were published last, also after a restart. Roots
+//! that are not certificates are left out, so that their trust domain is not accepted.
 //!
 //! Further roots of the mesh's own trust domain are for a CA beside this one, such as istio-csr: proxies verify that
 //! CA's server and the certificates of both by them, so that they are also published with the roots of this one.
@@ -20,13 +20,12 @@ use crate::{material::write_root, trust::CaTrust};
 
 /// Name of the ConfigMap of trust domains.
 pub(crate) const CONFIG_MAP: &str = "ambit-trust-domains";
-/// Maximum length of the text in bytes, within the size limit of a ConfigMap.
+/// Maximum length of the published text in bytes, below the size limit of a ConfigMap.
 const MAX_TEXT_BYTES: usize = 1_000_000;
 /// First and longest backoff while the last published trust domains cannot be read.
 const READ_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Publication to be written; `None` until the desired trust domains are known, during which the previous publication
-/// stays.
+/// Trust domains to publish; `None` until the desired ones are known, and until then the previous publication stays.
 pub type PublishedTrustDomains = Option<Arc<TrustDomainsDocument>>;
 
 /// Published trust domains, and additional roots of the mesh's own trust domain.
@@ -45,7 +44,7 @@ pub enum LastPublished {
     File(PathBuf),
     /// ConfigMap in this namespace.
     ConfigMap(Client, String),
-    /// Nothing was published before.
+    /// No source: no earlier publication is read.
     Unavailable,
 }
 
@@ -161,7 +160,8 @@ pub async fn write_on_change(path: PathBuf, mut published: watch::Receiver<Publi
     }
 }
 
-/// Builds the publication of `domains`; `own_roots` are this CA's. Returns `None` if its text is too long.
+/// Builds the document to publish. `own` is the mesh's trust domain, `own_roots` are the roots of this CA. Returns
+/// `None` if the text exceeds [`MAX_TEXT_BYTES`].
 fn to_document(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<TrustDomainsDocument> {
     if domains.is_empty() {
         return Some(TrustDomainsDocument::default());

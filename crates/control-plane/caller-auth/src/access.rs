@@ -103,9 +103,9 @@ impl CallerAccess {
         }
     }
 
-    /// Checks which configuration a caller may read: all of it, or only a waypoint's own. Meaningful only once the
-    /// mesh's objects are known: until then no account is a waypoint's. `denied` is the reason why the caller may not
-    /// act as its own account, if there is one.
+    /// Checks whether a caller may read configuration over xDS: node proxies read that of the whole mesh, waypoints
+    /// only their own. Call this only after the initial objects are known: until then, no service account is a
+    /// waypoint's. `denied` is the reason why the caller may not act as its own service account, if there is one.
     pub fn check_discovery(
         &self,
         caller: &Caller,
@@ -177,7 +177,7 @@ impl CallerAccess {
         self.is_node_account(&(caller.namespace.clone(), caller.service_account.clone()))
     }
 
-    /// Returns whether a service account (namespace and name) is one of node proxies.
+    /// Returns whether a service account (namespace and name) belongs to node proxies.
     pub fn is_node_account(&self, account: &(ArcStr, ArcStr)) -> bool {
         self.trusted_nodes.contains(account)
     }

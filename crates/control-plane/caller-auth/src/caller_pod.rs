@@ -19,13 +19,13 @@ const MAX_WAIT: Duration = Duration::from_millis(1500);
 /// Reason why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallerDenied {
-    /// The caller's service account is not one of node proxies.
+    /// The caller's service account may not request this identity: it does not belong to node proxies.
     #[error("{0} is not a trusted node account")]
     NotTrusted(String),
     /// The requested identity is not a SPIFFE ID of Istio's form.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     InvalidIdentity(String),
-    /// The requested identity is of another trust domain.
+    /// The requested identity belongs to another trust domain than the mesh's.
     #[error("{0} is of another trust domain")]
     ForeignTrustDomain(String),
     /// The token is not bound to a pod, so that the caller's node is unknown.
@@ -54,10 +54,10 @@ pub enum CallerDenied {
         /// Node of the caller.
         node: ArcStr,
     },
-    /// The identity is one under which waypoints make calls on behalf of objects, and no pod has it.
+    /// The requested identity is reserved for calls that waypoints make on behalf of objects; no pod has it.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
     ReservedIdentity(Identity),
-    /// No object of the namespace requires calls by the waypoint.
+    /// No object of the namespace that requires calls is attached to the waypoint's Gateway.
     #[error(
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
@@ -80,13 +80,13 @@ pub enum CallerDenied {
         /// Gateway of the waypoint.
         waypoint: GatewayName,
     },
-    /// The service accounts of waypoints are not known yet.
+    /// The objects of the mesh are not listed yet, so that the service accounts of waypoints are unknown.
     #[error("the objects of the mesh are not read yet")]
     PodsNotListed,
 }
 
 impl CallerDenied {
-    /// Returns whether an object that has not arrived yet could allow the request.
+    /// Returns whether an object that the API server has not reported yet could allow the request.
     fn may_be_transient(&self) -> bool {
         matches!(
             self,
@@ -110,8 +110,8 @@ pub trait CallerRoles {
     /// until the waypoints are known. Always false for a node proxy's account, even if a Gateway has its name.
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
 
-    /// Returns whether a waypoint's Gateway has attached objects of the namespace that need calls
-    /// by the waypoint.
+    /// Returns whether objects of the namespace that are attached to the waypoint's Gateway require calls by the
+    /// waypoint.
     fn is_called_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
@@ -120,14 +120,14 @@ pub trait CallerRoles {
 pub struct Pods {
     /// Pods with their nodes and service accounts.
     pub directory: Arc<RwLock<PodDirectory>>,
-    /// Version that grows whenever `directory` or the waypoints may have changed; 0 until the initial pods are known.
+    /// Counter that grows whenever `directory` or the waypoints may have changed; 0 until the initial pods are known.
     pub followed: watch::Receiver<u64>,
 }
 
 impl Pods {
-    /// Repeats a check until it allows, or denies for a reason that no further object could lift. A node proxy learns
-    /// of a new pod from its agent, perhaps before the API server reports the pod here; by waiting, the pod's first
-    /// connection need not wait for the proxy's next attempt.
+    /// Repeats a check until it succeeds, or fails for a reason that no further object could lift, for at most 1.5
+    /// seconds. A node proxy may request the identity of a new pod before the API server reports the pod here; waiting
+    /// spares the pod's first connection a retry by the proxy.
     pub async fn retry_until_listed<T>(
         &self,
         check: impl Fn(&PodDirectory) -> Result<T, CallerDenied>,
@@ -150,10 +150,9 @@ impl Pods {
     }
 }
 
-/// Decides whether a node proxy may request an identity on behalf of a pod: the proxy must be the
-/// live pod that its token is bound to, and a live mesh pod of that identity must be on its node.
-/// Waypoints' identities cannot be requested on their behalf; the proxy's own identity needs no
-/// other pod.
+/// Decides whether a node proxy may request an identity on behalf of a pod. The caller must be the live pod that its
+/// token is bound to, and a live mesh pod with that identity must be on the same node. A node proxy never gets the
+/// identity of a waypoint; for its own identity, it needs no other pod.
 pub fn check_impersonation(
     access: &impl CallerRoles,
     pods: &PodDirectory,
@@ -186,9 +185,9 @@ pub fn check_impersonation(
     Ok(identity)
 }
 
-/// Decides whether a waypoint may request the reserved identity of a namespace: an object of that
-/// namespace that needs calls must be attached to the waypoint's Gateway, and the caller must be
-/// one of the waypoint's own pods.
+/// Decides whether a waypoint may request the reserved identity for calls on behalf of a namespace's objects. An object
+/// of that namespace that requires calls must be attached to the waypoint's Gateway, and the caller must be a pod of
+/// the waypoint.
 pub fn check_waypoint_calls(
     access: &impl CallerRoles,
     pods: &PodDirectory,
@@ -221,7 +220,7 @@ fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, C
 }
 
 /// Checks whether a caller may act as its own service account. Peers trust every holder of a waypoint's identity, so
-/// that only live pods with the waypoint's label get it.
+/// only live pods with the waypoint's label get it.
 pub fn authorize_own_identity(
     access: &impl CallerRoles,
     pods: &PodDirectory,

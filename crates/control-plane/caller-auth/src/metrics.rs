@@ -16,7 +16,7 @@ struct Reason {
 /// Outcomes of token verification.
 const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
 
-/// Counters of callers; clones share them.
+/// Counters of callers of the control plane. A clone counts into the same metrics.
 #[derive(Clone, Debug)]
 pub struct CallerMetrics {
     callers_closed: Family<Reason, PlainCounter>,
@@ -50,8 +50,7 @@ impl CallerMetrics {
         );
     }
 
-    /// Counts a connection that was closed because its caller is unauthenticated or not entitled to
-    /// stay.
+    /// Counts a connection that was closed because its caller is unauthenticated or may not keep long-lived streams.
     pub fn count_closed_connection(&self, reason: &'static str) {
         self.callers_closed.get_or_create(&Reason { reason }).inc();
     }

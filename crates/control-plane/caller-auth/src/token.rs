@@ -80,7 +80,7 @@ pub enum TokenError {
     /// The token is not valid yet (`nbf`).
     #[error("the token is not valid yet")]
     NotYetValid,
-    /// The token's audience is another one.
+    /// The token is issued for other audiences than the control plane's.
     #[error("the token is not meant for audience {0}")]
     WrongAudience(String),
     /// A required claim is missing.
@@ -105,11 +105,11 @@ pub enum TokenError {
     TooManyReviews,
 }
 
-/// Future of an authentication result.
+/// Future that resolves to the authenticated caller, or to the reason for rejecting the token.
 pub type AuthenticateFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
 
-/// Verifier of tokens.
+/// Authenticator of callers by their service account tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
     /// Authenticates a token that was presented from the address `source`.
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> AuthenticateFuture<'a>;

@@ -19,12 +19,12 @@ pub struct WaypointRegistry(RwLock<Option<RegistryState>>);
 #[derive(Debug, Default)]
 struct RegistryState {
     gateways: BTreeSet<GatewayName>,
-    /// Objects that require calls by a waypoint, by the waypoint's Gateway.
+    /// Objects on whose behalf a waypoint makes calls, by the waypoint's Gateway.
     callers: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
 }
 
 impl WaypointRegistry {
-    /// Applies changes of derived records. Returns whether any of them concerns waypoints.
+    /// Applies changes of derived records. Returns whether they change waypoints' records, or are the first records.
     pub fn update(&self, delta: &Delta) -> bool {
         let mut known = self.0.write();
         let mut is_news = known.is_none();
@@ -65,7 +65,7 @@ impl WaypointRegistry {
         known.as_ref()?.gateways.contains(&name).then_some(name)
     }
 
-    /// Returns whether objects of a namespace that are attached to a Gateway require calls by its waypoint.
+    /// Returns whether the waypoint of a Gateway makes calls on behalf of objects of a namespace.
     pub fn is_caller_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
         let known = self.0.read();
         let callers = known.as_ref().and_then(|known| known.callers.get(gateway));
@@ -74,7 +74,7 @@ impl WaypointRegistry {
 }
 
 impl RegistryState {
-    /// Records whether a waypoint record's object requires calls by the waypoint.
+    /// Records whether a waypoint makes calls on behalf of the object of a waypoint record.
     fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
         let (gateway, object) = (
             &key.gateway,

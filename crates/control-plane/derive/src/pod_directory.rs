@@ -1,5 +1,5 @@
-//! Directory of running pods: the certificate authority and xDS check by it which identities a node's proxy may use,
-//! and readers of flow events find the proxies in it.
+//! Directory of running pods. The certificate authority and xDS look up in it which identities a node's proxy may use,
+//! and readers of flow events look up node proxies.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -27,7 +27,7 @@ pub struct PodFacts {
     pub address: Option<IpAddr>,
 }
 
-/// Entry of the pod directory.
+/// Pod in the [`PodDirectory`]: its name, and the facts about it.
 #[derive(Clone, Copy, Debug)]
 pub struct PodEntry<'a> {
     /// Namespace of the pod.

@@ -24,7 +24,8 @@ use ambit_model::{
 use super::*;
 use crate::problem::Problem;
 
-/// Applies the changed records of one type for waypoints; their names are `GATEWAY`, `verb` and the record's own name.
+/// Applies changed waypoint records of one type to the map `all`. The keys of the map consist of the Gateway's name,
+/// `verb` and the record's name.
 fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     all: &mut BTreeMap<String, R>,
     names: &mut Vec<String>,
@@ -41,7 +42,7 @@ fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     }
 }
 
-/// Index, with the records as a receiver of its deltas has them.
+/// Index under test, with the records that a receiver of all its deltas has.
 pub(crate) struct TestMesh {
     pub(crate) index: Index,
     pub(crate) pods: PodDirectory,

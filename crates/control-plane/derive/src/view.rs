@@ -63,7 +63,7 @@ pub struct MeshView {
     pub(crate) revisions: Revisions,
     /// Namespaces that `discoverySelectors` select.
     pub(crate) discovery: Discovery,
-    /// Node proxies of other implementations, by node.
+    /// Pods of node proxies of other implementations, such as ztunnel, by node.
     pub(crate) foreign_proxies: BTreeMap<ArcStr, BTreeSet<ObjectKey>>,
     /// Results of fetching key sets and trust bundles.
     pub(crate) key_sets: HashMap<KeySource, KeySetState>,
@@ -72,7 +72,7 @@ pub struct MeshView {
     /// Layer 4 policies, with the waypoints of the pods that they apply to.
     pub(crate) policy_waypoints: WorkloadWaypoints<PolicyScope>,
     pub(crate) instances: Instances,
-    /// Which waypoints have been ready, and decisions on those that have not.
+    /// Waypoints that have been ready, and for each other waypoint whether it binds objects nevertheless.
     pub(crate) introductions: Introductions,
 }
 

@@ -115,7 +115,7 @@ impl AsyncWrite for TlsConnection {
     }
 }
 
-/// Connections for `tonic::transport::Server::serve_with_incoming`.
+/// Stream of accepted TLS connections, for `tonic::transport::Server::serve_with_incoming`.
 pub struct IncomingConnections(mpsc::Receiver<AdmittedConnection<TlsStream<TcpStream>>>);
 
 impl fmt::Debug for IncomingConnections {

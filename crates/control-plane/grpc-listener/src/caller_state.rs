@@ -39,7 +39,7 @@ struct Inner {
 enum State {
     /// No call has been authenticated yet.
     Unknown,
-    /// The caller's service account keeps no long-lived streams.
+    /// A call was authenticated; the caller's service account keeps no long-lived streams.
     Authenticated,
     /// The caller keeps long-lived streams; the connection holds one of their slots.
     LongLived(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
@@ -50,7 +50,7 @@ enum State {
 /// Reason why a connection is closed before its maximum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionEnding {
-    /// An authenticated caller without long-lived streams: closed after calls in flight complete.
+    /// The caller is authenticated but keeps no long-lived streams; calls in flight complete first.
     Leave,
     /// No call was authenticated before the timeout.
     Silent,
@@ -61,7 +61,7 @@ pub enum ConnectionEnding {
 }
 
 impl ConnectionEnding {
-    /// Returns the value of the metric's label.
+    /// Returns the value of the label `reason` in the metric of closed connections.
     pub fn label(self) -> &'static str {
         match self {
             Self::Leave => "leave",
@@ -78,8 +78,8 @@ impl ConnectionEnding {
 }
 
 impl CallerState {
-    /// Creates the state of a connection from `source` with an unknown caller; `lasting` has the
-    /// slots of long-lived connections.
+    /// Creates the state of a connection from `source` whose caller is not authenticated yet; `lasting` limits the
+    /// number of long-lived connections.
     pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
         Self(Arc::new(Inner {
             source: source.map(|ip| ip.to_canonical()),
@@ -99,7 +99,7 @@ impl CallerState {
         )
     }
 
-    /// Records an authenticated call; `stays` if the caller keeps long-lived streams.
+    /// Records an authenticated call. `stays` is true if the caller keeps long-lived streams.
     pub fn set_authenticated(&self, stays: bool) {
         self.0.state.send_if_modified(|state| {
             let permit = stays.then(|| self.0.long_lived_permits.clone().try_acquire_owned());

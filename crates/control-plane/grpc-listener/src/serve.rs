@@ -34,7 +34,7 @@ const KEEP_ALIVE_INTERVAL_AND_TIMEOUT: (Duration, Duration) =
 /// Timeout for streams to end during the drain.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Signal in the extensions of a request: its connection is about to be closed.
+/// Signal that a request's connection is about to be closed, in the extensions of the request.
 #[derive(Clone, Debug)]
 pub struct ConnectionEnd(watch::Receiver<bool>);
 

@@ -54,8 +54,7 @@ pub(crate) fn inventory_name(namespace: &str, revision: &str) -> ObjectRef {
     ObjectRef::for_kind::<ConfigMap>(Some(namespace), &inventory::config_map_name(revision))
 }
 
-/// Applies the plan to the cluster: installs, or upgrades an installation. Reports each step by
-/// `say`.
+/// Installs the plan, or upgrades an existing installation, and reports each step.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
-//! Chooses whether pods and services attach to waypoints by labels only (`meshConfig.waypointAttachment`), unless the
+//! Chooses whether pods and services attach to waypoints only by labels (`meshConfig.waypointAttachment`), unless the
 //! user sets it.
 //!
-//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and objects that rely on
-//! having no waypoint without a label. There, only labels attach; elsewhere, Gateways attach their targets by
-//! themselves. The choice is made once: an installation keeps its value.
+//! A cluster that was used with Istio has Istio's control plane or labels that name waypoints, and its objects without
+//! such a label rely on having no waypoint. There, only labels attach objects to waypoints; elsewhere, Gateways attach
+//! their targets by themselves. The choice is made once: an installation keeps its value.
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -29,9 +29,9 @@ const LABELLED_KINDS: &[(&str, &str)] = &[
     ("networking.istio.io/v1beta1", "WorkloadEntry"),
 ];
 
-/// Sets the value unless the user set it: to that of the revision's installation, or else of the
-/// default revision's, which new revisions follow, or by the objects of the cluster if there is
-/// none. Reports the choice and its reason by `say`.
+/// Sets `meshConfig.waypointAttachment` unless the user has set it, and reports the choice with its reason. The value
+/// is that of the revision's installation, else that of the default revision's, else it depends on the objects of the
+/// cluster.
 ///
 /// # Errors
 ///
@@ -75,7 +75,7 @@ pub async fn choose_waypoint_attachment(
     Ok(())
 }
 
-/// Finds Istio's control plane, in whose clusters only labels attach waypoints, and describes it.
+/// Describes Istio's control plane, if the cluster has one; in its clusters only labels attach waypoints.
 async fn istio_attachment_setting(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
     let found: Vec<Deployment> = cluster.list_typed(None, Some("app=istiod")).await?;
     let theirs = found.iter().find(|one| !object::is_managed_by_ambit(*one));
@@ -86,7 +86,7 @@ async fn istio_attachment_setting(cluster: &ClusterApi) -> Result<Option<String>
     }))
 }
 
-/// Finds an object whose label names a waypoint, and describes it.
+/// Describes an object whose label names a waypoint, if there is one.
 async fn find_labelled_object(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
     for (version, kind) in LABELLED_KINDS {
         let found = cluster

@@ -22,7 +22,7 @@ pub enum InstallError {
     /// Error in the inventory of applied objects.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// No installation to upgrade or remove.
+    /// There is no installation of the revision to upgrade or remove.
     #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
     NotInstalled {
         /// Namespace of the mesh.

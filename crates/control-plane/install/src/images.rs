@@ -30,7 +30,7 @@ const MESH_POD_SELECTOR: &str = "app.kubernetes.io/part-of=ambit";
 /// Timeout for the deletion of a pod.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Container images that an installation needs, and the failures that were reported.
+/// Images that an installation needs, and container failures that were already reported.
 #[derive(Debug)]
 pub(crate) struct ImagePullChecks {
     namespace: String,
@@ -57,8 +57,8 @@ impl ImagePullChecks {
         }
     }
 
-    /// Deletes pods of an earlier attempt that the kubelet retries only after growing delays, although the image may be
-    /// available now. Pods with a running container stay.
+    /// Deletes pods of an earlier attempt that the kubelet would retry only after a growing back-off, although the
+    /// image may be available now. Pods with a running container stay.
     pub(crate) async fn delete_held_back_pods(
         &self,
         cluster: &ClusterApi,
@@ -79,7 +79,8 @@ impl ImagePullChecks {
         Ok(())
     }
 
-    /// Reports new reasons for which containers do not start; fails if an image has been unavailable for some seconds.
+    /// Reports why containers do not start, each reason once. Fails if a needed image has been unavailable for some
+    /// seconds.
     pub(crate) async fn check(
         &mut self,
         cluster: &ClusterApi,

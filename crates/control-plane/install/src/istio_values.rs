@@ -1,9 +1,8 @@
 //! Converts values for Istio's charts (istiod, cni, ztunnel) or for an IstioOperator to values of
 //! this chart.
 //!
-//! Names of the same meaning are converted. All others are left out and reported: a file that
-//! configured another mesh must neither prevent the installation of this one nor seem to have an
-//! effect that it does not have.
+//! Values with a counterpart in this chart are converted. All others are left out and reported: a file that configured
+//! Istio must neither prevent the installation nor seem to have an effect that it does not have.
 
 use serde_json::{Map, Value};
 
@@ -53,7 +52,7 @@ pub struct Translation {
 /// Keys under which Istio's charts keep their own defaults, which users see in `helm show values`.
 const DEFAULTS_SECTIONS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
 
-/// Sections that the values of each of Istio's charts may have besides its own.
+/// Sections that the values of every Istio chart may have besides the chart's own section.
 const SHARED_SECTIONS: [&str; 3] = ["global", "meshConfig", "pilot"];
 
 /// Values whose path in this chart differs: path in Istio's chart, and in this one.
@@ -134,8 +133,8 @@ fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
     all
 }
 
-/// Arranges the values of one of Istio's charts by the sections of this one: istiod's are in
-/// sections already; those of other charts become a section, except for shared ones.
+/// Arranges the values of an Istio chart by the sections of this chart. The values of istiod's chart have these
+/// sections already; those of another chart become one section, except for the shared sections.
 fn translate_chart_values(chart: IstioChart, file: Map<String, Value>) -> Map<String, Value> {
     let section = match chart {
         IstioChart::Cni => "cni",

@@ -44,8 +44,8 @@ impl Plan {
         })
     }
 
-    /// Returns the Namespace object of the mesh. Its pods enter the network namespaces of other pods, which Pod
-    /// Security must allow.
+    /// Returns the Namespace object of the mesh. Its labels make Pod Security allow the mesh's pods to enter the
+    /// network namespaces of other pods.
     pub fn namespace(&self) -> Value {
         json!({
             "apiVersion": "v1",

@@ -41,14 +41,14 @@ const CONTROL_FIELD_MANAGER: &str = "ambit-control";
 /// Interval of polling for pods that are still enrolled.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Objects to remove besides those that were applied.
+/// Options of an uninstallation: objects to delete besides the applied ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UninstallOptions {
-    /// CRDs that the installation created, with all their objects.
+    /// Whether to delete the CRDs that the installation created, with all their objects.
     pub crds: bool,
-    /// The CA's generated root; the next installation generates another one.
+    /// Whether to delete the CA's generated root; the next installation then generates another one.
     pub root: bool,
-    /// The mesh's namespace, if the installation created it.
+    /// Whether to delete the mesh's namespace, if the installation created it.
     pub namespace: bool,
 }
 
@@ -150,7 +150,7 @@ async fn is_rolled_out(cluster: &ClusterApi, name: &ObjectRef) -> Result<bool, I
     Ok(state.is_none_or(|state| state == Rollout::Done))
 }
 
-/// Lists pods whose annotation says that their traffic is redirected, without ended ones.
+/// Lists pods whose traffic is redirected to the node proxy, by their annotation; ended pods are left out.
 async fn captured_pods(cluster: &ClusterApi) -> Result<Vec<String>, InstallError> {
     let pods: Vec<Pod> = cluster.list_typed(None, None).await?;
     let is_captured = |pod: &&Pod| {
@@ -243,8 +243,8 @@ pub async fn uninstall(
     Ok(())
 }
 
-/// Lists the ConfigMaps of root certificates that our control plane wrote into the namespaces, without other control
-/// planes' ConfigMaps.
+/// Lists the ConfigMaps of root certificates that Ambit's control plane wrote into the namespaces, by their field
+/// manager.
 async fn root_config_maps(cluster: &ClusterApi) -> Result<Vec<ObjectRef>, InstallError> {
     let all: Vec<ConfigMap> = cluster
         .list_typed(None, Some("istio.io/config=true"))

@@ -33,7 +33,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Returns whether objects of a kind are workloads.
+    /// Returns whether a kind is that of workloads: Deployment or DaemonSet.
     pub fn is_kind(kind: &str) -> bool {
         matches!(kind, "Deployment" | "DaemonSet")
     }
@@ -161,8 +161,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns the numbers of nodes on which a DaemonSet has a pod of its newest template, and on which
-/// that pod is ready.
+/// Counts the nodes on which a DaemonSet has a pod of its newest template, and the nodes on which that pod is ready.
 fn newest_generation_counts(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
     let template = annotation(set, TEMPLATE_GENERATION_ANNOTATION);
     let of_newest =
@@ -298,7 +297,7 @@ pub(crate) fn container_problems(pod: &Pod) -> Vec<(String, String, String)> {
     container_statuses(pod).filter_map(hindrance).collect()
 }
 
-/// Returns whether no container of a pod runs and the kubelet delays its next attempt.
+/// Returns whether no container of a pod runs and the kubelet delays the next start of one.
 pub(crate) fn is_held_back(pod: &Pod) -> bool {
     let runs = |status: &ContainerStatus| {
         let state = status.state.as_ref();

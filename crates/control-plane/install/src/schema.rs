@@ -16,7 +16,7 @@ pub struct SchemaViolation {
     pub is_unknown: bool,
 }
 
-/// Returns a problem for each chart value that the schema rejects.
+/// Returns a violation for each chart value that the schema rejects.
 pub fn find_violations(values: &Value) -> Vec<SchemaViolation> {
     let mut problems = Vec::new();
     match serde_json::from_str(chart::VALUES_SCHEMA) {

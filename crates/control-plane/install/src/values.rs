@@ -84,7 +84,7 @@ impl ValueOverrides {
         merge(&mut self.0, values, false);
     }
 
-    /// Merges later values over these.
+    /// Merges the values of `later` over these values.
     pub fn extend(&mut self, later: Self) {
         merge(&mut self.0, later.0, false);
     }
@@ -189,7 +189,7 @@ fn parse_scalar(text: &str) -> Value {
     }
 }
 
-/// Splits a text at each unescaped `at` outside braces.
+/// Splits a text at each character `at` that is neither escaped by a backslash nor inside braces.
 fn split_unescaped(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_usize;

@@ -175,7 +175,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Issues a certificate and verifies it, which detects mismatched keys, chains with gaps, path length limits and
+    /// Issues a certificate and verifies it, to detect mismatched keys, gaps in the chain, path length limits and
     /// expiry.
     fn verify_chain(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");

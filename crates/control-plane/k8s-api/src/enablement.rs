@@ -30,7 +30,7 @@ pub type Labels = BTreeMap<String, String>;
 
 static NO_LABELS: Labels = Labels::new();
 
-/// Pair of selectors that must both match. An empty selector matches everything.
+/// Pod selector and namespace selector, which must both match a pod. An empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EnablementSelector {
@@ -42,7 +42,7 @@ pub struct EnablementSelector {
     pub namespace_selector: LabelSelector,
 }
 
-/// Rules of membership in the mesh.
+/// Rules that decide which pods belong to the mesh.
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
@@ -87,25 +87,25 @@ pub fn has_sidecar(annotations: &Labels) -> bool {
 /// Whether a pod belongs to the mesh, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipDecision {
-    /// Included by the pod's own label.
+    /// The pod is included by its own label.
     IncludedByPodLabel,
-    /// Included by its namespace's label.
+    /// The pod is included by its namespace's label.
     IncludedByNamespaceLabel,
-    /// Included by a selector of the agents' settings.
+    /// The pod is included by a selector of the agents' settings.
     IncludedBySelector,
-    /// Excluded, since the pod shares the node's network namespace.
+    /// The pod is excluded, since it shares the node's network namespace.
     HostNetwork,
-    /// Excluded, since the pod has a sidecar.
+    /// The pod is excluded, since it has a sidecar.
     Sidecar,
-    /// Excluded, since the agents' settings exclude the namespace.
+    /// The pod is excluded, since the agents' settings exclude its namespace.
     ExcludedNamespace,
-    /// Excluded, since the pod is a node proxy.
+    /// The pod is excluded, since it is a node proxy.
     NodeProxy,
-    /// Excluded by the pod's own label.
+    /// The pod is excluded by its own label.
     ExcludedByPodLabel,
-    /// Not included, since neither the pod nor its namespace has the label.
+    /// The pod is not included: neither the pod nor its namespace has the label `istio.io/dataplane-mode=ambient`.
     NotLabelled,
-    /// Not included, since no selector of the agents' settings matches.
+    /// The pod is not included, since no selector of the agents' settings matches.
     NotSelected,
 }
 
@@ -148,7 +148,7 @@ impl MembershipDecision {
     }
 }
 
-/// Error of enablement selectors that cannot be parsed.
+/// Error in the enablement selectors, which therefore cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// Text that is not YAML or not a list of selectors.
@@ -160,16 +160,16 @@ pub enum SelectorError {
          Exists or DoesNotExist"
     )]
     Operator {
-        /// Key of the requirement.
+        /// Label key of the selector's requirement.
         key: String,
-        /// Operator as written.
+        /// Operator of the selector's requirement, as written.
         operator: String,
     },
 }
 
 impl EnablementSelector {
-    /// Parses the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list in YAML or JSON; no selectors if it
-    /// is empty.
+    /// Parses the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list of selectors in YAML or JSON; no
+    /// selectors if it is empty.
     ///
     /// # Errors
     ///
@@ -184,8 +184,8 @@ impl EnablementSelector {
 }
 
 impl Enablement {
-    /// Builds the rules. Without `selectors`, Istio's apply: a pod labelled `istio.io/dataplane-mode=ambient`, or any
-    /// pod except one labelled `none` in a namespace labelled `ambient`.
+    /// Builds the rules of membership. Without `selectors`, Istio's apply: a pod labelled
+    /// `istio.io/dataplane-mode=ambient`, or any pod except one labelled `none` in a namespace labelled `ambient`.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Enablement {
         })
     }
 
-    /// Builds the rules with Istio's default selectors.
+    /// Builds the rules of membership with Istio's default selectors.
     pub fn with_default_selectors(
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,
@@ -271,7 +271,7 @@ impl Enablement {
         keys.cloned().collect()
     }
 
-    /// Returns whether the settings exclude the namespace regardless of its labels.
+    /// Returns whether the agents' settings exclude the namespace regardless of its labels.
     pub fn excludes(&self, namespace: &str) -> bool {
         self.excluded.contains(namespace)
     }

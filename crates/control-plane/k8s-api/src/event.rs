@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{InvalidObject, Object, ObjectKey};
 
-/// File position of an object.
+/// Position of an object in a manifest file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManifestPosition {
     /// Path of the file.
@@ -35,7 +35,7 @@ pub enum ObjectEvent {
     Refused {
         /// Key of the object.
         key: ObjectKey,
-        /// Error that names the field.
+        /// Parse error, which names the invalid field.
         error: InvalidObject,
         /// Complete object as JSON.
         value: Box<Value>,

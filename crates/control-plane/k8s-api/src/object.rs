@@ -19,8 +19,7 @@ use crate::{
 const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
 
 /// Lists every kind of object that the mesh reads, in the order of the initial sync. Invokes the given macro with the
-/// type, whether the kind is namespaced, its `Definition`, and a description. All code by kind is generated from this
-/// list.
+/// type, whether the kind is namespaced, its `Definition`, and a description. This list generates all code by kind.
 #[macro_export]
 macro_rules! for_each_kind {
     ($then:ident) => {
@@ -97,12 +96,12 @@ macro_rules! kinds {
             /// Every kind, in the order of the initial sync.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
-            /// Returns the name as in the field `kind`.
+            /// Returns the name of the kind, as in the field `kind`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => stringify!($kind),)* }
             }
 
-            /// Returns the API group; empty for the core group.
+            /// Returns the API group of the kind; empty for the core group.
             pub fn group(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
             }
@@ -112,7 +111,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
 
-            /// Returns the plural name in URL paths.
+            /// Returns the plural name of the kind, as in URL paths.
             pub fn plural(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::URL_PATH_SEGMENT,)* }
             }
@@ -198,7 +197,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Name of an object, independent of the API version. Displayed as `Kind namespace/name`.
+/// Key of an object: kind, namespace and name, independent of the API version. Displayed as `Kind namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Kind of the object.
@@ -212,28 +211,28 @@ pub struct ObjectKey {
 /// Reason why a document has no [`ObjectKey`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectKeyError {
-    /// Value that is not an object.
+    /// The document is not a JSON object.
     #[error("is not an object with kind and metadata")]
     NotAnObject,
-    /// Object without a kind.
+    /// The document has no `kind`.
     #[error("has no kind")]
     NoKind,
-    /// Object of a kind that the mesh does not read, which is no error of the document.
+    /// The mesh does not read objects of this kind, which is no error of the document.
     #[error("is a {0}, which the mesh does not read")]
     OtherKind(String),
-    /// Object without a name.
+    /// The object has no name.
     #[error("{0} has no metadata.name")]
     NoName(Kind),
-    /// Name or namespace that Kubernetes would also reject.
+    /// The object has a name or namespace that Kubernetes would also reject.
     #[error(
         "{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed"
     )]
     BadName {
         /// Kind of the object.
         kind: Kind,
-        /// Name of the field.
+        /// Path of the invalid field: `metadata.name` or `metadata.namespace`.
         field: &'static str,
-        /// Invalid value, truncated.
+        /// Invalid value, truncated to 64 characters.
         value: String,
     },
 }
@@ -309,7 +308,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// Error of a field that cannot be parsed.
+/// Error in a field of an object that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct InvalidObject {

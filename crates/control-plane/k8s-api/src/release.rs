@@ -12,12 +12,12 @@ const KNOWN_RELEASES: [(u64, u64); 2] = [(1, 0), (1, 6)];
 /// Reason why the release of the CRDs is missing or unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
-    /// CRDs without the annotation of their release.
+    /// The CRDs lack the annotation of their release.
     #[error(
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
     Unsaid,
-    /// Release outside of the range that Ambit knows.
+    /// The release of the CRDs is outside the range that Ambit knows.
     #[error(
         "the definitions of the Gateway API are those of {0}; known are v1.0 to v1.6: what others add has no effect"
     )]

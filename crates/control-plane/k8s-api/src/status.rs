@@ -26,13 +26,13 @@ pub struct Condition {
     /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: String,
     /// Machine-readable reason, in CamelCase.
     pub reason: String,
     /// Message of the condition, for people.
     pub message: String,
-    /// Generation of the object that the condition is about.
+    /// Generation (`metadata.generation`) of the object that the condition is about.
     pub observed_generation: Option<i64>,
 }
 
@@ -47,7 +47,7 @@ pub struct DesiredCondition<'a> {
     pub reason: &'a str,
     /// Message of the condition, for people.
     pub message: &'a str,
-    /// Generation of the object that the condition is about.
+    /// Generation (`metadata.generation`) of the object that the condition is about.
     pub generation: Option<i64>,
 }
 

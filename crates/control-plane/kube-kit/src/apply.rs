@@ -1,7 +1,7 @@
-//! Server-side apply of parts of many objects, for instance of their status.
+//! Server-side apply of the status of many objects.
 //!
-//! [`WriteQueue`] does no IO: it keeps the newest desired value of each part, allows one write of a part at a time, and
-//! retries a few times. The sender decides whether a write is needed, since it knows the objects.
+//! [`WriteQueue`] does no IO: it keeps the newest desired status of each object and field manager, allows one write of
+//! it at a time, and retries a few times. The sender decides whether a write is needed, since it knows the objects.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,10 +22,10 @@ use tokio::{sync::mpsc, time::Instant};
 const MAX_ATTEMPTS: u32 = 5;
 /// Backoff after the first failure; doubled after each further one.
 const RETRY_BACKOFF: Duration = Duration::from_millis(500);
-/// Number of concurrent writes.
+/// Maximum number of concurrent writes.
 const MAX_CONCURRENT_WRITES: usize = 4;
 
-/// Part of an object that has its own field manager, such as its status.
+/// Status of an object, or the part of it that one field manager writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StatusOwner {
     /// `group/version` of the object's API, or `v1`.
@@ -38,16 +38,16 @@ pub struct StatusOwner {
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// Field manager that writes the part.
+    /// Field manager that writes this part of the status.
     pub manager: &'static str,
 }
 
-/// Desired write of a part of an object, or its cancellation.
+/// Desired write of an object's status, or its cancellation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DesiredWrite {
-    /// Desired status; fields of our manager that it does not contain are removed.
+    /// Status to apply; fields that the field manager owns and this status lacks are removed.
     ApplyStatus(StatusOwner, Value),
-    /// Cancels pending writes of the part, since the object was deleted or has another writer.
+    /// Cancellation of pending writes, since the object was deleted or has another writer.
     Drop(StatusOwner),
 }
 
@@ -63,7 +63,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct WriteQueue {
     entries: BTreeMap<StatusOwner, Entry>,
-    /// Parts with a pending write, in the order in which their writes were requested.
+    /// Objects with a pending write, in the order in which their writes were requested.
     order: VecDeque<StatusOwner>,
 }
 
@@ -134,7 +134,7 @@ impl WriteQueue {
     }
 }
 
-/// Performs writes as they arrive on the channel, until all senders are dropped.
+/// Performs the writes that arrive on the channel, until all senders are dropped.
 pub async fn run_status_writer(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrite>) {
     let mut queue = WriteQueue::default();
     let mut writes = FuturesUnordered::new();

@@ -28,7 +28,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 enum ElectionStep {
     /// Another candidate holds the lease.
     Wait,
-    /// Write this candidate as the holder into the lease; `transitions` counts changes of the holder.
+    /// Write this candidate into the lease as the holder, either for a new term or as a renewal of the current one.
+    /// `transitions` counts changes of the holder.
     Acquire { transitions: i32, anew: bool },
 }
 

@@ -40,8 +40,8 @@ pub async fn bearer_token(config: &Config) -> Result<String, TokenError> {
     token.map(ToOwned::to_owned).ok_or(TokenError::NoToken)
 }
 
-/// Service that returns the headers of a request as the client's auth layer sent it. Without the
-/// box the compiler cannot prove that the future is `Send`.
+/// Sends an empty request through the client's auth layer to a service that returns its headers. Without the box the
+/// compiler cannot prove that the future is `Send`.
 fn echo(layer: &AuthLayer) -> BoxFuture<'static, Result<Response<()>, BoxError>> {
     let echo = service_fn(|request: Request<Body>| async move {
         let mut response = Response::new(());

@@ -53,10 +53,10 @@ impl ObjectId {
     }
 }
 
-/// Event of a watch. After [`WatchEvent::Listed`] the reader knows every object.
+/// Event of a watch. After the first complete list the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
-    /// A list starts: every object is reported again, followed by [`WatchEvent::Listed`]. A failed list starts again.
+    /// A list starts: every object is reported again before the list is complete. A failed list starts again.
     Listing,
     /// An object is new, has changed, or is part of a list.
     Object(ObjectId, V),
@@ -256,18 +256,18 @@ where
     }
 }
 
-/// Objects that were reported to the reader, without IO.
+/// Objects that were reported to the reader, by which deletions are detected. Does no IO.
 #[derive(Debug, Default)]
 struct KnownObjects {
     objects: HashMap<(Box<str>, Box<str>), Entry>,
-    /// Number of the current list.
+    /// Sequence number of the current list.
     round: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// Number of the last list that contained the object, or during or after which it was reported.
+    /// Sequence number of the list that was current when the object was last reported.
     round: u32,
 }
 

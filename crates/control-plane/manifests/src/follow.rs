@@ -94,8 +94,8 @@ impl ManifestDirs {
         Ok(Self { changes, wake })
     }
 
-    /// Waits for the next change. The first one has every object and is immediate, even if there
-    /// are none. Cancelling loses nothing. Returns `None` only if the thread has ended.
+    /// Waits for the next change. The first one has every object and is immediate, even if there are none. Cancelling
+    /// the future loses no change. Returns `None` only if the thread has ended.
     pub async fn next_change(&mut self) -> Option<ManifestChange> {
         self.changes.recv().await
     }
@@ -163,8 +163,8 @@ fn run_scanner(
     }
 }
 
-/// Files that their writer has closed or renamed into place, with their modification time at that moment. A file that
-/// has changed since does not count.
+/// Files that their writer has closed or renamed into place, with their modification time at that moment, which reveals
+/// later changes.
 #[derive(Clone, Debug, Default)]
 struct CompleteFiles(Arc<Mutex<CompletionTimes>>);
 

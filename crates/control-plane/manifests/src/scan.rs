@@ -82,7 +82,7 @@ impl ScanResult {
 #[derive(Default)]
 struct FoundFiles {
     files: BTreeMap<FileId, Metadata>,
-    /// Directories that could not be listed: the files below them keep their state.
+    /// Directories that could not be listed; the files below them count as unchanged.
     protected: Vec<FileId>,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct ManifestTree {
     files: BTreeMap<FileId, FileState>,
     /// Files that have documents of an object.
     holders: HashMap<ObjectKey, BTreeSet<FileId>>,
-    /// Hash of the merged JSON of every reported object.
+    /// Hash of the merged JSON of every object that was reported to the reader.
     reported: HashMap<ObjectKey, u64>,
     object_problems: BTreeMap<ObjectKey, ManifestProblem>,
     /// Problems with reading files and directories.
@@ -46,8 +46,8 @@ pub(crate) struct ManifestTree {
 }
 
 impl ManifestTree {
-    /// Handles a file that was read. Objects whose documents are invalid now keep their earlier
-    /// version.
+    /// Replaces the documents of a file by newly parsed ones. Objects whose documents are now invalid keep their
+    /// earlier version.
     pub(crate) fn set_file(&mut self, id: &FileId, parsed: ParsedFile) {
         let origin = |line| ManifestPosition {
             file: Arc::clone(&id.path),
@@ -117,7 +117,7 @@ impl ManifestTree {
         self.replace(id, old, new);
     }
 
-    /// Handles the removal of a file.
+    /// Removes a file with its documents and problems.
     pub(crate) fn remove_file(&mut self, id: &FileId) {
         let old = self.files.remove(id).unwrap_or_default();
         self.problems_changed |= !old.problems.is_empty();

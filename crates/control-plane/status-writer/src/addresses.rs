@@ -13,25 +13,25 @@ use std::{
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, istio::Resolution, labels};
 use serde_json::{Value, json};
 
-/// First and last allocated number, which is the last 16 bits of the addresses of both families.
+/// Lowest number that is allocated; a number is the last 16 bits of an IPv4 and of an IPv6 address.
 const FIRST_ADDRESS_NUMBER: u16 = 1;
 const LAST_ADDRESS_NUMBER: u16 = u16::MAX - 1;
 
 /// Hosts of a ServiceEntry that need allocated addresses, and the addresses it has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EntryAddresses {
-    /// Creation time as text, whose order is that of age.
+    /// Creation time as text, which sorts by age.
     created: String,
-    /// Hosts that need addresses.
+    /// Hosts for which addresses must be allocated.
     requested_hosts: Vec<String>,
     /// Addresses in the ServiceEntry's spec.
     own: Vec<IpAddr>,
-    /// Hosts and addresses in the ServiceEntry's status.
+    /// Pairs of host and address in the ServiceEntry's status.
     allocated: Vec<(String, String)>,
 }
 
 impl EntryAddresses {
-    /// Returns the addresses of an entry.
+    /// Reads the hosts and addresses of a ServiceEntry.
     pub(crate) fn from_entry(entry: &ServiceEntry) -> Self {
         let spec = &entry.spec;
         let own: Vec<_> = spec
@@ -106,7 +106,7 @@ fn addresses_for_number(number: u16) -> [IpAddr; 2] {
 /// Numbers of allocated addresses, and the ServiceEntries that hold them.
 #[derive(Debug)]
 pub(crate) struct AddressPool {
-    /// ServiceEntries that hold each number, by age; the oldest one keeps it.
+    /// ServiceEntries that hold each number, oldest first; the oldest one keeps the number.
     holders: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
     numbers_by_entry: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
     /// Number to try next. A released number is not reused soon.
@@ -124,7 +124,8 @@ impl Default for AddressPool {
 }
 
 impl AddressPool {
-    /// Records the addresses of a ServiceEntry. Returns other ServiceEntries that must give up a number to it.
+    /// Records the addresses of a ServiceEntry. Returns the ServiceEntries that must give up one of its numbers, since
+    /// an older one holds it.
     pub(crate) fn update(
         &mut self,
         key: &ObjectKey,

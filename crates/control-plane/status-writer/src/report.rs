@@ -11,9 +11,9 @@ use crate::addresses;
 pub enum Report {
     /// The object was added or changed, or cannot be parsed.
     Observed(Box<ObservedObject>),
-    /// Problems of the object that changed because of other objects.
+    /// The object's problems changed because of other objects.
     Problems(ObjectKey, Vec<Problem>),
-    /// Derived conditions of the object that changed because of other objects.
+    /// The object's derived conditions changed because of other objects.
     DerivedStatus(ObjectKey, DerivedStatus),
     /// The object was deleted.
     Deleted(ObjectKey),
@@ -51,7 +51,7 @@ pub struct StatusFacts {
     pub is_attached: bool,
     /// Published conditions of the object.
     pub conditions: Vec<Value>,
-    /// Published entries of the object's parts, such as listeners or parents.
+    /// Published status entries of the object's parts, such as a Gateway's listeners or a route's parents.
     pub list_entries: Vec<Value>,
     /// Addresses of a ServiceEntry's hosts; empty for other kinds.
     pub addresses: addresses::EntryAddresses,
@@ -113,7 +113,7 @@ impl StatusFacts {
     }
 }
 
-/// Returns the parts in a status that have conditions of their own.
+/// Returns a status's entries for the parts of an object that have conditions of their own.
 fn list_entries(kind: Kind, status: &Value) -> Vec<Value> {
     let list = ambit_derive::status_list(kind).map(|of| of.list);
     let parts = list.and_then(|list| status.get(list)?.as_array());

@@ -7,7 +7,7 @@ use ambit_derive::condition::{ConditionContent, StatusEntry, StatusListType};
 use ambit_k8s_api::status::DesiredCondition;
 use serde_json::{Map, Value};
 
-/// Returns the desired list of parts: entries of other controllers unchanged, then ours.
+/// Returns the desired status list: entries of other controllers unchanged, then our own.
 pub(crate) fn desired_entries(
     of: &StatusListType,
     ours: &[StatusEntry],
@@ -40,7 +40,7 @@ pub(crate) fn is_current(there: &[Value], desired: &[Value]) -> bool {
     timeless(there) == timeless(desired)
 }
 
-/// Returns whether a part of a shared list is written by our controller.
+/// Returns whether our controller has written an entry of a shared status list.
 fn is_own_entry(entry: &Value) -> bool {
     entry.get("controllerName").and_then(Value::as_str) == Some(ambit_derive::CONTROLLER)
 }
@@ -66,7 +66,7 @@ fn entry_json(entry: &StatusEntry, there: &[Value], generation: Option<i64>) -> 
     written.into()
 }
 
-/// Returns the desired status condition of a type with a verdict's status, reason and message.
+/// Returns the desired status condition of a type, with the status, reason and message of `condition`.
 pub(crate) fn desired_condition<'a>(
     type_: &'a str,
     condition: &'a ConditionContent,

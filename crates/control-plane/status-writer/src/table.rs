@@ -1,8 +1,8 @@
 //! Published and desired status of objects. Does no IO: takes reports, and returns writes.
 //!
 //! Every replica keeps the table; only the leader returns writes. A new leader writes all differences. A requested
-//! write is not repeated until the object shows it, so that the delay of a watch does not cause a second one; a change
-//! by another writer does.
+//! write is not repeated while the watch has not reported it yet; a change of the object by another writer causes a new
+//! write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use crate::{
 /// Field manager that writes allocated addresses.
 const ADDRESSES_MANAGER: &str = "ambit-addresses";
 
-/// Writes and events that follow from a report.
+/// Status writes and Kubernetes Events that follow from a report.
 #[derive(Debug, Default)]
 pub struct Writes {
     /// Desired writes of objects' status.
@@ -53,7 +53,7 @@ struct Entry {
     requested: BTreeMap<&'static str, Option<ConditionContent>>,
     /// Requested addresses that the object does not show yet.
     requested_addresses: Option<Value>,
-    /// Requested parts that the object does not show yet.
+    /// Requested status list that the object does not show yet.
     requested_list_entries: Option<Vec<Value>>,
 }
 
@@ -189,7 +189,7 @@ impl StatusTable {
     }
 }
 
-/// Returns whether a condition of this kind reports problems, which then need no event.
+/// Returns whether objects of a kind have a condition that reports problems, so that no event is needed.
 fn reports_problems(kind: Kind) -> bool {
     conditions(kind).iter().any(|one| one.reports_problems)
 }
@@ -201,7 +201,7 @@ fn forget(observed: &ObservedObject) -> impl Iterator<Item = DesiredWrite> {
     managers.map(|manager| DesiredWrite::Drop(write_target(observed, manager)))
 }
 
-/// Requests writes of conditions that differ from the published ones.
+/// Requests a write of each condition whose desired content differs from the published one.
 fn compare_conditions(entry: &mut Entry, out: &mut Writes) {
     compare_list(entry, out);
     let observed = &entry.observed;
@@ -251,7 +251,7 @@ fn compare_conditions(entry: &mut Entry, out: &mut Writes) {
     }
 }
 
-/// Requests writes of parts that differ from the published ones.
+/// Requests a write of the status list if the desired list differs from the published one.
 fn compare_list(entry: &mut Entry, out: &mut Writes) {
     let observed = &entry.observed;
     let (Some(of), Some(derived_status)) =

@@ -235,8 +235,8 @@ impl Converter<'_> {
         from.request.clone()
     }
 
-    /// Replaces a rewrite of the path's prefix by one of the full path if no match is on a prefix; reports rules with
-    /// both kinds of matches.
+    /// Replaces a rewrite of the path prefix by one of the full path if no match of the rule is on a prefix; rejects a
+    /// rule that mixes both, or has a match without a path.
     fn apply_rewrite(
         &mut self,
         at: &str,
@@ -361,7 +361,7 @@ impl Converter<'_> {
     }
 }
 
-/// Returns whether a match is on a prefix of the path.
+/// Returns whether a match compares a prefix of the path.
 fn is_prefix(of: &HttpRouteMatch) -> bool {
     let path = of.path.as_ref();
     path.is_some_and(|path| path.type_.as_deref() == Some("PathPrefix"))

@@ -195,8 +195,8 @@ impl RouteRule {
         HttpFaultSpec { delay, abort }
     }
 
-    /// Converts the percentage of affected requests to a whole percentage or a fraction; without either, both APIs mean
-    /// all requests.
+    /// Converts the percentage of affected requests to a whole percentage, or else to a fraction of a million. Neither
+    /// is returned for an absent percentage: both APIs then mean all requests.
     fn parse_percentage(
         &mut self,
         field: &str,

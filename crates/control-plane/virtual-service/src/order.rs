@@ -95,7 +95,8 @@ fn is_below(path: &str, prefix: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns whether both lists require different values of the same header or query parameter.
+/// Returns whether both lists require different values of one header or query parameter, so that no request satisfies
+/// both.
 fn exclude_each_other(
     one: &[HttpNamedMatch],
     other: &[HttpNamedMatch],

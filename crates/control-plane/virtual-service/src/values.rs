@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Longest duration that is accepted, in milliseconds.
 const MAX_MILLISECONDS: u64 = 1_000_000_000_000;
 
-/// Parses a duration in Istio's format to milliseconds; `None` if they are not whole.
+/// Parses a duration in Istio's format to milliseconds; `None` if it is invalid, too long, or no whole number of them.
 pub(super) fn parse_milliseconds(text: &str) -> Option<u64> {
     let duration = parse_istio_duration(text)?;
     let all = u64::try_from(duration.as_millis()).ok()?;

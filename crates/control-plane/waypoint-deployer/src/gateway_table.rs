@@ -44,8 +44,8 @@ pub(crate) struct GatewayClassState {
     pub(crate) release: Option<GatewayApiRelease>,
 }
 
-/// Existing object of a waypoint, reduced to the fields that decide about writes. A change of any but the version
-/// causes another reconciliation.
+/// Existing object of a waypoint, reduced to the fields that decide about writes. A change of any field except the
+/// resource version causes another reconciliation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ExistingObject {
     /// Another field manager that applies the object, if there is one.
@@ -111,7 +111,7 @@ fn field_managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
 }
 
-/// Returns a field manager of that label other than [`FIELD_MANAGER`].
+/// Returns the field manager, other than [`FIELD_MANAGER`], that owns the label which marks an object as a waypoint's.
 fn other_manager(metadata: &ObjectMeta) -> Option<String> {
     let other = field_managers(metadata).find(|manager| *manager != FIELD_MANAGER);
     other.map(str::to_owned)
@@ -157,7 +157,7 @@ pub(crate) enum DeploymentPlan {
     Release(Vec<ObjectRemoval>),
 }
 
-/// Object to delete.
+/// Deletion of one object of a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectRemoval {
     pub(crate) part: WaypointObjectKind,
@@ -173,9 +173,9 @@ pub(crate) struct ObjectWrite {
     pub(crate) is_new: bool,
     /// Field manager of the write.
     pub(crate) manager: &'static str,
-    /// Resource version on which the write depends; an object that has changed since is not written. If `replicas` is
-    /// omitted because the Deployment seems to have been scaled, the number would fall to one if our field manager owns
-    /// the field by now; if it is written, that would undo a later scaling.
+    /// Resource version that the object must still have when it is written; only for Deployments. A write that omits
+    /// `replicas` would otherwise scale a Deployment to one pod if our field manager has become the field's owner, and
+    /// a write with `replicas` would undo a later scaling.
     pub(crate) replicas_owner: Option<String>,
 }
 
@@ -323,7 +323,7 @@ impl GatewayTable {
         }
     }
 
-    /// Plans the writes for a Gateway; `None` if another control plane manages it, and takes over its objects.
+    /// Plans the writes for a Gateway; `None` if another control plane manages the Gateway, and with it the objects.
     pub(crate) fn plan(&self, name: &GatewayName) -> Option<DeploymentPlan> {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
@@ -406,7 +406,7 @@ impl GatewayTable {
         })
     }
 
-    /// Returns the resource version on which a write depends, see [`ObjectWrite::replicas_owner`].
+    /// Returns the resource version that a write of a Deployment requires; `None` for other kinds of objects.
     fn replicas_owner(&self, part: WaypointObjectKind, name: &GatewayName) -> Option<String> {
         let existing = self.existing_object(part, name)?;
         let version = existing.resource_version.clone();
@@ -419,7 +419,7 @@ impl GatewayTable {
         (!removals.is_empty()).then_some(DeploymentPlan::Release(removals))
     }
 
-    /// Returns deletions of those objects of a Gateway that have these kinds.
+    /// Returns deletions of a Gateway's objects, of those kinds that `parts` selects.
     fn removals(
         &self,
         name: &GatewayName,
@@ -435,7 +435,7 @@ impl GatewayTable {
         of_it.filter_map(removal).collect()
     }
 
-    /// Returns whether this crate created an object for exactly this Gateway, by its UID.
+    /// Returns whether this crate created an object for exactly this Gateway, by the Gateway's UID.
     fn is_owned_by_gateway(
         &self,
         part: WaypointObjectKind,

@@ -160,7 +160,7 @@ fn serves_v1(definition: &CustomResourceDefinition) -> bool {
     versions.any(|version| version.name == "v1" && version.served)
 }
 
-/// Watches of Gateways, waypoints' objects, and everything that determines them.
+/// Watches of Gateways, of waypoints' objects, and of all other objects that determine them.
 struct Watches {
     class: ObjectWatch<DynamicObject, GatewayClassState>,
     gateways: ObjectWatch<DynamicObject, Box<Gateway>>,

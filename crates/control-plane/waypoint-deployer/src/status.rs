@@ -63,7 +63,7 @@ fn condition(
     }
 }
 
-/// Returns the desired status, with all fields of our manager; `None` if the Gateway has it already.
+/// Returns the desired status, with all fields that our field manager owns; `None` if the Gateway has it already.
 pub(crate) fn status_patch(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
     let (conditions, addresses) = (desired_conditions(state), addresses(gateway, state));
     let there = self::conditions(&gateway.status);

@@ -53,12 +53,12 @@ fn part_resource(part: WaypointObjectKind) -> ApiResource {
     }
 }
 
-/// Applies objects in order. Stops at the first one whose name an object has that does not belong to a waypoint, and
-/// returns that object.
+/// Applies objects in order. Stops at the first one whose name is taken by an object that does not belong to a
+/// waypoint, and returns that conflict.
 ///
 /// # Errors
 ///
-/// Errors of the API server; 409 for an object that has changed since its write was decided.
+/// When the API server rejects a write; with status 409 if an object has changed since its write was planned.
 pub(crate) async fn apply_objects(
     client: &Client,
     name: &GatewayName,

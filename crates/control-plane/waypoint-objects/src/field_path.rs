@@ -35,7 +35,7 @@ impl FieldPath {
         Self(steps)
     }
 
-    /// Returns the name of the last map member on the path.
+    /// Returns the name of the map member that the path ends with; `None` for a list element and for the object itself.
     pub(crate) fn last_member(&self) -> Option<&str> {
         match self.0.last()? {
             PathStep::Member(name) => Some(name),

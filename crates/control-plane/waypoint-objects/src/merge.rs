@@ -135,8 +135,8 @@ fn is_replace_directive(element: &Value) -> bool {
 
 type MergeKeys = &'static [&'static str];
 
-/// Returns the merge keys that identify the elements of a list, for lists in the kinds of which a waypoint consists;
-/// `None` for other lists.
+/// Returns the merge keys that identify the elements of a list in a waypoint's objects; `None` for lists without merge
+/// keys.
 fn merge_keys(of: &FieldPath) -> Option<MergeKeys> {
     let name = of.last_member()?;
     Some(match name {

@@ -302,9 +302,9 @@ impl<'a> ObjectBuilder<'a> {
         (own.labels, own.annotations)
     }
 
-    /// Returns the Gateway's labels and annotations for the objects, but not for the pods: those of
-    /// `spec.infrastructure` if it exists, else the Gateway's own. On pods, a changed annotation would replace all of
-    /// them.
+    /// Returns the labels and annotations that the waypoint's objects copy: those of `spec.infrastructure` if it
+    /// exists, else the Gateway's own. Pods do not copy the Gateway's own, since a changed annotation would replace all
+    /// pods.
     fn copied_labels_and_annotations(
         &self,
     ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
@@ -347,7 +347,7 @@ fn conflicting_name_annotation(gateway: &Gateway, name: &str) -> Option<&'static
     all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))
 }
 
-/// Merges `members` into the map at the path `place` of an object.
+/// Merges `members` into the map at the JSON pointer `place` of an object.
 fn merge(object: &mut Value, place: &str, members: &Value) {
     let into = object.pointer_mut(place).and_then(Value::as_object_mut);
     if let (Some(into), Some(members)) = (into, members.as_object()) {

@@ -9,15 +9,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Name of the GatewayClass of waypoints.
 pub const GATEWAY_CLASS: &str = "istio-waypoint";
-/// Controller of that class.
+/// Controller name of the GatewayClass of waypoints.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
 /// Label of every generated object: its manager.
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED_LABEL`] on a waypoint's objects.
 pub const MANAGED_BY_VALUE: &str = "istio.io-mesh-controller";
 
-/// Returns whether the control plane of a revision manages a Gateway, of any class. `namespace` has the labels of the
-/// Gateway's namespace, which may select a revision, too.
+/// Returns whether a Gateway of any class belongs to the control plane of `revisions` (its revision and tags).
+/// `namespace` has the labels of the Gateway's namespace, which may select a revision, too.
 pub fn is_of_revision(
     gateway: &Gateway,
     namespace: &BTreeMap<String, String>,

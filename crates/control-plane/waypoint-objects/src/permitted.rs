@@ -63,7 +63,7 @@ enum FieldRule {
     Labels,
     /// One of these values.
     OneOf(&'static [&'static str]),
-    /// Only these elements of a list, identified by a merge key.
+    /// Only list elements whose merge key the rule allows.
     List(&'static ListRule),
 }
 

@@ -308,7 +308,8 @@ fn set_selectors(constraints: &mut [Value], selector: &Value) {
     }
 }
 
-/// Recomputes the fields of a Deployment that depend on others, after overlays were merged.
+/// Recomputes fields of a Deployment's pod template that depend on others, after overlays were merged: selectors of
+/// topology spread constraints, and the variable with the termination grace period.
 pub(crate) fn adjust_pod_template(deployment: &mut Value, selector: &Value, settings: &Settings) {
     let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
         return;

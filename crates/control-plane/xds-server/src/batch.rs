@@ -56,7 +56,7 @@ impl Batch {
         self.resources.is_empty() && self.removed.is_empty()
     }
 
-    /// Returns the encoded batch, in pieces.
+    /// Returns the encoded batch in pieces. The first call encodes it for all clients.
     pub fn encoded(&self) -> &[Bytes] {
         self.encoded.get_or_init(|| {
             let resource_type = self.view.resource_type();
@@ -70,7 +70,7 @@ impl Batch {
     }
 }
 
-/// Response to a client.
+/// Delta xDS response to one client.
 #[derive(Clone, Debug)]
 pub struct Push {
     /// Nonce of the response, which the client's acknowledgement repeats.
@@ -128,7 +128,7 @@ pub struct BatchCache {
 }
 
 impl BatchCache {
-    /// Returns a cached and recent enough snapshot of a view, or a new one.
+    /// Returns the cached snapshot of a view if it is recent, or else a new one.
     pub(crate) fn snapshot(
         &self,
         view: &View,

@@ -352,8 +352,8 @@ impl Drop for StreamRegistration {
 
 // === gRPC ===
 
-/// gRPC service of both xDS variants, written by hand because the generated one would copy every record for every
-/// client.
+/// gRPC service of both xDS variants, delta and state-of-the-world. The service is written by hand because the
+/// generated one would copy every record for every client.
 #[derive(Clone, Debug)]
 pub struct DiscoveryServer {
     discovery: DeltaDiscovery,

@@ -82,7 +82,7 @@ struct Subscription {
     known: HashMap<ArcStr, String>,
     /// Store revision up to which changes were sent.
     cursor: u64,
-    /// Store revision that the last push reaches.
+    /// Store revision up to which the last push carries changes.
     sent_up_to: u64,
     /// Store revision up to which the client has acknowledged all pushes.
     acknowledged_up_to: u64,
@@ -92,7 +92,7 @@ struct Subscription {
     error: Option<String>,
 }
 
-/// Delta xDS session of one client; see the module's documentation.
+/// Delta xDS session of one client: its subscriptions, and the removals that are withheld from it.
 #[derive(Debug)]
 pub struct Session {
     client: Client,
@@ -202,7 +202,7 @@ impl Session {
         Ok(pushes)
     }
 
-    /// Moves the batch's removed names that other records may reference to `withheld`, for
+    /// Withholds the batch's removals of records that other records may reference, for
     /// [`Self::take_possible_removals`].
     fn withhold_removals(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
         let view = &batch.view;
@@ -356,7 +356,8 @@ impl Subscription {
         records.into_batch(&mut self.known, Vec::new())
     }
 
-    /// Applies changes of the subscription, and returns the resulting batch; `None` without changes.
+    /// Applies a request's changes to the subscription, and returns the records to send; `None` if the request only
+    /// unsubscribes or acknowledges.
     fn resubscribe(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -400,7 +401,7 @@ impl Subscription {
         Ok(changed.next().is_some())
     }
 
-    /// Returns the batch of changes since the cursor for a wildcard client.
+    /// Returns the batch of changes since the cursor, for a wildcard subscription.
     fn wildcard_changes(
         &self,
         part: StepContent,
@@ -495,7 +496,7 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), SessionError> {
     }
 }
 
-/// Collects the records of a subscription by name, with their related records.
+/// Records that a client subscribes to by name, with the endpoints of subscribed services.
 struct SubscribedRecords<'a> {
     view: View,
     store: &'a Store,
@@ -513,8 +514,8 @@ impl<'a> SubscribedRecords<'a> {
         }
     }
 
-    /// Adds the record with this name or alias; if it is a service, also its endpoints. Returns the names of the
-    /// records that the key itself found.
+    /// Adds the record with this name or alias; for a service, also its endpoints. Returns the names of the records
+    /// that have this name or alias.
     fn add_by_name(&mut self, key: &str) -> Vec<ArcStr> {
         let by_name = self
             .store

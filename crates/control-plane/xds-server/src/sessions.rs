@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{node::NodeInfo, session::SubscriptionStatus};
 
-/// Open streams by a number that is unique in this process.
+/// Table of open streams, by a stream number that is unique in this process.
 pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 
 /// State of one stream.

@@ -71,7 +71,7 @@ fn is_subscribed_to(session: &SessionStatus, of: WaypointRecordType) -> bool {
     all.any(|one| one.resource_type == ResourceType::Waypoint(of))
 }
 
-/// Returns the number of a Gateway's records of a type.
+/// Returns the number of records of one type that a Gateway has.
 fn count_records(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize {
     let client = Client {
         node: "".into(),

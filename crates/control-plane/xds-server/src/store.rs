@@ -31,7 +31,7 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct RecordCollection {
     entries: HashMap<ArcStr, Arc<EncodedRecord>>,
-    /// Names by the revision of their latest change, which may be a removal.
+    /// Names of changed records, by the revision of their latest change, which may be a removal.
     log: BTreeMap<u64, ArcStr>,
     changed_at: HashMap<ArcStr, u64>,
     removed: VecDeque<(u64, ArcStr)>,

@@ -120,7 +120,7 @@ pub(crate) fn encode(
     pieces
 }
 
-/// Encoder of records, with its options.
+/// Encoder of records of one resource type, with or without aliases.
 #[derive(Clone, Copy)]
 struct RecordEncoder {
     resource_type: ResourceType,

@@ -1,8 +1,8 @@
-//! Index that finds the few policy rules that can match a connection among very many.
+//! Index of policy rules by the values that they require, so that a connection is compared with few of them.
 //!
 //! Most rules require one of a few exact values: a principal, a namespace, a service account, a port. Such a rule is
-//! indexed by these values and evaluated only for connections that have one of them; all others are always evaluated.
-//! The index never decides: every candidate is matched in full.
+//! indexed by these values and evaluated only for connections that have one of them; all other rules are always
+//! evaluated. The index only selects candidates: every candidate is then matched in full.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -26,7 +26,7 @@ pub(crate) struct RuleIndex {
     by_account: HashMap<ArcStr, Vec<RuleId>>,
     by_port: HashMap<u16, Vec<RuleId>>,
     always: Vec<RuleId>,
-    /// The rules of each indexed policy, also of policies without rules.
+    /// Ids of each policy's rules, with an empty list for a policy without rules.
     of_policy: HashMap<PolicyKey, Vec<RuleId>>,
 }
 

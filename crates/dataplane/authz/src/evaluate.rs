@@ -24,7 +24,7 @@ pub struct Decision {
     pub allowed: bool,
     /// Policy that decided; `None` if no policy applies, or no ALLOW policy matches.
     pub decided_by: Option<PolicyKey>,
-    /// Reason of the decision.
+    /// Reason for the decision, for logs.
     pub reason: DecisionReason,
     /// Dry-run policies that matched the connection.
     pub dry_run: Vec<DryRunDenial>,
@@ -35,7 +35,7 @@ pub struct Decision {
 pub enum DecisionReason {
     /// No policy applies to the destination.
     NoPolicies,
-    /// Policies apply, none of them an enforced ALLOW, and none denies.
+    /// Policies apply, but none is an enforced ALLOW policy and none denies the connection.
     NoAllowPolicies,
     /// An ALLOW policy matches.
     Allowed,
@@ -43,9 +43,9 @@ pub enum DecisionReason {
     Denied,
     /// No ALLOW policy matches, although some apply.
     NoAllowPolicyMatched,
-    /// A fail-closed substitute policy denies; the text is why the original is not understood in full.
+    /// The fail-closed substitute of a policy denies; the text says why the original could not be decoded in full.
     InvalidPolicy(ArcStr),
-    /// The destination's record names an unknown policy, and no known policy denies.
+    /// The destination's WDS record names a policy that was not received, and no known policy denies.
     MissingPolicy(ArcStr),
 }
 
@@ -103,7 +103,7 @@ impl fmt::Display for Decision {
 }
 
 impl PolicySet {
-    /// Decides a connection to `destination`.
+    /// Decides whether a connection to `destination` is allowed.
     pub fn evaluate(&self, destination: &Workload, connection: &Connection) -> Decision {
         let buckets = self.scopes_for_namespace(&destination.namespace);
         let names = destination.authorization_policies.as_slice();
@@ -157,8 +157,8 @@ impl PolicySet {
         decision
     }
 
-    /// Decides by PeerAuthentication alone: by the DENY policies that it is converted to and that the destination
-    /// names.
+    /// Decides by PeerAuthentication alone: evaluates only the DENY policies that istiod converts it to and that the
+    /// destination names.
     pub fn evaluate_peer_authentication(
         &self,
         destination: &Workload,
@@ -185,7 +185,7 @@ impl PolicySet {
         }
     }
 
-    /// Returns the policies with these names, and the first unknown name if unknown policies deny connections.
+    /// Returns the policies with these names. Also returns the first name without a policy, if missing policies deny.
     fn named<'a>(
         &self,
         names: impl IntoIterator<Item = &'a ArcStr>,
@@ -232,7 +232,7 @@ pub(crate) fn is_peer_authentication(record: &str) -> bool {
     name == STATIC_STRICT || name.starts_with(CONVERTED_PEER_AUTHENTICATION)
 }
 
-/// Decides a connection that no policy denies, by the ALLOW policies.
+/// Decides whether a connection that no DENY policy matches is allowed by the ALLOW policies.
 fn decide_by_allow_policies(
     matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
     has_allow: impl FnOnce() -> bool,

@@ -1,8 +1,8 @@
-//! Layer 4 authorization: which policy decides a connection, and why.
+//! Layer 4 authorization: decides whether a connection is allowed, and by which policy.
 //!
-//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] returns the
-//! evaluation of every policy that applies. [`Attributes`] compares sources and addresses for layer 7, too. Pure: no
-//! IO, no time, no randomness.
+//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] returns the evaluation
+//! of every policy that applies. Layer 7 policies use [`Attributes`], too, to compare sources and addresses. No IO,
+//! clock or randomness.
 #![forbid(unsafe_code)]
 
 mod attributes;

@@ -9,25 +9,25 @@ use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
 use crate::{candidates::RuleIndex, connection::Peer};
 
-/// Decision about connections to a workload that names an unknown policy.
+/// How connections to a workload are decided if its record names a policy that was not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingPolicies {
     /// Deny the connection: the policy might be a DENY that has not been received yet.
     #[default]
     Deny,
-    /// Ignore the unknown policy, as Istio's ztunnel does.
+    /// Ignore the missing policy, as Istio's ztunnel does.
     Ignore,
 }
 
-/// Authorization policies by name and scope.
+/// Set of layer 4 authorization policies, indexed by name and scope.
 #[derive(Debug, Default)]
 pub struct PolicySet {
     by_key: BTreeMap<PolicyKey, Arc<Authorization>>,
-    /// Policies with the scope of the whole mesh.
+    /// Policies that apply to the whole mesh.
     global: ScopePolicies,
     by_namespace: HashMap<ArcStr, ScopePolicies>,
     missing: MissingPolicies,
-    /// Number of dry-run policies.
+    /// Number of dry-run policies in the set.
     dry_runs: usize,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct ScopePolicies {
     dry_allow: RuleIndex,
 }
 
-/// Workloads whose connections may be affected by a change of policies.
+/// Workloads whose connections a policy change may affect, and which must be evaluated again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AffectedWorkloads {
     /// No workload, since the policy did not change.
@@ -51,7 +51,7 @@ pub enum AffectedWorkloads {
     Namespace(ArcStr),
     /// Workloads whose records name the policy (`namespace/name`).
     NamingPolicy(ArcStr),
-    /// Union of several values, for a policy that changed its scope.
+    /// Union of several sets of workloads, for a policy whose scope changed.
     Union(Vec<Self>),
 }
 
@@ -76,7 +76,7 @@ impl AffectedWorkloads {
 }
 
 impl PolicySet {
-    /// Creates an empty set of policies.
+    /// Creates an empty set of policies, with the decision about missing ones.
     pub fn new(missing: MissingPolicies) -> Self {
         Self {
             missing,
@@ -172,7 +172,7 @@ impl PolicySet {
         self.dry_runs > 0
     }
 
-    /// Returns the policies of the whole mesh, and of a namespace.
+    /// Returns the policies with the scope of the whole mesh, and those of the namespace if it has any.
     pub(crate) fn scopes_for_namespace(&self, namespace: &str) -> [Option<&ScopePolicies>; 2] {
         [Some(&self.global), self.by_namespace.get(namespace)]
     }

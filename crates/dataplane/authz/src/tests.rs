@@ -1,4 +1,4 @@
-//! Tests of each rule of evaluation, and of decisions compared with a naive reference.
+//! Tests of each evaluation rule, and comparison of decisions with a naive reference implementation.
 
 mod peer_authentication;
 
@@ -29,7 +29,7 @@ fn policy(name: &str, action: Action, rules: Vec<Vec<Clause>>) -> Authorization 
     }
 }
 
-/// Builds the rules of a policy: one rule of one clause of one match.
+/// Builds the rules of a policy from a match: one rule with one clause.
 fn match_clause(m: Match) -> Vec<Vec<Clause>> {
     vec![vec![vec![m]]]
 }
@@ -650,7 +650,7 @@ prop_compose! {
     }
 }
 
-/// Decides step by step as the rules are specified, without an index.
+/// Naive reference implementation of [`PolicySet::evaluate`]: follows the specification step by step, without an index.
 fn naive(policies: &[Authorization], destination: &Workload, connection: &Connection) -> bool {
     let named = &destination.authorization_policies;
     let is = |name: &ArcStr, policy: &Authorization| *name == policy.key().to_string();

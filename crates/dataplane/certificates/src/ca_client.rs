@@ -1,4 +1,5 @@
-//! Fetches certificates: the interface that the certificate store uses, and its implementation for Istio's CSR API.
+//! Client interface of a certificate authority, which the certificate store uses, and its implementation for Istio's
+//! CSR API.
 
 use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -27,20 +28,20 @@ pub trait CaClient: Send + Sync + 'static {
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 
-    /// Subscribes to the certificates of an identity; called before its first fetch.
+    /// Subscribes to the certificates of an identity. The certificate store calls this before the first fetch.
     fn keep_ready(&self, _identity: &Identity) {}
 
-    /// Ends the subscription of [`Self::keep_ready`].
+    /// Ends the subscription to the certificates of an identity.
     fn stop_keeping_ready(&self, _identity: &Identity) {}
 
-    /// Returns the queue of identities whose certificates the CA has replaced by itself; it stays empty for a CA that
-    /// does not push certificates.
+    /// Returns the queue of identities whose certificates the CA has replaced unasked; always empty for a CA that does
+    /// not push certificates.
     fn renewals(&self) -> Renewals {
         Renewals::default()
     }
 }
 
-/// Queue of identities whose certificates are to be fetched before they are due for renewal. Clones share the queue.
+/// Queue of identities whose certificates must be fetched before their regular renewal. Clones share the queue.
 #[derive(Clone, Debug, Default)]
 pub struct Renewals(Arc<PendingRenewals>);
 
@@ -69,7 +70,7 @@ impl Renewals {
     }
 }
 
-/// Cache of certificates that outlives the process, for a warm start of its successor.
+/// Cache of certificates that outlives the process, for a warm start after a restart.
 pub trait CertificateCache: Send + Sync + 'static {
     /// Stores the CA's response with its private key.
     fn insert(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
@@ -140,7 +141,7 @@ impl fmt::Display for StatusText<'_> {
     }
 }
 
-/// Settings of [`CsrClient`].
+/// Options of the CSR API client ([`CsrClient`]).
 #[derive(Clone, Debug)]
 pub struct CsrClientOptions {
     /// Requested lifetime of certificates (`SECRET_TTL`).
@@ -162,7 +163,7 @@ impl Default for CsrClientOptions {
     }
 }
 
-/// A client of Istio's CSR API.
+/// Client of Istio's CSR API (`istio.v1.auth.IstioCertificateService`).
 #[derive(Clone)]
 pub struct CsrClient {
     client: IstioCertificateServiceClient<Channel>,

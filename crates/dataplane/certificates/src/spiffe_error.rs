@@ -60,7 +60,7 @@ pub enum SpiffeError {
 }
 
 impl SpiffeError {
-    /// Whether the agent rejected the request, so that another attempt would fail alike.
+    /// Whether the agent rejected the request, so that a retry would be rejected, too.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Status { status, .. } => matches!(
@@ -76,7 +76,7 @@ impl SpiffeError {
     }
 }
 
-/// Displays advice for operators about a gRPC status code.
+/// Displays advice for operators on a gRPC status of the SPIFFE agent.
 struct StatusAdvice(Code);
 
 impl fmt::Display for StatusAdvice {

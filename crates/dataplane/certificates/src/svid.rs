@@ -1,4 +1,4 @@
-//! X.509-SVID as a SPIFFE agent sends it, and the certificate that is built of it.
+//! X.509-SVID as a SPIFFE agent sends it, and its conversion to a workload certificate.
 
 use std::fmt;
 
@@ -24,10 +24,10 @@ pub enum SvidError {
     Chain(#[from] ChainError),
 }
 
-/// X.509-SVID with its key, not decoded yet.
+/// X.509-SVID with its private key, both not decoded yet.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Svid {
-    /// DER certificates, or concatenations of them; leaf first.
+    /// Certificate chain in DER, leaf first; an element may hold several concatenated certificates.
     chain: Vec<Box<[u8]>>,
     /// Private key: PKCS#8 in DER.
     key: Zeroizing<Vec<u8>>,
@@ -47,7 +47,7 @@ impl Svid {
         }
     }
 
-    /// Builds the certificate of an identity from the SVID, with the roots of its trust domain.
+    /// Decodes the SVID to a workload certificate of this identity, with the roots of its trust domain.
     pub(crate) fn certificate(
         &self,
         settings: &TlsSettings,

@@ -1,5 +1,5 @@
-//! gRPC channels to the control plane, which verify the server by roots that are read at each connection; clients
-//! present no certificate.
+//! gRPC channels to the control plane. Each connection verifies the server by freshly read roots; clients present no
+//! certificate.
 
 use std::{
     future::Future,
@@ -27,13 +27,12 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{RootCa, RootCaError};
 
-/// Timeout of a TCP connection attempt. It bounds the delay that a terminated server causes before its successor is
-/// tried.
+/// Timeout of a TCP connection attempt. Bounds the delay until another server is tried after one is terminated.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Address of a control plane service, and how its server is verified.
+/// Address of a control plane service, and the settings that verify its server.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {
     /// URL of the server: `https://host:port`, or without scheme; the default port is 443. `http://` is rejected.
@@ -42,7 +41,7 @@ pub struct ChannelConfig {
     pub roots: RootCa,
     /// SAN that the server's certificate may have in place of the host name (`ALT_XDS_HOSTNAME`, `ALT_CA_HOSTNAME`).
     pub alternative_name: Option<String>,
-    /// TLS versions and cipher suites.
+    /// TLS versions and cipher suites to offer.
     pub tls: TlsSettings,
 }
 
@@ -64,10 +63,10 @@ pub enum ChannelError {
         /// Address as configured.
         address: String,
     },
-    /// The host is not a name that a certificate can have.
+    /// The configured host name or alternative name is not a valid DNS name or IP address.
     #[error("{name:?} cannot be a server's name")]
     Name {
-        /// Host of the configured address.
+        /// Host or alternative name, as configured.
         name: String,
         /// Cause of the error.
         #[source]
@@ -280,7 +279,7 @@ impl tower_service::Service<Uri> for Connector {
     }
 }
 
-/// Certificate verifier that accepts a second name besides the host name.
+/// Certificate verifier that accepts an alternative name if the host name does not match.
 #[derive(Debug)]
 struct NamesVerifier {
     inner: Arc<WebPkiServerVerifier>,

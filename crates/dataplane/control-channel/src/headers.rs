@@ -1,11 +1,11 @@
-//! Metadata of every gRPC call to the control plane: the caller's token and cluster.
+//! Metadata of every gRPC call to the control plane: the caller's token, its cluster, and configured headers.
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
 use ambit_rt::Env;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
 
-/// Source of the service account token that authenticates the caller.
+/// Source of the service account token that authenticates the caller to the control plane.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
     /// File, which is read again for each call: Kubernetes replaces it before the token expires.
@@ -46,7 +46,7 @@ pub enum CallHeadersError {
         #[source]
         source: io::Error,
     },
-    /// The token is empty; the text is the path of its file.
+    /// The token is empty. The text is the path of its file, if it was read from one.
     #[error("the token is empty ({})", .0.as_deref().unwrap_or("AUTH_TOKEN"))]
     EmptyToken(Option<String>),
     /// The token is not a valid header value.
@@ -60,7 +60,7 @@ pub enum CallHeadersError {
     },
 }
 
-/// Metadata of each call to the control plane. Cheap to clone.
+/// Metadata headers that are added to each call to the control plane. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct CallMetadata {
     token: Option<TokenSource>,
@@ -68,7 +68,7 @@ pub struct CallMetadata {
 }
 
 impl CallMetadata {
-    /// Creates the metadata: `authorization` from a token, `clusterid`, and further headers.
+    /// Creates the metadata: `authorization` from the token, `clusterid`, and the headers in `extra`.
     pub fn new<'a>(
         token: Option<TokenSource>,
         cluster_id: Option<&'a str>,
@@ -93,7 +93,7 @@ impl CallMetadata {
         })
     }
 
-    /// Creates the metadata with further headers from variables that begin with `prefix` (`XDS_HEADER_`,
+    /// Creates the metadata, with further headers from environment variables that begin with `prefix` (`XDS_HEADER_`,
     /// `CA_HEADER_`).
     pub fn from_env(
         env: &Env,

@@ -13,9 +13,9 @@ use crate::{
 
 /// TTL of answers, in seconds.
 const TTL_SECONDS: u32 = 30;
-/// Maximum size of a UDP message without EDNS, in bytes, which every client accepts.
+/// Size limit of a UDP message to a client without EDNS, in bytes.
 const MIN_DATAGRAM_BYTES: u16 = 512;
-/// Maximum size of a DNS message in a datagram, in bytes, with any IP headers.
+/// Maximum size of a DNS message in a UDP datagram, in bytes; leaves room for IP headers.
 const MAX_DATAGRAM_BYTES: u16 = 65_000;
 
 const TYPE_A: u16 = 1;
@@ -67,12 +67,12 @@ pub fn encode_response(
 /// Size of an OPT record without options, in bytes.
 const OPT_RECORD_BYTES: usize = 11;
 
-/// DNS answer that is being encoded. All its names are compression pointers, so that the record of an address takes a
-/// dozen bytes and the address, however long the name: libraries stop compressing after some records.
+/// Encoder of a DNS response. Every record refers to its owner's name by a compression pointer, so that an address
+/// record has 12 bytes and the address, however long the name. Libraries stop compressing after some records.
 struct ResponseWriter {
     bytes: Vec<u8>,
     answers: u16,
-    /// Compression pointer to the name that owns the addresses.
+    /// Compression pointer to the name that owns the address records.
     owner: u16,
 }
 
@@ -101,7 +101,7 @@ impl ResponseWriter {
         self.owner = COMPRESSION_POINTER | at;
     }
 
-    /// Appends an address record; returns false if it exceeds `limit`.
+    /// Appends an address record unless the message would exceed `limit` bytes; returns whether it was appended.
     fn add_address(&mut self, ip: IpAddr, limit: usize) -> bool {
         let before = self.bytes.len();
         match ip {

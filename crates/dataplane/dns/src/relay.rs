@@ -1,4 +1,4 @@
-//! Forwards a query unchanged under another id, and checks the upstream server's response to it.
+//! Forwards a query to an upstream server under another id, and checks that the server's response belongs to it.
 
 use hickory_proto::{
     op::{Header, MessageType, ResponseCode},
@@ -16,7 +16,8 @@ pub(crate) struct Forward {
 }
 
 impl Forward {
-    /// Creates the forwarded query with an id that only the upstream server learns.
+    /// Creates the query to forward. Its random id is known only to the upstream server, so that others cannot spoof a
+    /// response.
     pub(crate) fn new(question: &DnsQuery, id: u16) -> Self {
         let mut message = question.bytes.clone();
         let client_id = question.metadata.id.to_be_bytes();

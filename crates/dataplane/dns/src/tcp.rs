@@ -15,7 +15,7 @@ use crate::{
     transport::Transport,
 };
 
-/// Serves one connection's queries until it is idle or closed. Connections beyond the server's limit are closed at
+/// Serves the queries on one TCP connection until it is idle or closed. Closes connections beyond the server's limit at
 /// once.
 pub async fn serve_connection<H: DnsHost>(mut stream: TcpStream, server: &Server<H>) {
     let Ok(_room) = server.connections.try_acquire() else {
@@ -40,7 +40,7 @@ pub async fn serve_connection<H: DnsHost>(mut stream: TcpStream, server: &Server
     }
 }
 
-/// Reads the next message; `None` when the client closes the connection, or is too slow.
+/// Reads the next query; `None` if the client closes the connection or sends no complete query in time.
 async fn read_query(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
     let read = async {
         let len = stream.read_u16().await?;

@@ -15,17 +15,17 @@ use crate::{
 };
 use ports::Ports;
 
-/// Maximum length of a query in bytes; longer datagrams are truncated, and thus refused.
+/// Maximum length of a query in bytes; longer datagrams are truncated and then rejected.
 const MAX_QUERY_BYTES: usize = 4096;
-/// Pause after a socket error that no client caused.
+/// Pause after a socket error that is not due to a client.
 const ERROR_PAUSE: Duration = Duration::from_millis(20);
 
-/// Permit for removing conntrack entries, for one removed pod at a time.
+/// Semaphore that limits the removal of conntrack entries to one pod at a time.
 static CONNTRACK_CLEANUP: Semaphore = Semaphore::const_new(1);
 
-/// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting source ports
-/// of the pod that were redirected before, even after the rules are removed. Conntrack entries of ports without a
-/// socket are removed when the drain begins, the others at its end.
+/// Serves datagrams until the drain begins and then no more arrive. Even after the redirection rules are removed, the
+/// kernel continues to redirect source ports that it redirected before. So the conntrack entries of closed ports are
+/// removed when the drain begins, all others at its end.
 pub async fn serve_datagrams<H: DnsHost>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
@@ -88,7 +88,7 @@ async fn serve_until_handover<H: DnsHost>(
     serve_during(socket, server, ports, all).await;
 }
 
-/// Serves datagrams until the future `work` completes.
+/// Serves datagrams while the future `work` runs.
 async fn serve_during<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
@@ -107,7 +107,7 @@ async fn serve_during<H: DnsHost>(
     }
 }
 
-/// Removes the conntrack entries of datagrams from these source ports.
+/// Removes the conntrack entries that redirect datagrams from these source ports of the pod.
 fn remove_conntrack_entries<H>(
     socket: &UdpSocket,
     server: &Server<H>,
@@ -132,7 +132,7 @@ fn remove_conntrack_entries<H>(
     }
 }
 
-/// Handles all queued datagrams, without starving other tasks of the thread.
+/// Handles all datagrams in the socket's queue, yielding to other tasks of the thread.
 async fn receive_all<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,

@@ -1,4 +1,4 @@
-//! Forwards a query from inside the pod's network namespace, so that the network sees the pod as the client.
+//! Forwards a query from inside the pod's network namespace, so that upstream servers see the pod as the client.
 
 use std::{io, net::SocketAddr};
 
@@ -19,9 +19,9 @@ use crate::{
     transport::Transport,
 };
 
-/// Port of the DNS queries that redirection captures.
+/// Port on which redirection captures DNS queries.
 const DNS_PORT: u16 = 53;
-/// Maximum number of upstream servers that are tried, as in common resolvers.
+/// Maximum number of upstream servers that are tried for a query, as in common resolvers.
 const MAX_SERVERS: usize = 3;
 
 /// Reason why a query could not be forwarded.
@@ -56,8 +56,8 @@ pub enum RelayError {
     },
 }
 
-/// Forwards a query to the server that the client addressed, or else to those of the egress in turn, and returns the
-/// response.
+/// Forwards a query to the server that the client addressed. If that is unknown, tries the fallback servers in turn.
+/// Returns the response with its code.
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
@@ -100,8 +100,8 @@ pub(crate) async fn exchange(
     result
 }
 
-/// Whether this address can be the original destination of a captured query: on port 53, and not loopback,
-/// unspecified or multicast. Otherwise this server would query itself.
+/// Whether this address can be the original destination of a captured query: its port is 53, and it is not loopback,
+/// unspecified or multicast. Other addresses could make this server query itself.
 fn is_usable_server(resolver: &SocketAddr) -> bool {
     let ip = resolver.ip();
     resolver.port() == DNS_PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
@@ -144,7 +144,8 @@ async fn exchange_over_udp(
     }
 }
 
-/// Receives a datagram. The buffer for the maximum size exists only during this call.
+/// Receives a datagram. The buffer of the maximum datagram size exists only during this call, not while the query
+/// waits.
 fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 65_535];
     let len = socket.try_recv(&mut buffer)?;

@@ -1,8 +1,8 @@
-//! Reads large pieces from the socket under TLS.
+//! Buffered reads of TLS bytes: reads large chunks from the socket beneath the TLS layer.
 //!
-//! The TLS library reads 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH_BYTES`], and
-//! returns it in pieces. The buffer belongs to the worker thread and is a connection's only while it holds bytes, so
-//! idle connections have none.
+//! The TLS library requests 4 KiB at a time. [`BufferedReads`] reads everything that the socket has, up to
+//! [`SCRATCH_BYTES`], and returns it piece by piece. A connection holds a buffer only while it has unread bytes; an
+//! empty buffer returns to its worker thread, so that idle connections use no memory for it.
 
 use std::{
     cell::RefCell,
@@ -26,12 +26,12 @@ thread_local! {
     static FREE_BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Connection whose socket is read in large pieces.
+/// Wrapper of a socket that reads large chunks, for TLS on top of it.
 pub struct BufferedReads<IO> {
     io: IO,
-    /// Bytes that were read but not returned yet; has capacity only while it holds bytes.
+    /// Bytes that were read from the socket but not yet returned to the TLS layer.
     buffered: BytesMut,
-    /// Future that completes when the connection must be closed, because its peer is no longer accepted.
+    /// Future that completes when the peer's certificate or trust domain is no longer accepted; reads then fail.
     withdrawn: Option<Pin<Box<dyn Future<Output = WithdrawalReason> + Send>>>,
 }
 
@@ -44,7 +44,7 @@ impl<IO: fmt::Debug> fmt::Debug for BufferedReads<IO> {
 }
 
 impl<IO> BufferedReads<IO> {
-    /// Wraps `io`, which is then read in large pieces.
+    /// Wraps the socket `io` in a read buffer.
     pub fn new(io: IO) -> Self {
         Self {
             io,

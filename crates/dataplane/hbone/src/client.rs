@@ -43,11 +43,11 @@ pub enum DialError {
     /// A step before connecting failed: fetching the certificate, or creating the socket.
     #[error("{text}")]
     Prepare {
-        /// Description of the step.
+        /// Description of the step that failed, for the error message.
         text: &'static str,
         /// Low-cardinality reason for metrics.
         reason: Reason,
-        /// Cause of the error.
+        /// Error of the step that failed.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -56,7 +56,7 @@ pub enum DialError {
     Connect {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the TCP connect call.
         #[source]
         source: io::Error,
     },
@@ -76,7 +76,7 @@ pub enum DialError {
     Tls {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the TLS handshake.
         #[source]
         source: HandshakeError,
     },
@@ -85,7 +85,7 @@ pub enum DialError {
     Http2 {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the HTTP/2 handshake.
         #[source]
         source: Http2Error,
     },
@@ -124,7 +124,7 @@ pub enum TunnelError {
     /// The CONNECT request could not be built from the authority and headers.
     #[error("the CONNECT request is not valid")]
     Request(#[source] http::Error),
-    /// The stream or its connection failed before a response.
+    /// The tunnel's HTTP/2 stream or its connection failed before the CONNECT response.
     #[error("the tunnel's stream failed")]
     Stream(#[source] h2::Error),
     /// The peer refused the tunnel with this status.
@@ -169,8 +169,9 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer has processed neither the request nor application data, so that another connection may be
-    /// tried. On a `fresh` connection only if the peer closed it without an error, since a refusal would be repeated.
+    /// Whether the tunnel may be retried on another connection, since the peer has processed neither the request nor
+    /// application data. On a `fresh` connection, which was opened for this tunnel, only a peer that disconnected
+    /// without an error permits a retry: a refusal would be repeated.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_connection_closed(error),
@@ -199,8 +200,8 @@ fn refusal_error(parts: &response::Parts) -> TunnelError {
     }
 }
 
-/// Whether the connection ended before the stream was processed, or the peer refused the stream unprocessed (GOAWAY,
-/// REFUSED_STREAM). A reset with another code may come from the connection behind an accepted tunnel.
+/// Whether the peer did not process the stream: the connection ended before, or the peer refused the stream (GOAWAY,
+/// REFUSED_STREAM). Resets with other codes may come from the connection behind an accepted tunnel.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_go_away() || error.is_io() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
 }
@@ -225,23 +226,24 @@ impl fmt::Debug for ClientConnection {
 }
 
 impl ClientConnection {
-    /// Returns the number of the connection's tunnels.
+    /// Returns the number of open tunnels on the connection.
     pub fn streams(&self) -> usize {
         self.shared.streams.load(Ordering::Relaxed)
     }
 
-    /// Whether the connection may carry one more tunnel.
+    /// Whether the stream limits of both peers permit one more tunnel on the connection.
     pub fn has_room(&self) -> bool {
         self.streams() < self.max_streams.min(self.send.current_max_send_streams())
     }
 
-    /// Whether the peer's flow control blocks all tunnels that have data to send: stalled streams may hold the whole
-    /// window of the connection, and another tunnel would stall with them.
+    /// Whether the connection is stalled: flow control blocks all tunnels that have data to send. Stalled streams may
+    /// hold the whole connection window, so that another tunnel would stall as well.
     pub(crate) fn is_stalled(&self) -> bool {
         self.shared.is_stalled()
     }
 
-    /// Whether the connection accepts new tunnels: not after GOAWAY, an error, or a long idle time.
+    /// Whether the connection accepts new tunnels; false after GOAWAY, an error, the idle timeout, or the removal of
+    /// its peer.
     pub fn is_open(&mut self) -> bool {
         !self.shared.retired.load(Ordering::Relaxed)
             && !matches!(
@@ -275,8 +277,8 @@ impl ClientConnection {
     }
 }
 
-/// Guard in the connection's driver that retires the connection when dropped, also by a panic, so that it takes no
-/// more tunnels.
+/// Guard in the connection's [`Driver`] that retires the connection on drop, also after a panic. A retired connection
+/// takes no new tunnels.
 struct RetireOnDrop(Arc<ConnectionState>);
 
 impl Drop for RetireOnDrop {
@@ -285,16 +287,17 @@ impl Drop for RetireOnDrop {
     }
 }
 
-/// Task that drives a connection's HTTP/2; must be spawned. Ends with the connection.
+/// Task that drives the HTTP/2 protocol of one connection. The caller must spawn [`Self::run`], which ends with the
+/// connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     connection: h2::client::Connection<IO, SendChunk>,
     pinger: Pinger,
     shared: Arc<ConnectionState>,
     windows: FlowControlWindows,
     idle_release: Duration,
-    /// Liveness of the peer that `pinger` last received.
+    /// Peer liveness that was last passed to `pinger`.
     liveness: Liveness,
-    /// Time at which the connection is closed, if its peer was removed.
+    /// Deadline for closing the connection to a removed workload; `None` while the workload exists.
     close_at: Option<Instant>,
     /// Permit of a connection limit, released when the connection ends.
     _permit: Option<Box<dyn Permit>>,
@@ -317,8 +320,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// Drives the connection until it ends. Calls `on_idle` when no tunnel was opened for so long that the owner
-    /// should drop the connection.
+    /// Drives the connection until it ends. Calls `on_idle` after the idle timeout without a new tunnel, so that the
+    /// owner drops the connection.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
         let _retire = RetireOnDrop(self.shared.clone());
         let result = poll_fn(|cx| {

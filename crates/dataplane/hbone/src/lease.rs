@@ -13,7 +13,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-/// Time after which a connection counts as stalled if none of its blocked tunnels could send.
+/// Time without progress of any blocked tunnel after which a connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Permit of a connection limit, which is held until the connection closes.
@@ -24,14 +24,14 @@ impl<T: fmt::Debug + Send> Permit for T {}
 /// Liveness of the workload at the other end of a connection, by the control plane's records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Liveness {
-    /// The workload's record is in place, so it is expected to respond.
+    /// The control plane reports the workload as healthy, so its proxy is expected to respond.
     #[default]
     Expected,
-    /// The workload is not ready, or is terminating: its connections are checked often, and continue while it
-    /// responds.
+    /// The control plane reports the workload as not ready or terminating. PINGs check its connections often; tunnels
+    /// continue while the proxy responds.
     Doubtful,
-    /// The control plane removed the workload, or reassigned its address: its connections take no more tunnels, and
-    /// are closed when the peer does not respond, or after a time limit.
+    /// The control plane removed the workload or reassigned its address. Its connections take no new tunnels, and close
+    /// when the peer does not respond or the drain timeout passes.
     Gone,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct ConnectionState {
     pub(crate) created_at: Instant,
     /// Whether the connection takes no more tunnels and only serves its existing ones.
     pub(crate) retired: AtomicBool,
-    /// Number of tunnels with data to send for which the peer's windows have no room.
+    /// Number of tunnels that cannot send, since the peer's flow-control windows are exhausted.
     pub(crate) blocked: AtomicUsize,
     /// Milliseconds from `created_at` to the last time that a blocked tunnel could send, or that the first tunnel was
     /// blocked.
     pub(crate) last_progress_ms: AtomicUsize,
     liveness: AtomicU8,
-    /// Waker of the connection's driver, which acts upon a change of `liveness`.
+    /// Waker of the connection's driver, woken when `liveness` changes.
     pub(crate) driver_waker: AtomicWaker,
 }
 

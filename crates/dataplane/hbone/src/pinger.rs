@@ -1,5 +1,5 @@
-//! Liveness check of a connection: when to send a PING, and when to close the connection for a missing
-//! acknowledgement.
+//! Keepalive of an HBONE connection: sends HTTP/2 PINGs, and closes the connection when an acknowledgement is
+//! missing.
 
 use std::{
     pin::Pin,
@@ -16,7 +16,7 @@ use crate::{Settings, lease::Liveness};
 const UNREADY_PEER_PING_INTERVAL: Duration = Duration::from_secs(1);
 /// PING timeout of a peer whose workload is not ready. Its proxy acknowledges PINGs, not the unready application.
 const DOUBTFUL_PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// PING timeout of a peer whose workload was removed; most probably it does not respond.
+/// PING timeout for a peer whose workload was removed; it is short, since such a peer rarely responds.
 const GONE_PEER_PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error of a peer that did not acknowledge a PING within this time.
@@ -24,7 +24,7 @@ const GONE_PEER_PING_TIMEOUT: Duration = Duration::from_secs(1);
 #[error("the peer did not answer an HTTP/2 PING within {0:?}")]
 pub struct PingTimeout(Duration);
 
-/// Action that the state machine of PINGs requests.
+/// Action that [`PingState`] requests when its timer fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PingAction {
     Ping,
@@ -48,7 +48,7 @@ impl PingState {
         (PingAction::Ping, self.timeout)
     }
 
-    /// Handles a PING's acknowledgement, and returns the time to the next PING.
+    /// Handles the acknowledgement of a PING, and returns the delay until the next PING.
     fn on_pong(&mut self) -> Duration {
         self.awaiting = false;
         self.interval
@@ -65,7 +65,7 @@ impl PingState {
     }
 }
 
-/// Checks by PINGs that one connection is alive; polled along with that connection.
+/// Sends PINGs on one connection to check that its peer responds; polled together with that connection.
 #[derive(Debug)]
 pub(crate) struct Pinger {
     ping: Option<PingPong>,
@@ -91,7 +91,7 @@ impl Pinger {
         }
     }
 
-    /// Adapts the interval and timeout to the peer's liveness, from now on.
+    /// Adapts the interval and timeout of PINGs to the peer's liveness.
     pub(crate) fn adapt_to(&mut self, liveness: Liveness) {
         let (interval, timeout) = match liveness {
             Liveness::Expected => self.default_interval_and_timeout,
@@ -102,8 +102,8 @@ impl Pinger {
         self.timer.as_mut().reset(Instant::now() + wait);
     }
 
-    /// Sends PINGs and checks their acknowledgements; ready with an error when one is missing. `on_tick` is called
-    /// once per interval.
+    /// Sends PINGs, and completes with an error when an acknowledgement is missing. Calls `on_tick` whenever the timer
+    /// fires.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,

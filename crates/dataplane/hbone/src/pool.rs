@@ -27,8 +27,8 @@ use crate::{
     send_chunk::SendChunk,
 };
 
-/// Maximum connections of one key that are opened because existing ones are stalled; beyond it, stalled connections
-/// get further tunnels.
+/// Maximum connections of one pool key that are opened to avoid stalled ones; beyond it, stalled connections get new
+/// tunnels.
 const MAX_STALLED_CONNECTIONS: usize = 8;
 
 type LeasedStream = (h2::client::SendRequest<SendChunk>, StreamLease);
@@ -39,14 +39,14 @@ type DialOutcome = Result<(), Arc<DialError>>;
 pub struct PoolKey {
     /// Identity of the client certificate.
     pub source: Identity,
-    /// Identities that the server may present.
+    /// SPIFFE identities that the server's certificate may have.
     pub expected: Vec<Identity>,
     /// Uid of the workload at the other end, so that an address that is reassigned to another workload gets a new
     /// connection.
     pub workload: ArcStr,
     /// Address of the peer.
     pub destination: SocketAddr,
-    /// Source address of the connection, the pod's own.
+    /// Local source address of the connection: the client pod's own address.
     pub source_ip: IpAddr,
 }
 
@@ -102,11 +102,12 @@ pub struct ConnectionReservation {
     pub permit: Box<dyn Permit>,
 }
 
-/// Takes a permit before a new connection is opened; `None` opens it with the pool's limits and without a permit.
+/// Callback that reserves a new connection under a connection limit before the pool opens it. `None` opens it with the
+/// pool's settings and without a permit.
 type ReserveConnection<'a> =
     &'a (dyn Fn() -> Result<Option<ConnectionReservation>, DialError> + Sync);
 
-/// Result of looking up a key in the pool.
+/// Result of looking up a pooled connection for a new tunnel.
 enum Lookup {
     Leased(LeasedStream),
     Wait(oneshot::Receiver<DialOutcome>),
@@ -138,9 +139,10 @@ impl Pool {
             .sum()
     }
 
-    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` opens up to and including
-    /// TLS. A pooled connection that turns out to be closing, closed or full is replaced once; so is a new one that
-    /// the peer closes at once, for instance since its proxy dies meanwhile. No application data has been sent then.
+    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` opens up to and including TLS.
+    /// A tunnel that fails on a closing, closed or full pooled connection is retried once on another; so is one whose
+    /// new connection the peer closes at once, for instance because its proxy terminates. No application data has been
+    /// sent by then.
     ///
     /// # Errors
     ///
@@ -160,8 +162,8 @@ impl Pool {
             .await
     }
 
-    /// Opens a tunnel like [`Self::tunnel`], on a connection that has, if it is new, the limits that `reserve`
-    /// returns.
+    /// Opens a tunnel like [`Self::tunnel`]. A new connection is opened under the limit and with the settings that
+    /// `reserve` returns.
     ///
     /// # Errors
     ///
@@ -189,7 +191,8 @@ impl Pool {
         .map_err(|(error, _fresh)| error)
     }
 
-    /// Makes one attempt to open a tunnel. An error also reports whether the attempt opened its own connection.
+    /// Makes one attempt to open a tunnel. The flag of an error is true if the attempt used a new connection of its
+    /// own.
     async fn open<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -208,7 +211,7 @@ impl Pool {
             .map_err(|error| (error, fresh))
     }
 
-    /// Retires all connections: they end with their tunnels, and no new ones are opened.
+    /// Drains the pool: existing connections end with their last tunnel, and no connection is opened any more.
     pub fn drain(&self) {
         let mut state = self.state.lock();
         state.draining = true;
@@ -241,7 +244,8 @@ impl Pool {
         });
     }
 
-    /// Reserves a stream slot on a connection; also returns whether the connection was opened for it.
+    /// Reserves a stream slot on a connection of the key. The returned flag is true if the connection was opened for
+    /// this call.
     async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -330,7 +334,7 @@ impl Pool {
     }
 }
 
-/// Removes connections of a key that take no more tunnels, and the key when none are left.
+/// Removes the connections of a key that take no new tunnels, and the pool entry of the key once it is empty.
 fn remove_closed_connections(state: &Mutex<State>, key: &PoolKey) {
     let mut state = state.lock();
     if let Some(entry) = state.entries.get_mut(key) {

@@ -10,8 +10,8 @@ const MAX_NAMED_POLICIES: usize = 4;
 /// Maximum length of an accepted header value, in bytes: [`MAX_NAMED_POLICIES`] names of maximum length.
 const MAX_VALUE_BYTES: usize = MAX_NAMED_POLICIES * (63 + 1 + 253 + 2);
 
-/// Returns the header that names the first [`MAX_NAMED_POLICIES`] of `policies`; `None` if there are
-/// none.
+/// Returns the header that names up to [`MAX_NAMED_POLICIES`] of `policies`; an empty map without
+/// policies.
 pub fn header_with_policies<'a>(policies: impl IntoIterator<Item = &'a str>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let named: Vec<_> = policies.into_iter().take(MAX_NAMED_POLICIES).collect();
@@ -24,8 +24,8 @@ pub fn header_with_policies<'a>(policies: impl IntoIterator<Item = &'a str>) -> 
     headers
 }
 
-/// Returns the policies that a response's header names. They appear in logs and responses, so a value with characters
-/// that names cannot have is ignored.
+/// Returns the policies that a response's header names. Values with characters that are invalid in policy names are
+/// ignored, since the text appears in logs and responses.
 pub(crate) fn policies_in_header(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(REFUSED_BY_HEADER)?.to_str().ok()?;
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);

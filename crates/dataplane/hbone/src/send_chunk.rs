@@ -1,4 +1,4 @@
-//! Data passed to HTTP/2 for sending, with a way to wait until it has been sent.
+//! Chunks of data in HTTP/2's send queue, which count themselves so that a caller can wait until all are sent.
 //!
 //! A reset drops the unsent data of its stream. Before a stream is reset because the connection behind it broke, the
 //! earlier bytes must therefore have been sent.
@@ -14,7 +14,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 
-/// Counter of one stream's data frames that HTTP/2 has queued and not sent.
+/// Counter of one stream's data frames in HTTP/2's send queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnsentFrames(Arc<UnsentCounter>);
 
@@ -25,7 +25,7 @@ struct UnsentCounter {
 }
 
 impl UnsentFrames {
-    /// Completes when the stream has no data that waits to be sent.
+    /// Completes once all queued data of the stream has been sent.
     pub(crate) fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.0.waiting.register(cx.waker());
         if self.0.pieces.load(Ordering::Acquire) == 0 {
@@ -36,7 +36,7 @@ impl UnsentFrames {
     }
 }
 
-/// Bytes in HTTP/2's send queue; HTTP/2 drops the value once they are sent, or cannot be.
+/// Chunk of data in HTTP/2's send queue, which is dropped once it is sent or the stream is reset.
 #[derive(Debug)]
 pub(crate) struct SendChunk {
     bytes: Bytes,

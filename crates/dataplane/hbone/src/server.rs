@@ -36,7 +36,7 @@ pub enum ServeError {
     /// The peer's preface was invalid.
     #[error("http2 handshake failed")]
     Handshake(#[source] h2::Error),
-    /// The peer violated the protocol, or disconnected.
+    /// The client violated HTTP/2, or disconnected.
     #[error("http2 connection failed")]
     Connection(#[source] h2::Error),
     /// The peer did not acknowledge a PING in time.
@@ -44,7 +44,8 @@ pub enum ServeError {
     PingTimeout(#[from] PingTimeout),
 }
 
-/// Request on a connection, which may become a tunnel. Dropping it resets the stream.
+/// Request on an HBONE server connection, which the handler accepts as a tunnel or refuses. Dropping it resets the
+/// stream.
 #[derive(Debug)]
 pub struct Incoming {
     request: Request<RecvStream>,
@@ -52,7 +53,7 @@ pub struct Incoming {
     open: OpenStream,
 }
 
-/// Reason why a request cannot open a tunnel.
+/// Reason why a request is no valid CONNECT request for a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IncomingError {
     /// The method is not CONNECT.
@@ -115,7 +116,7 @@ impl Incoming {
         let _gone = self.respond.send_response(response, true);
     }
 
-    /// Runs `work` unless the peer cancels the request or disconnects: work for a request must not outlive it.
+    /// Runs `work` for the request, and drops it when the peer cancels the request or disconnects.
     ///
     /// # Errors
     ///
@@ -152,7 +153,8 @@ impl Incoming {
 
 /// Serves one connection: calls `handler` with every request; it must not block but spawn.
 ///
-/// When `drain` ends, GOAWAY stops the peer from opening tunnels, and the connection ends with the last of them.
+/// When `drain` completes, the server sends GOAWAY, so that the peer opens no more tunnels. The connection ends with
+/// its last tunnel.
 ///
 /// # Errors
 ///

@@ -7,15 +7,16 @@ use std::time::Duration;
 pub struct Settings {
     /// Receive window of a stream while few streams are open, in bytes.
     pub stream_window: u32,
-    /// Bytes that the streams of a connection share: the more are open, the smaller the window of each, down to
-    /// `min_stream_window`. The connection's own window is larger, so that stalled streams never starve others.
+    /// Receive-window budget of a connection, in bytes, which its streams share: the more streams are open, the smaller
+    /// the window of each, down to `min_stream_window`. The announced connection window is larger, so that stalled
+    /// streams never starve others.
     pub connection_window: u32,
-    /// Minimum window of a stream, however many are open. The connection's own window grows by as much with each
-    /// further stream.
+    /// Minimum receive window of a stream in bytes, however many streams are open. Each further stream grows the
+    /// connection window by this amount.
     pub min_stream_window: u32,
-    /// Maximum frame size that is accepted, 16 KiB to 16 MiB.
+    /// Maximum size of a received HTTP/2 frame in bytes, from 16 KiB to 16 MiB.
     pub frame_size: u32,
-    /// Maximum bytes of one stream that HTTP/2 queues for sending.
+    /// Maximum bytes of one stream in HTTP/2's send queue.
     pub send_buffer: usize,
     /// Maximum streams on a client connection (the peer may allow fewer).
     pub max_streams: usize,
@@ -31,9 +32,10 @@ pub struct Settings {
     pub ping_timeout: Duration,
     /// Timeout of the TLS handshake and of the HTTP/2 handshake, each.
     pub handshake_timeout: Duration,
-    /// Timeout of the TCP connection.
+    /// Timeout for establishing the TCP connection.
     pub connect_timeout: Duration,
-    /// Time after which a pooled connection is closed if no tunnel was opened on it.
+    /// Idle timeout of a pooled connection: when no tunnel was opened on it for this time, it leaves the pool, and
+    /// closes with its last tunnel.
     pub idle_release: Duration,
 }
 

@@ -19,7 +19,8 @@ pub use crate::buffered_reads::BufferedReads;
 /// Established TLS connection, as client or server.
 pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<BufferedReads<IO>>;
 
-/// Plaintext that is encrypted before it is written, in bytes: several records a system call.
+/// Maximum plaintext that is encrypted before it is written to the socket, in bytes. A write thus has several TLS
+/// records.
 const WRITE_BUFFER_BYTES: usize = 256 << 10;
 
 /// Error of a TLS handshake.

@@ -68,8 +68,8 @@ impl Tunnel {
         }
     }
 
-    /// Completes when the peer's windows allow some of `len` bytes to be sent, and returns how many; `None` when the
-    /// stream accepts no more data.
+    /// Completes when the flow-control windows permit to send some of `len` bytes, and returns their number; `None`
+    /// when the stream is closed for sending.
     pub(crate) fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,
@@ -98,7 +98,8 @@ impl Tunnel {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
     }
 
-    /// Converts the tunnel to a byte stream, for another protocol inside it.
+    /// Converts the tunnel to a byte stream (`AsyncRead` and `AsyncWrite`), which can carry another protocol such as
+    /// TLS.
     pub fn into_io(self) -> TunnelIo {
         TunnelIo {
             tunnel: self,
@@ -108,7 +109,7 @@ impl Tunnel {
     }
 }
 
-/// Tunnel as a byte stream: see [`Tunnel::into_io`].
+/// Tunnel as a byte stream (`AsyncRead` and `AsyncWrite`), from [`Tunnel::into_io`].
 #[derive(Debug)]
 pub struct TunnelIo {
     tunnel: Tunnel,
@@ -179,8 +180,8 @@ impl AsyncWrite for TunnelIo {
         Poll::Ready(Ok(n))
     }
 
-    /// Does nothing, since the connection sends by itself; but reports a disconnected peer to a writer that has read
-    /// to the end.
+    /// Flushes nothing, since the connection's driver sends by itself. Returns an error if the peer has disconnected,
+    /// so that a writer that no longer reads notices.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut().tunnel.send.poll_reset(cx) {
             Poll::Pending => Poll::Ready(Ok(())),

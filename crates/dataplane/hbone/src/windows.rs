@@ -1,10 +1,10 @@
 //! Receive windows of one HTTP/2 connection, sized so that stalled streams can never fill the connection's window.
 //!
-//! A stream whose reader has stopped holds what it received, and with it a part of the window of its connection. Few
-//! streams get large windows, so that one of them fills a long path; the more streams are open, the smaller the
-//! window of each. The connection's window is larger than all that streams can hold then, whatever the order in which
-//! they open, stall and end: of the streams that hold more than `w` bytes, each was open when the last of them
-//! received its share, so there are at most as many as share `w`.
+//! A stream whose reader has stopped holds its received bytes, and with them a part of the connection window. While few
+//! streams are open, each gets a large window, which suits paths with a high bandwidth-delay product; the more streams
+//! are open, the smaller the window of each. The connection window exceeds the bytes that all streams can hold, in
+//! whatever order they open, stall and end: all streams that hold more than `w` bytes were open together when the last
+//! of them received its bytes, so there are at most as many of them as may be open with a window above `w`.
 
 use crate::settings::Settings;
 
@@ -18,13 +18,13 @@ pub(crate) struct FlowControlWindows {
     stream: u32,
     /// Minimum window of a stream in bytes, however many are open.
     smallest: u32,
-    /// Bytes that the streams share until each has the minimum window.
+    /// Window budget in bytes, which is divided among the open streams down to the minimum window.
     shared: u32,
     /// Maximum concurrent streams.
     max_streams: usize,
     /// Stream window that was last announced to the peer.
     announced: u32,
-    /// Maximum number of streams that were open at once so far.
+    /// Maximum number of concurrently open streams so far.
     peak: usize,
 }
 
@@ -47,8 +47,8 @@ impl FlowControlWindows {
         self.stream
     }
 
-    /// Returns the connection's window for up to this many open streams: the sum of their windows, plus the shared
-    /// bytes, for data that the peer sends before it learns of a smaller window.
+    /// Returns the connection window in bytes for up to this many open streams: the bytes that they can hold, plus a
+    /// reserve for data that the peer sends before it learns of a smaller stream window.
     pub(crate) fn connection_window(&self, streams: usize) -> u32 {
         let beyond_smallest: u64 = (1..=self.max_streams)
             .map(|streams| u64::from(self.stream_window(streams) - self.smallest))
@@ -79,8 +79,8 @@ impl FlowControlWindows {
         (with_twice_as_many > self.announced).then_some(with_twice_as_many)
     }
 
-    /// Returns the connection's window for this many open streams, if it is a new maximum. It never shrinks: the peer
-    /// need not use it at once.
+    /// Returns the connection window for this many open streams if their number is a new peak. The window never
+    /// shrinks.
     pub(crate) fn grown_connection_window(&mut self, streams: usize) -> Option<u32> {
         let is_peak = streams > self.peak;
         is_peak.then(|| {
@@ -89,21 +89,22 @@ impl FlowControlWindows {
         })
     }
 
-    /// Records that this stream window was announced to the peer.
+    /// Records the stream window in bytes that was announced to the peer.
     pub(crate) fn set_announced(&mut self, window: u32) {
         self.announced = window;
     }
 }
 
 impl Settings {
-    /// Returns the bytes that a peer's connection without streams may make a server hold; each further stream adds
-    /// [`Self::stream_bytes`].
+    /// Returns the connection window of a server connection without streams, in bytes: the data that a client can make
+    /// the server buffer. Each open stream adds [`Self::stream_bytes`].
     pub fn server_connection_bytes(&self) -> usize {
         let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
         self.connection_bytes(streams)
     }
 
-    /// Returns the bytes that a connection to a server may make the client hold.
+    /// Returns the connection window of a client connection without streams, in bytes: the data that a server can make
+    /// the client buffer.
     pub fn client_connection_bytes(&self) -> usize {
         self.connection_bytes(self.max_streams)
     }
@@ -113,7 +114,7 @@ impl Settings {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Returns the bytes by which the connection's window grows with a stream.
+    /// Returns the bytes by which each open stream enlarges the connection window.
     pub fn stream_bytes(&self) -> usize {
         let bytes = self.min_stream_window.min(self.stream_window);
         usize::try_from(bytes).unwrap_or(usize::MAX)

@@ -1,11 +1,12 @@
-//! Error of reading from a connection whose peer is no longer accepted, for instance since its certificate was
-//! revoked.
+//! IO error of a connection whose peer is no longer accepted, because its certificate was revoked or its trust domain
+//! removed.
 
 use std::io::{Error, ErrorKind};
 
 use ambit_tls::WithdrawalReason;
 
-/// Kind of the IO error: no operating system returns it for a socket that was already open.
+/// Kind of the IO error of such a connection. No operating system returns this kind for an open socket, so it
+/// identifies the error.
 const WITHDRAWN_ERROR_KIND: ErrorKind = ErrorKind::PermissionDenied;
 
 pub(crate) fn error(why: WithdrawalReason) -> Error {
@@ -18,8 +19,8 @@ pub(crate) fn error(why: WithdrawalReason) -> Error {
     Error::new(WITHDRAWN_ERROR_KIND, text)
 }
 
-/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 preserves the kind of an IO error, not its
-/// type.
+/// Whether a tunnel failed because its peer is no longer accepted. The check compares the kind of the IO error, since
+/// HTTP/2 does not preserve its type.
 pub(crate) fn is_withdrawal(error: &h2::Error) -> bool {
     error
         .get_io()

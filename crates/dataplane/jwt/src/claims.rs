@@ -6,23 +6,24 @@ use ambit_model::ArcStr;
 
 use crate::json::Json;
 
-/// Claims whose text every implementation splits into a list of words.
+/// Claims whose text is always split at spaces into a list of words.
 const SPACE_SEPARATED_CLAIMS: [&str; 2] = ["scope", "permission"];
 
-/// Claims of a valid token.
+/// Claims of a verified token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims {
     all: Json,
-    /// Names of further claims whose text is split into a list of words.
+    /// Names of further claims whose text is split at spaces into a list of words.
     words: Vec<ArcStr>,
 }
 
-/// How claim values that are not strings are matched.
+/// Types of claim values that can match: text only, or also numbers and booleans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComparableValues {
-    /// Only strings match.
+    /// Only string values match, as a whole.
     StringsOnly,
-    /// Numbers and booleans match by their JSON text; strings also word by word, split at any separator.
+    /// Numbers and booleans match by their JSON text. Strings match as a whole, and by each word between commas or
+    /// spaces.
     AllScalars,
 }
 
@@ -67,7 +68,7 @@ impl Claims {
         any_text_matches(self.all.get("aud"), ComparableValues::StringsOnly, &matches)
     }
 
-    /// Whether `matches` is true for the claim at a path of names, or for one of the values in its list.
+    /// Whether `matches` is true for the claim at this path of names, or for an element of the claim's list.
     pub fn any_value_matches(
         &self,
         path: &[ArcStr],

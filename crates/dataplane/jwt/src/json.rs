@@ -1,5 +1,5 @@
-//! Strict JSON parser for signed texts: a duplicate name is an error, since two parsers may use different ones, and
-//! so is deep nesting.
+//! Strict JSON parser for signed texts. Rejects duplicate names, since two parsers may pick different values, and deep
+//! nesting.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -50,7 +50,7 @@ impl Json {
     }
 }
 
-/// Deserializer of a JSON value, with the remaining nesting depth.
+/// Serde seed that deserializes one JSON value; the number is the remaining nesting depth.
 struct StrictJsonSeed(usize);
 
 impl<'de> DeserializeSeed<'de> for StrictJsonSeed {

@@ -1,5 +1,5 @@
-//! Parses key sets (JWKS, RFC 7517): the public keys of an issuer. A key that cannot verify signatures is skipped,
-//! with the reason; keys for other uses are ignored.
+//! Parses an issuer's public keys from a JSON Web Key Set (RFC 7517) or PEM. A key that cannot verify signatures is
+//! skipped, with the reason; keys for other uses are ignored.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::{algorithm::Algorithm, base64url, json::Json};
 
 /// Maximum length of a key set, in bytes.
 pub const MAX_KEY_SET_BYTES: usize = 256 << 10;
-/// First and last line of a public key in PEM.
+/// First line of a public key in PEM.
 const PEM_BEGIN: &str = "-----BEGIN PUBLIC KEY-----";
 const PEM_END: &str = "-----END PUBLIC KEY-----";
-/// Maximum keys in a set.
+/// Maximum number of keys in a key set.
 const MAX_KEYS: usize = 100;
 
 /// Public keys of an issuer.
@@ -23,7 +23,7 @@ pub struct KeySet {
     unusable: Vec<String>,
 }
 
-/// Digest of a key's content, independent of its key id.
+/// Digest of a public key's content, which does not depend on the key id.
 pub(crate) type Fingerprint = [u8; 32];
 
 /// Public key in a key set.
@@ -112,7 +112,7 @@ impl KeySet {
         &self.unusable
     }
 
-    /// Returns the keys by which a token with this algorithm and key id may be signed: keys with the same key id or
+    /// Returns the keys that may have signed a token with this algorithm and key id: keys with the same key id or
     /// without one; all keys if the token has no key id.
     pub(crate) fn candidates(
         &self,

@@ -1,4 +1,5 @@
-//! Rule for one accepted issuer: where its tokens are, which keys verify them, and how they are forwarded.
+//! Compiled JWT rule for one accepted issuer: where its tokens are, which keys verify them, and how their claims are
+//! forwarded.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -26,8 +27,8 @@ pub(crate) struct JwtVerifier {
 }
 
 impl JwtVerifier {
-    /// Compiles a rule. `before` is a rule with the same key source, whose keys are used until they are fetched
-    /// again.
+    /// Compiles a JWT rule. `before` is the earlier version of the rule with the same key source; its keys remain in
+    /// use while the new rule's keys are pending.
     ///
     /// # Errors
     ///
@@ -75,7 +76,7 @@ impl JwtVerifier {
         })
     }
 
-    /// Whether another rule gets its keys from the same source.
+    /// Whether another rule has the same issuer and fetches its keys from the same URI.
     pub(crate) fn has_same_key_source(&self, other: &JwtRule) -> bool {
         (&self.config.issuer, &self.config.key_source) == (&other.issuer, &other.key_source)
     }
@@ -88,7 +89,7 @@ impl JwtVerifier {
         self.config.forward_token
     }
 
-    /// Returns the request headers that only this rule may set, from the claims of a token.
+    /// Returns the request headers that this rule sets from the claims of a token, and that clients may not set.
     pub(crate) fn output_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let claims = self.claim_headers.iter().map(|(name, _)| name);
         self.payload_header.iter().chain(claims)
@@ -139,7 +140,7 @@ impl JwtVerifier {
         is_of_issuer && self.keys.contains_key(key) && (audiences.is_empty() || is_for())
     }
 
-    /// Adds the headers that pass a valid token's claims to the application.
+    /// Adds the headers in which the application receives the claims of a valid token.
     ///
     /// # Errors
     ///

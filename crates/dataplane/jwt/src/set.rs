@@ -1,4 +1,4 @@
-//! All RequestAuthentications of a waypoint, by which it authenticates requests.
+//! All RequestAuthentications of a waypoint, with the authentication of requests by them.
 
 mod redact;
 
@@ -44,8 +44,8 @@ struct CompiledAuthentication {
 pub struct RequestParts<'a> {
     /// Method of the request.
     pub method: &'a Method,
-    /// Headers of the request; tokens and reserved headers of clients are removed from them, and headers with claims
-    /// are added.
+    /// Headers of the request. Authentication removes tokens and reserved headers from them, and adds headers with
+    /// claims.
     pub headers: &'a mut HeaderMap,
     /// Query string of the request.
     pub query: Option<&'a str>,
@@ -55,16 +55,16 @@ pub struct RequestParts<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct AuthenticatedRequest {
     tokens: Vec<Arc<VerifiedToken>>,
-    /// Query without the tokens, if the query must be replaced; the inner `None` removes it.
+    /// Query string to forward, without tokens: `None` leaves the query unchanged, `Some(None)` removes it.
     pub query: Option<Option<String>>,
 }
 
-/// Request that is rejected, with the reason.
+/// Rejection of a request, with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RejectedRequest {
     /// Reason of the rejection.
     pub reason: RejectionReason,
-    /// Query without tokens, for logs, which never contain a token; if set, the inner `None` is no query.
+    /// Query string for access logs, without tokens: `None` leaves the query unchanged, `Some(None)` removes it.
     pub query: Option<Option<String>>,
 }
 
@@ -74,7 +74,8 @@ pub enum RejectionReason {
     /// The request contains an invalid token.
     #[error(transparent)]
     InvalidToken(#[from] TokenError),
-    /// A RequestAuthentication is not understood, so that no request for what it is attached to can be authenticated.
+    /// A RequestAuthentication for the request cannot be decoded in full or compiled, so that its requests are
+    /// rejected.
     #[error(
         "RequestAuthentication {0} is not understood ({1}), so everything that it is attached to is refused"
     )]
@@ -113,7 +114,7 @@ impl CompiledAuthentication {
     }
 }
 
-/// Valid token, with the rules that verified it and its claims.
+/// Valid token, with each rule that verified it and the verified claims.
 type VerifiedBy<'a> = (String, Vec<(&'a JwtVerifier, Arc<VerifiedToken>)>);
 
 impl RequestAuthentications {
@@ -130,7 +131,7 @@ impl RequestAuthentications {
         self.policies_for(services).map(|one| &one.config)
     }
 
-    /// Inserts a RequestAuthentication, or replaces the one of its name. Returns false if it did not change.
+    /// Inserts a RequestAuthentication, or replaces the one with its name. Returns false if nothing changed.
     pub fn insert(&mut self, from: Authentication) -> bool {
         let before = self.all.get(&from.key).cloned();
         if before.as_ref().is_some_and(|before| before.config == from) {
@@ -150,7 +151,7 @@ impl RequestAuthentications {
         true
     }
 
-    /// Removes a RequestAuthentication. Returns false if there is none of this name.
+    /// Removes a RequestAuthentication. Returns false if none has this name.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
         let Some(known) = self.all.remove(key) else {
             return false;
@@ -172,21 +173,21 @@ impl RequestAuthentications {
         self.all.is_empty()
     }
 
-    /// Whether requests for these services, or for pods of no service, must be parsed as HTTP: only then can tokens
-    /// be verified, and headers that applications trust be removed.
+    /// Whether requests for these services, or for pods without a service, must be parsed as HTTP, so that tokens can
+    /// be verified and reserved headers be removed.
     pub fn needs_http(&self, services: &[NamespacedHostname]) -> bool {
         self.first_policy_needing_http(services).is_some()
     }
 
-    /// Returns the first RequestAuthentication because of which [`Self::needs_http`] holds.
+    /// Returns the first RequestAuthentication that requires HTTP parsing ([`Self::needs_http`]).
     pub fn first_policy_needing_http(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
         self.policies_for(services)
             .next()
             .map(|one| &one.config.key)
     }
 
-    /// Whether a header of this name, in any spelling that applications may equate, carries tokens or claims of
-    /// requests for these services, or for a pod of no service.
+    /// Whether a header carries tokens or claims of requests for these services, or for a pod without a service.
+    /// Compares the name in any spelling that applications may treat as the same header (`_` and `-`).
     pub fn is_reserved_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
         let is_same =
             |own: &HeaderName| normalized_header_name(own) == normalized_header_name(name);
@@ -202,8 +203,8 @@ impl RequestAuthentications {
         })
     }
 
-    /// Whether every RequestAuthentication for `services` was already applied to a request that was authenticated for
-    /// the services `applied`.
+    /// Whether a request that was authenticated for the services `applied` needs no further authentication for
+    /// `services`: every RequestAuthentication for them has been applied.
     pub fn were_all_applied(
         &self,
         services: &[NamespacedHostname],
@@ -217,7 +218,7 @@ impl RequestAuthentications {
         })
     }
 
-    /// Authenticates a request by the RequestAuthentications for these services, or for a pod of no service.
+    /// Authenticates a request by the RequestAuthentications for these services, or for a pod without a service.
     ///
     /// # Errors
     ///
@@ -302,7 +303,7 @@ impl RequestAuthentications {
         }
     }
 
-    /// Returns the claims of a request's tokens that would still be verified: the rules or the keys may have changed
+    /// Returns the claims of those of a request's tokens that the rules still accept. Rules or keys may have changed
     /// since the request was authenticated.
     pub fn still_valid_claims<'a>(
         &self,
@@ -355,7 +356,7 @@ impl RequestAuthentications {
         self.gateway.iter().chain(of_services).map(|one| &**one)
     }
 
-    /// Returns the valid tokens of a request, each with its rules.
+    /// Verifies all tokens in a request, and returns each with the rules that verified it.
     fn verify_all<'a>(
         &self,
         rules: &[&'a JwtVerifier],
@@ -393,7 +394,7 @@ impl RequestAuthentications {
         Ok(valid)
     }
 
-    /// Verifies a token from the location of these rules by those that have its issuer.
+    /// Verifies a token by each rule that accepts tokens at its location and has its issuer.
     fn verify<'a>(
         &self,
         token: &str,
@@ -454,8 +455,8 @@ fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
         && headers.contains_key(REQUEST_METHOD)
 }
 
-/// Removes the headers that only the waypoint may set, in every spelling that applications may equate (hyphens and
-/// underscores). Of token headers, the verified spelling stays.
+/// Removes the headers that only the waypoint may set, in every spelling that applications may treat as the same header
+/// (`_` and `-`). Headers with verified tokens remain.
 fn remove_output_headers(rules: &[&JwtVerifier], headers: &mut HeaderMap) {
     let outputs = rules.iter().flat_map(|rule| rule.output_headers());
     let outputs: Vec<_> = outputs.map(normalized_header_name).collect();
@@ -482,8 +483,8 @@ fn normalized_header_name(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
-/// Returns the query without the tokens from these sources; `None` if it contains none, `Some(None)` if nothing is
-/// left.
+/// Returns the query string without the tokens of these sources: `None` if it contains no token, `Some(None)` if no
+/// parameter is left.
 fn remove_query_tokens(query: &str, sources: &[&TokenSource]) -> Option<Option<String>> {
     let mut left = Some(query.to_owned());
     for source in sources {

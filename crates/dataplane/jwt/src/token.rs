@@ -1,7 +1,7 @@
-//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): format, signature and times.
+//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): format, signature and validity times.
 //!
-//! Rejects everything else: algorithms that are not in [`Algorithm`], extensions that a token marks as critical,
-//! duplicate names, encrypted tokens, and base64url that is not canonical.
+//! Rejects algorithms that are not in [`Algorithm`], extensions that a token marks as critical, duplicate names,
+//! encrypted tokens, and base64url that is not canonical.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -52,7 +52,7 @@ pub enum TokenError {
     ConflictingClaimHeaders,
 }
 
-/// Token that was parsed, but whose signature is not verified.
+/// Parsed token whose signature has not been verified yet.
 #[derive(Debug)]
 pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
@@ -72,7 +72,7 @@ pub(crate) struct VerifiedToken {
     pub(crate) key: Fingerprint,
 }
 
-/// Times between which a token is valid, in seconds since 1970.
+/// Times that limit the validity of a token (`exp`, `nbf`, `iat`), in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ValidityTimes {
     expires: Option<f64>,
@@ -110,7 +110,7 @@ impl ValidityTimes {
     }
 }
 
-/// Splits a token into header, payload and signature; `None` unless it has exactly these.
+/// Splits a token into header, payload and signature; `None` if it does not consist of exactly three sections.
 pub(crate) fn split_sections(token: &str) -> Option<[&str; 3]> {
     let mut parts = token.split('.');
     let three = [parts.next()?, parts.next()?, parts.next()?];
@@ -162,7 +162,7 @@ impl<'a> UnverifiedToken<'a> {
         self.claims.get("iss")?.as_text()
     }
 
-    /// Whether the token's audiences include one of `any`; also true if `any` is empty.
+    /// Whether the token's audiences include one of `any`; false if `any` is empty.
     pub fn has_audience_of<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
@@ -179,7 +179,7 @@ impl<'a> UnverifiedToken<'a> {
             .is_some_and(|claim| *claim != Json::Null)
     }
 
-    /// Returns the text of the claim at a path of names, if there is one.
+    /// Returns the text of the claim at this path of nested names, if the token has the claim.
     ///
     /// # Errors
     ///
@@ -198,7 +198,7 @@ impl<'a> UnverifiedToken<'a> {
         claim.as_text().map(Some).ok_or(TokenError::InvalidPayload)
     }
 
-    /// Checks the token's times, with a tolerated clock skew.
+    /// Checks that the token is valid at `now` (`exp`, `nbf`, `iat`), with a tolerated clock skew.
     ///
     /// # Errors
     /// When the token has expired or is not valid yet.
@@ -206,7 +206,7 @@ impl<'a> UnverifiedToken<'a> {
         self.times.check_validity(now, skew)
     }
 
-    /// Verifies the token's signature, and not its times.
+    /// Verifies the token's signature, but not its validity times.
     ///
     /// # Errors
     ///
@@ -215,7 +215,7 @@ impl<'a> UnverifiedToken<'a> {
         self.signing_key(keys).map(drop)
     }
 
-    /// Verifies the token's times and signature. Returns the fingerprint of the signing key.
+    /// Verifies the token's validity times and signature. Returns the fingerprint of the signing key.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
         self.check_validity(now, CLOCK_SKEW)?;
         self.signing_key(keys)

@@ -1,4 +1,4 @@
-//! Locations of tokens in requests (headers, query parameters, cookies), from which tokens are read and removed.
+//! Locations of tokens in requests (headers, query parameters, cookies): finds and removes the tokens there.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ pub(crate) enum TokenSource {
 const DEFAULT_PARAM: &str = "access_token";
 
 impl TokenSource {
-    /// Returns the locations of rules that configure none.
+    /// Returns the default locations of tokens, for rules that configure none.
     pub(crate) fn defaults() -> Vec<Self> {
         vec![
             Self::Header(header::AUTHORIZATION, "Bearer ".to_owned()),
@@ -29,7 +29,7 @@ impl TokenSource {
         ]
     }
 
-    /// Returns the token at this location; an empty one counts as missing.
+    /// Returns the token at this location of a request; an empty token counts as missing.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl TokenSource {
         }
     }
 
-    /// Removes the location's tokens from the headers.
+    /// Removes the tokens at this location from the request's headers.
     pub(crate) fn remove_from_headers(&self, headers: &mut HeaderMap) {
         match self {
             Self::Header(name, prefix) => {
@@ -92,7 +92,7 @@ impl TokenSource {
         }
     }
 
-    /// Returns the query without the location's tokens; `None` if nothing is left of it.
+    /// Returns the query string without the tokens at this location; `None` if no parameter is left.
     pub(crate) fn remove_from_query(&self, query: &str) -> Option<String> {
         let Self::Param(name) = self else {
             return (!query.is_empty()).then(|| query.to_owned());
@@ -106,7 +106,7 @@ impl TokenSource {
     }
 }
 
-/// Returns the only token; repetitions of the same token count as one.
+/// Returns the only token among `all`; repetitions of the same token count as one.
 fn single_token<'a>(
     all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
 ) -> Result<Option<Cow<'a, str>>, TokenError> {
@@ -122,8 +122,8 @@ fn single_token<'a>(
     Ok(found)
 }
 
-/// Returns the text after a prefix of a header line, compared case-insensitively: servers that read the header later
-/// may ignore case, too.
+/// Returns the part of a header line after a prefix. Ignores the prefix's case, since servers that read the header
+/// later may do so, too.
 fn strip_header_prefix<'a>(
     prefix: &str,
     line: &'a HeaderValue,
@@ -152,7 +152,7 @@ fn query_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     all.map(|one| one.split_once('=').unwrap_or((one, "")))
 }
 
-/// Percent-decodes a name or value of a query.
+/// Percent-decodes a name or value of a query string.
 fn percent_decode(text: &str) -> Cow<'_, [u8]> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text.as_bytes());
@@ -191,7 +191,7 @@ fn parse_cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Rewrites each line of a header, or removes it.
+/// Replaces each line of a header by the result of `left`, or removes it if the result is `None`.
 pub(crate) fn rewrite_header_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,

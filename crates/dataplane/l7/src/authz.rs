@@ -56,7 +56,7 @@ pub struct ServicePort {
     pub address: SocketAddr,
 }
 
-/// Requested target, by which policies are selected.
+/// Target of a request, which selects the policies that apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
     /// Service that was called at one of its ports.
@@ -163,13 +163,13 @@ impl Policies {
         self.all.values().map(|policy| policy.policy())
     }
 
-    /// Whether authorization needs HTTP requests, since a policy in the scope reads request attributes or requires a
-    /// check by a provider.
+    /// Whether authorization in the scope needs parsed HTTP requests: a policy matches request attributes, or requires
+    /// an ext_authz check.
     pub fn needs_http(&self, scope: Scope<'_>) -> bool {
         self.first_http_policy(scope).is_some()
     }
 
-    /// Returns the first policy in the scope that needs HTTP requests ([`Self::needs_http`]).
+    /// Returns the first policy in the scope that makes [`Self::needs_http`] true.
     pub fn first_http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
         self.policies_in_scope(scope).find_map(|bucket| {
             let mut judging = bucket.deny.iter().chain(&bucket.allow);

@@ -1,5 +1,5 @@
-//! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
-//! All comparisons that deny, limit or allow a request by these are made here.
+//! Readings of a request: the values that a lenient server may derive for its method, host, path or a header. Denials,
+//! rate limits and permissions compare these attributes only through this module.
 //!
 //! A denial or a rate limit applies if any reading matches ([`ReadingMode::AnyReading`]), a permission only if all of
 //! them match ([`ReadingMode::AllReadings`]), and an exception from a denial only if all match, including those from

@@ -32,7 +32,8 @@ pub use filters::{
 pub use request::RouteRequest;
 pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, backoff_delay, is_retriable};
 
-/// Reason for rejecting requests that an invalid match (expression or header) might be meant for.
+/// Error text for requests that an invalid match (expression or header) may have been intended for, and that are
+/// therefore rejected.
 const INVALID_MATCH: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
 
@@ -70,17 +71,17 @@ pub struct Rule {
 /// Backend of a rule, with filters of its own.
 #[derive(Debug)]
 pub struct Backend {
-    /// Service port and weight of the backend.
+    /// Service port that receives the requests, and its weight.
     pub to: HttpBackend,
     filters: Filters,
 }
 
-/// Match of a rule in the table.
+/// Match condition of a rule in the route table.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleMatch<'a> {
-    /// Rule of the match.
+    /// Rule that the match condition belongs to.
     pub rule: &'a Arc<Rule>,
-    /// Index of the match in its rule; 0 for a rule without matches, which matches all requests.
+    /// Index of the match condition in its rule; 0 for a rule without conditions, which matches all requests.
     pub index: usize,
 }
 
@@ -89,7 +90,7 @@ pub struct RuleMatch<'a> {
 pub enum RouteDecision<'a> {
     /// No routes exist, so that the request goes to the service itself.
     NoRoutes,
-    /// Matching rule, and the number of bytes of the path that its match consumed as prefix.
+    /// Rule that matches, and the length in bytes of the path prefix that its match condition consumed.
     Rule(&'a Arc<Rule>, usize),
     /// Routes exist, but none matches; the response is 404.
     NoMatchingRule,

@@ -17,7 +17,7 @@ pub struct StreamTable {
     exact: HashMap<ArcStr, Arc<StreamRule>>,
     /// Rules for wildcard names, by the suffix that follows `*.`.
     wildcards: HashMap<ArcStr, Arc<StreamRule>>,
-    /// Rule for TLS connections with any SNI or none.
+    /// Rule for TLS connections that no hostname rule matches, with any SNI or none.
     any: Option<Arc<StreamRule>>,
     has_tls: bool,
     tcp: Option<Arc<StreamRule>>,
@@ -40,7 +40,7 @@ pub struct StreamRule {
 pub enum DetectedProtocol<'a> {
     /// TLS, with the SNI of the ClientHello in lower case.
     Tls(Option<&'a str>),
-    /// Any other protocol, or one that was not detected.
+    /// Any protocol other than TLS, or an undetected one.
     Other,
 }
 

@@ -1,7 +1,8 @@
-//! CEL expressions for conditions and labels of telemetry, with Envoy's attributes of requests.
+//! CEL expressions for conditions and labels of telemetry, with Envoy's request attributes.
 //!
-//! Evaluation is bounded: expressions are short and shallow, without comprehensions, as in Envoy; regular expressions
-//! are small literals. Referenced attributes and functions are checked when the expression is compiled.
+//! Evaluation is bounded: expressions are limited in length and nesting, comprehensions are rejected as in Envoy, and
+//! regular expressions must be small literals. Referenced attributes and functions are checked when the expression is
+//! compiled.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,7 +28,7 @@ const MAX_DEPTH: u16 = 24;
 /// Maximum memory of a compiled regular expression, in bytes.
 const MAX_REGEX_BYTES: usize = 64 << 10;
 
-/// Envoy's attributes that expressions may use: objects, and the fields of each.
+/// Envoy's attributes that expressions may use: each object with its fields.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     (
         "request",
@@ -72,7 +73,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("xds", &["route_name", "cluster_name"]),
 ];
 
-/// Functions and operators that expressions may use.
+/// CEL functions and operators that expressions may use.
 const FUNCTIONS: &[&str] = &[
     "contains",
     "startsWith",
@@ -109,7 +110,7 @@ pub enum ExpressionError {
     /// The expression calls an unknown function.
     #[error("the function {0} is not supported")]
     Function(String),
-    /// The regular expression is not a literal, or too large.
+    /// A regular expression is not a literal, or is too large.
     #[error("the pattern of matches: {0}")]
     InvalidRegex(String),
     /// The expression constructs a message, which is unsupported.
@@ -121,7 +122,7 @@ pub enum ExpressionError {
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,
-    /// Attributes that the expression refers to: object and field.
+    /// Attributes that the expression refers to, as pairs of object and field.
     attributes: BTreeSet<(&'static str, &'static str)>,
 }
 
@@ -167,12 +168,12 @@ impl Expression {
         wants
     }
 
-    /// Whether the expression is true for a request. Evaluation errors count as false, as in Envoy.
+    /// Whether the expression evaluates to true for a request. Evaluation errors count as false, as in Envoy.
     pub fn matches(&self, of: &RequestObservation<'_>) -> bool {
         matches!(self.evaluate(of), Some(Value::Bool(true)))
     }
 
-    /// Evaluates the expression to a string; `None` if it has no value.
+    /// Evaluates the expression for a request, and returns the result as text; `None` if it has no value.
     pub fn evaluate_text(&self, of: &RequestObservation<'_>) -> Option<String> {
         match self.evaluate(of)? {
             Value::String(text) => Some(text.as_str().to_owned()),
@@ -306,7 +307,7 @@ fn headers_value(all: &HeaderMap) -> Value {
     map_value(fields)
 }
 
-/// Returns an attribute of a request by object and field, if it is present.
+/// Returns the value of a request attribute by object and field, if the request has it.
 fn attribute_value(of: &RequestObservation<'_>, object: &str, field: &str) -> Option<Value> {
     let path = || of.path.unwrap_or_default().split_once('?');
     let value = match (object, field) {

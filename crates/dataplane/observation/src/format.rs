@@ -1,7 +1,7 @@
-//! Access-log lines in Envoy's formats: text with command operators, and JSON whose strings are such texts.
+//! Access-log lines in Envoy's formats: text with command operators, or JSON whose strings contain command operators.
 //!
-//! Values of requests are truncated to 1 KiB; all but printable ASCII is escaped, so that a client cannot end a field
-//! or a line. In JSON a value that is one operator has the operator's type.
+//! Values from requests are truncated to 1 KiB. All characters but printable ASCII are escaped, so that a client cannot
+//! end a field or a line. A JSON value that consists of a single operator has the operator's type, for instance number.
 
 mod operator;
 
@@ -63,7 +63,7 @@ pub enum FormatError {
     NotAnObject,
 }
 
-/// Parsed format of an access log.
+/// Parsed access-log format, text or JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogFormat(LogTemplate);
 
@@ -85,7 +85,7 @@ enum JsonMember {
 #[derive(Clone, Debug, PartialEq)]
 enum TemplatePart {
     Literal(String),
-    /// Command operator, and whether it follows a quotation mark.
+    /// Command operator, and whether its value is inside quotation marks.
     Operator(Operator, bool),
 }
 
@@ -144,7 +144,7 @@ impl LogFormat {
         }
     }
 
-    /// Returns the members of a JSON format with their values for a request; none for a text format.
+    /// Returns the members of a JSON format with their values for a request; an empty list for a text format.
     pub fn members(&self, of: &RequestObservation<'_>) -> Vec<(String, String)> {
         let LogTemplate::Json(members) = &self.0 else {
             return Vec::new();
@@ -164,7 +164,7 @@ impl LogFormat {
     }
 }
 
-/// Formats a request for the value of a span's tag, without escaping; empty if all operators have no value.
+/// Formats a request for the value of a span tag, without escaping. Empty for a JSON format.
 pub(crate) fn plain_text(format: &LogFormat, of: &RequestObservation<'_>) -> String {
     match &format.0 {
         LogTemplate::Text(parts) => render_parts(parts, of),
@@ -223,13 +223,13 @@ fn parse_parts(text: &str) -> Result<Vec<TemplatePart>, FormatError> {
     Ok(parts)
 }
 
-/// Whether the operator that directly precedes is within quotation marks.
+/// Whether the last parsed part is an operator inside quotation marks.
 fn is_quoted_so_far(parts: &[TemplatePart]) -> bool {
     matches!(parts.last(), Some(TemplatePart::Operator(_, true)))
 }
 
-/// Splits the text at the end of an operator. A `%` within its parentheses, such as in a time format, does not end
-/// the operator.
+/// Splits the text behind a `%` at the end of the operator. A `%` inside the operator's parentheses, such as in a time
+/// format, does not end it.
 fn split_operator(text: &str) -> Option<(&str, &str)> {
     let end = text.find('%')?;
     match text.find('(') {

@@ -8,7 +8,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName};
 
-/// Attributes of a finished request or connection. A missing one is `None`, or empty.
+/// Attributes of a finished request or connection. An unknown attribute is `None` or empty.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the fields are those of Envoy's access log")]
 pub struct RequestObservation<'a> {
@@ -39,11 +39,11 @@ pub struct RequestObservation<'a> {
     pub downstream_remote: SocketAddr,
     pub server_name: Option<&'a str>,
     pub route: Option<&'a str>,
-    /// SPIFFE ID of the downstream, if mTLS verified it.
+    /// SPIFFE ID of the downstream client, if mTLS verified it.
     pub peer: Option<&'a str>,
     /// Trace id in hexadecimal.
     pub trace_id: Option<&'a str>,
-    /// Host name of the proxy that reports.
+    /// Host name of the reporting proxy.
     pub hostname: &'a str,
     /// Request headers that [`NeededHeaders`] selects.
     pub request_headers: &'a HeaderMap,
@@ -51,7 +51,7 @@ pub struct RequestObservation<'a> {
     pub response_headers: &'a HeaderMap,
 }
 
-/// Headers that access logs, metrics and spans need, which are copied when the request begins.
+/// Headers that access logs, metrics and spans read, and that the waypoint therefore copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NeededHeaders {
     /// Whether all request headers are needed.
@@ -64,7 +64,7 @@ pub struct NeededHeaders {
     pub response: BTreeSet<HeaderOrder>,
 }
 
-/// Header name that can be ordered.
+/// Header name with an order, for use in sorted sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderOrder(pub HeaderName);
 
@@ -81,7 +81,7 @@ impl Ord for HeaderOrder {
 }
 
 impl NeededHeaders {
-    /// Adds the headers of another set.
+    /// Adds the headers that another value needs.
     pub fn merge(&mut self, other: &Self) {
         self.all_request |= other.all_request;
         self.all_response |= other.all_response;
@@ -122,7 +122,7 @@ fn select_headers(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) 
 pub(crate) mod examples {
     use super::*;
 
-    /// Builds the attributes of a request with a response, for tests.
+    /// Builds the attributes of a request that got a response, for tests.
     pub(crate) fn answered<'a>(
         request: &'a HeaderMap,
         response: &'a HeaderMap,

@@ -1,7 +1,7 @@
-//! Trace span of a request at a waypoint, of kind `SERVER`, as in Envoy.
+//! Trace span of a request at a waypoint, with the kind `SERVER`, as in Envoy.
 //!
-//! Names and attributes follow OpenTelemetry's semantic conventions for HTTP, with the tags of Istio's proxies in
-//! addition.
+//! Names and attributes follow OpenTelemetry's semantic conventions for HTTP; the tags that Istio's proxies set are
+//! added.
 
 use std::{
     borrow::Cow,
@@ -32,7 +32,7 @@ pub struct Span {
     pub start: SystemTime,
     pub duration: Duration,
     pub attributes: Vec<Attribute>,
-    /// Whether the server failed, so that the span's status is an error.
+    /// Whether the span's status is an error: the server failed.
     pub is_error: bool,
 }
 
@@ -62,9 +62,9 @@ pub struct SpanTag {
 pub enum TagSource {
     /// Fixed text of the configuration.
     Fixed(ArcStr),
-    /// Request header with its default. Without header and default there is no tag.
+    /// Value of a request header, with a default. Without header and default, the span has no tag.
     Header(HeaderName, Option<ArcStr>),
-    /// Access-log format that is evaluated for the request.
+    /// Value of an access-log format for the request.
     Format(LogFormat),
 }
 
@@ -108,7 +108,7 @@ pub struct SpanContext {
     pub state: String,
 }
 
-/// Builds the span of a request. Text from peers is truncated to `most` bytes.
+/// Builds the span of a request. Text that peers send is truncated to `most` bytes.
 pub fn of(
     span_context: SpanContext,
     observation: &RequestObservation<'_>,
@@ -156,7 +156,7 @@ pub fn of(
     }
 }
 
-/// Whether the span's status is an error: the response is a 5xx, or the status is unknown.
+/// Whether the span's status is an error: a 5xx response, a gRPC status that means a server error, or no response.
 fn is_error(of: &RequestObservation<'_>) -> bool {
     // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
     let of_grpc = [2, 4, 12, 13, 14, 15];
@@ -167,7 +167,7 @@ fn is_error(of: &RequestObservation<'_>) -> bool {
     of.response_code == 0 || of.response_code >= 500 || is_grpc_error
 }
 
-/// Returns the HTTP method if it is a known one, and `_OTHER` for any other, by OpenTelemetry's conventions.
+/// Returns the HTTP method if OpenTelemetry's conventions know it; `None` for any other method.
 fn known_method(of: &RequestObservation<'_>) -> Option<&'static str> {
     const KNOWN_METHODS: [&str; 9] = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
@@ -201,7 +201,7 @@ fn truncate(text: &str, most: usize) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-/// Adds the attributes of OpenTelemetry's HTTP conventions.
+/// Adds the attributes of OpenTelemetry's semantic conventions for HTTP.
 fn add_http_attributes(of: &RequestObservation<'_>, all: &mut AttributeList) {
     all.text(
         "http.request.method",

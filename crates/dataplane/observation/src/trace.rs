@@ -1,6 +1,6 @@
-//! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or several.
+//! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or in several.
 //!
-//! Malformed headers are ignored. If contexts differ, W3C's takes precedence.
+//! Malformed headers are ignored. If a request has several trace contexts, W3C's takes precedence.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ mod tests;
 
 /// Header of W3C's trace context: trace id, span id and flags.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Header of W3C's trace context with the state of tracing systems.
+/// Header of W3C's trace context with vendor-specific state.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Header with the request id that Envoy generates and forwards.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -66,10 +66,10 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// Trace context that a request came with.
+/// Trace context in the headers of an incoming request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IncomingTraceContext {
-    /// Trace id, and span id of the sender, which is the parent.
+    /// Trace id, and the sender's span id, which becomes the parent span.
     pub parent: Option<(TraceId, SpanId)>,
     /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
@@ -247,8 +247,9 @@ fn parse_b3_multiple(headers: &HeaderMap) -> Option<IncomingTraceContext> {
 /// Sampling rate of 100 %, in ten thousandths.
 pub const SAMPLE_ALWAYS: u32 = 10_000;
 
-/// Decides whether a request without a sampling decision is sampled: `share` of ten thousand are. A request id in
-/// Envoy's format makes all proxies of the request decide alike; otherwise `draw` decides.
+/// Decides whether to sample a request that carries no sampling decision: `share` of 10000 requests are sampled. A
+/// request id in Envoy's format makes all proxies on the request's path decide alike; otherwise the random number of
+/// `draw` decides.
 pub fn should_sample(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
     if share == 0 || share >= SAMPLE_ALWAYS {
         return share != 0;
@@ -261,7 +262,7 @@ pub fn should_sample(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() 
     of_id.unwrap_or_else(draw) % SAMPLE_ALWAYS < share
 }
 
-/// Generates a request id: a random UUID.
+/// Formats random bits as a request id: a UUID of version 4.
 pub fn format_request_id(bits: u128) -> String {
     let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let text = format!("{bits:032x}");

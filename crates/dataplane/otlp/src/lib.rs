@@ -1,7 +1,7 @@
 //! Encodes spans and access-log lines as OTLP messages, and decodes collectors' responses.
 //!
-//! The message types are those of OpenTelemetry's own crate. Connections, batching and limits are the caller's: a
-//! waypoint exports over its own upstreams with its own queues and bounds, which the SDK's exporters do not support.
+//! The message types are those of OpenTelemetry's own crate. The caller provides connections, batching and limits: a
+//! waypoint exports over its own upstreams with bounded queues, which the SDK's exporters do not support.
 #![forbid(unsafe_code)]
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,10 +30,10 @@ pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceSe
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Name of the instrumentation scope of all spans and log records.
 const SCOPE_NAME: &str = "ambit-waypoint";
-/// Flags of a span: the sampled bit, and the bit that marks the other flags as valid.
+/// W3C trace flags of exported spans: the sampled flag is set.
 const SAMPLED_FLAG: u32 = 1;
 
-/// OTLP resource: attributes that all telemetry of one waypoint has in common.
+/// OTLP resource: attributes that identify the waypoint in all of its telemetry.
 #[derive(Clone, Debug, Default)]
 pub struct Resource {
     /// Attributes such as `service.name`.
@@ -45,11 +45,11 @@ pub struct Resource {
 pub struct LogEntry {
     /// Start time of the request.
     pub time: SystemTime,
-    /// Name of the access log.
+    /// Name of the access log, exported as the attribute `log_name`.
     pub log: String,
     /// Text of the line.
     pub body: String,
-    /// Names and values of further attributes.
+    /// Names and values of the log record's other attributes.
     pub attributes: Vec<(String, String)>,
     /// Trace id and span id of the request, if it is traced.
     pub span: Option<([u8; 16], [u8; 8])>,
@@ -175,14 +175,15 @@ pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// Returns the number of spans that the collector's response rejects; none if the response is malformed.
+/// Returns how many spans the collector rejected by its response (partial success); zero if the response is malformed.
 pub fn rejected_spans(answer: &[u8]) -> u64 {
     let answer = ExportTraceServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);
     partial.map_or(0, |partial| partial.rejected_spans.max(0).unsigned_abs())
 }
 
-/// Returns the number of log records that the collector's response rejects; none if the response is malformed.
+/// Returns how many log records the collector rejected by its response (partial success); zero if the response is
+/// malformed.
 pub fn rejected_log_records(answer: &[u8]) -> u64 {
     let answer = ExportLogsServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);

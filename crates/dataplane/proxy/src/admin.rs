@@ -33,24 +33,24 @@ use crate::{
     state::SharedState,
 };
 
-/// Retry interval for a port that the old proxy still holds.
+/// Interval at which binding a port is retried while the previous proxy process still holds it.
 const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum concurrent flow event connections from the control plane: each of its replicas opens some for each reader
-/// that it serves.
+/// Maximum concurrent connections on which the control plane reads flow events: each control plane replica opens
+/// several for each of its readers.
 const MAX_FLOW_CONNECTIONS: usize = 32;
 
 /// Builds `workloadState` of `/config_dump`: the program's own view of its local workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// Additional admin pages of one program: returns the response, or `None` if the request is for none of them.
+/// Callback that serves additional admin pages of one program; `None` if it does not know the request's path.
 pub type ExtraPages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
-/// Data that the admin server serves.
+/// Handler of the admin server, with the data that its pages show.
 pub struct Admin {
-    /// Name of the program for display.
+    /// Name of the program, as the admin pages display it.
     pub title: &'static str,
-    /// State of the mesh.
+    /// Mesh state for `/config_dump`.
     pub state: SharedState,
     /// Certificates of the proxy.
     pub certificates: Certificates,
@@ -64,11 +64,11 @@ pub struct Admin {
     pub logs: Option<LogHandle>,
     /// Trigger that shuts the process down.
     pub quit: ShutdownTrigger,
-    /// Content of the local file that is the source of the mesh state.
+    /// Content of the local xDS file (`LOCAL_XDS_PATH`), for `/config_dump`.
     pub static_config: Value,
     /// Hub of flow events and their readers.
     pub flows: Arc<Flows>,
-    /// Identities for serving flow events to the control plane; `None` turns that server off.
+    /// Identities of both sides of the flow event server for the control plane; `None` turns that server off.
     pub flow_access: Option<FlowAccess>,
     /// Additional pages of the program, which take precedence over the common ones.
     pub pages: Option<ExtraPages>,
@@ -152,7 +152,7 @@ pub struct AdminPorts {
     pub readiness: u16,
     /// Whether the servers on all addresses also listen on IPv6, if the machine has it.
     pub ipv6: bool,
-    /// Whether to retry binding ports that the previous proxy still holds, since both share a network namespace.
+    /// Whether to wait for ports that the previous proxy process still holds in the same network namespace.
     pub wait_for_ports: bool,
 }
 

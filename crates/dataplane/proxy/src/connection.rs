@@ -1,5 +1,5 @@
-//! Life of one proxied connection: it is [opened](ConnectionSetup), relayed ([`EstablishedConnection`]), and its
-//! [`Report`] is written at its end.
+//! Lifecycle of one proxied connection: setup ([`ConnectionSetup`]), relay ([`EstablishedConnection`]), and the
+//! [`Report`] at its end.
 
 use std::{error::Error, pin::pin};
 
@@ -28,7 +28,7 @@ pub trait ConnectionFailure: Error + From<TerminationReason> + 'static {
 /// Connection in setup; it is listed in the connection table and reported whatever its outcome.
 #[derive(Debug)]
 pub struct ConnectionSetup {
-    /// Access log, metrics and flow events of the connection so far.
+    /// Report of the connection: access log, metrics and flow events.
     pub report: Report,
     /// Entry of the connection in the connection table.
     pub tracked: TrackedConnection,
@@ -37,7 +37,8 @@ pub struct ConnectionSetup {
 }
 
 impl ConnectionSetup {
-    /// Records that both sides are connected. `near` is the application's side, whose bytes are reported as sent.
+    /// Reports that both sides are connected, and returns the connection for the relay. `near` is the application's
+    /// side, whose bytes are reported as sent.
     pub fn established(
         mut self,
         near: impl Into<RelayTransport>,
@@ -63,9 +64,9 @@ impl ConnectionSetup {
 /// Transport of one side of a relayed connection.
 #[derive(Debug)]
 pub enum RelayTransport {
-    /// A TCP socket.
+    /// TCP socket to a client or server.
     Plain(TcpStream),
-    /// An HBONE tunnel.
+    /// HBONE tunnel to a peer.
     Tunnel(Tunnel),
     /// An HBONE tunnel inside another tunnel.
     Inner(Box<NestedTunnel>),

@@ -1,4 +1,5 @@
-//! Open connections of one pod, which `/config_dump` lists, a policy change re-checks, and a deadline terminates.
+//! Table of one pod's open connections. `/config_dump` lists them, a policy change re-checks them, and the drain's
+//! deadline terminates them.
 //!
 //! A connection holds its [`TrackedConnection`] while it is open and waits on it for its termination, so that any
 //! thread can terminate a connection that another thread owns.
@@ -48,7 +49,7 @@ impl TerminationReason {
     }
 }
 
-/// Direction of a connection from the pod's view.
+/// Direction of a connection, relative to the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Connection to the pod.
@@ -68,7 +69,7 @@ pub enum ConnectionPath {
     ThroughWaypoint,
 }
 
-/// Fields of a connection in `/config_dump`.
+/// Connection details that `/config_dump` shows.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionDetails {
@@ -78,7 +79,7 @@ pub struct ConnectionDetails {
     pub original_dst: String,
     /// Address that the proxy connected to.
     pub actual_dst: String,
-    /// `HBONE` or `TCP`.
+    /// Protocol of the connection: `HBONE` or `TCP`.
     pub protocol: &'static str,
 }
 
@@ -102,7 +103,7 @@ struct Inner {
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionTable(Arc<Mutex<Inner>>);
 
-/// Handle of a connection in the table; dropping it removes the entry.
+/// Handle of a connection in the connection table. Dropping it removes the connection from the table.
 #[derive(Debug)]
 pub struct TrackedConnection {
     list: ConnectionTable,
@@ -127,7 +128,7 @@ pub struct ConnectionDump {
 struct InboundEntry {
     #[serde(flatten)]
     shown: ConnectionDetails,
-    /// Verified identity of the caller; null without one.
+    /// Verified identity of the client; null without mTLS.
     src_identity: Option<String>,
 }
 
@@ -138,7 +139,7 @@ impl ConnectionTable {
         self.track(Direction::Inbound, shown, Some(peer))
     }
 
-    /// Adds a connection from the pod to the table.
+    /// Adds an outbound connection to the table.
     pub fn outbound(&self, shown: ConnectionDetails) -> TrackedConnection {
         self.track(Direction::Outbound, shown, None)
     }
@@ -270,7 +271,7 @@ impl TrackedConnection {
     }
 }
 
-/// Handle to the entry of a connection in the table.
+/// Handle that updates a connection's entry in the connection table.
 #[derive(Clone, Debug)]
 pub struct ConnectionHandle {
     list: ConnectionTable,

@@ -58,13 +58,13 @@ pub struct XdsSettings {
     pub cluster_id: ArcStr,
     /// Node metadata of this proxy.
     pub node: NodeInfo,
-    /// Whether addresses are requested on demand.
+    /// Whether workloads and services are requested on demand, instead of by a wildcard subscription.
     pub on_demand: bool,
 }
 
 /// Handler of the xDS client, which applies received updates to the mesh state.
 pub struct MeshStateFollower<S> {
-    /// State of the mesh.
+    /// Mesh state that receives the updates.
     pub state: SharedState,
     /// Metrics of the proxy.
     pub metrics: Arc<Metrics>,
@@ -131,7 +131,7 @@ impl<S: Fn() + Send + Sync + 'static> UpdateHandler for MeshStateFollower<S> {
     }
 }
 
-/// Returns the metric label for the end of a connection to the control plane.
+/// Returns the metric label for the way in which an xDS stream ended.
 pub fn termination(ending: StreamEnding) -> XdsTermination {
     match ending {
         StreamEnding::ConnectFailed => XdsTermination::ConnectionError,

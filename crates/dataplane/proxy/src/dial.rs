@@ -49,17 +49,17 @@ pub struct Dialer {
     pub netns: Option<Netns>,
     /// Packet mark that exempts the sockets from redirection.
     pub mark: Option<u32>,
-    /// TCP settings of the sockets.
+    /// TCP options of the sockets, such as keepalive.
     pub tuning: Tuning,
     /// HTTP/2 settings of tunnels.
     pub http2: Arc<Settings>,
-    /// Node of this process, by which [`Self::is_on_this_node`] decides.
+    /// Node of this process, with which [`Self::is_on_this_node`] compares.
     pub node: ArcStr,
-    /// Network of this process, by which [`Self::is_on_this_node`] decides.
+    /// Network of this process, with which [`Self::is_on_this_node`] compares.
     pub network: ArcStr,
-    /// State of the mesh.
+    /// Mesh state, in which the dialer looks up workloads and notices their removal.
     pub state: SharedState,
-    /// Connections that wait until a pod of their waypoint serves.
+    /// Limit of connections that wait until a pod of their waypoint is ready.
     pub waits: WaypointWaits,
 }
 
@@ -71,8 +71,8 @@ impl Dialer {
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// Returns the socket options of a tunnel's connection to `destination`. If that is on this node, the worker that
-    /// opens the connection also accepts it.
+    /// Returns the socket options for an HBONE connection to `destination`. If the destination is on this node, the
+    /// connection is accepted by the same worker thread that opens it.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
         let near = self.is_on_this_node(destination);
         OutboundSpec {
@@ -99,7 +99,7 @@ impl Dialer {
         }
     }
 
-    /// Opens a plain TCP connection, as the application itself would.
+    /// Opens a plain TCP connection to `addr`.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl Dialer {
         }
     }
 
-    /// Opens a connection with mTLS and ALPN `h2` to the pool key's destination.
+    /// Opens a TCP connection to the pool key's destination, and performs the mTLS handshake with ALPN `h2`.
     async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
         let (certificate, config) = self.credentials(&key.expected).await?;

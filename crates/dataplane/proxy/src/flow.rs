@@ -14,7 +14,7 @@ use time::{OffsetDateTime, macros::format_description};
 
 use crate::local::LocalPod;
 
-/// Maximum length of an error or a path in a flow event, in bytes.
+/// Maximum length of error texts and paths in flow events, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;
 
 /// Builds a flow event with the current time.
@@ -48,7 +48,7 @@ pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Truncates text from a peer to [`MAX_TEXT_BYTES`]; truncated texts end with three dots.
+/// Truncates a peer's text to [`MAX_TEXT_BYTES`], and appends three dots to truncated text.
 pub fn truncate_text(text: &str) -> String {
     match text.get(..text.floor_char_boundary(MAX_TEXT_BYTES)) {
         Some(begin) if begin.len() < text.len() => format!("{begin}..."),
@@ -56,8 +56,8 @@ pub fn truncate_text(text: &str) -> String {
     }
 }
 
-/// Returns `namespace/name` of a waypoint from its name in records, `namespace/name.namespace.svc…`; an address is
-/// returned unchanged.
+/// Converts a waypoint's name in records, `namespace/name.namespace.svc…`, to `namespace/name`; returns an address
+/// unchanged.
 pub(crate) fn short_waypoint(name: &str) -> String {
     let is_address = |host: &str| host.parse::<std::net::IpAddr>().is_ok();
     match name.split_once('/') {
@@ -69,7 +69,7 @@ pub(crate) fn short_waypoint(name: &str) -> String {
     }
 }
 
-/// Data of a connection for its flow events, besides the access log and the metric labels.
+/// Connection data for a flow event that is neither in the access log nor in the metric labels.
 pub(crate) struct ConnectionData<'a> {
     pub(crate) number: u64,
     pub(crate) waypoint: Option<String>,

@@ -31,10 +31,10 @@ const HANDSHAKE_LIMITS: HandshakeLimits = HandshakeLimits {
     queue: 1,
 };
 
-/// Identities of both sides of a flow event connection.
+/// Identities of the server and the only accepted client on the flow event port.
 #[derive(Clone, Debug)]
 pub struct FlowAccess {
-    /// Identity of the proxy.
+    /// Identity whose certificate the proxy presents as server.
     pub own: Identity,
     /// Identity of the control plane, the only client that is accepted.
     pub reader: Identity,
@@ -51,7 +51,7 @@ pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
     }
 }
 
-/// Accepts connections of the control plane until the drain starts.
+/// Accepts connections of the control plane on the flow event port until the drain begins.
 pub(crate) fn start(
     listener: TcpListener,
     access: FlowAccess,
@@ -136,7 +136,7 @@ mod tests {
         Identity::new("td", "istio-system", account)
     }
 
-    /// Starts the port of flow events with certificates of `pki`.
+    /// Starts the flow event port with certificates of the test CA `pki`.
     async fn serve(pki: Arc<Pki>) -> (SocketAddr, ambit_rt::Drain) {
         let listener = rt_http::bind(([127, 0, 0, 1], 0).into(), "test").await;
         let listener = listener.unwrap();

@@ -8,11 +8,11 @@ use ambit_telemetry::{FlowReader, Flows, ReaderKind};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::{sync::mpsc, time::timeout};
 
-/// Interval of the empty lines that are sent while there are no events, by which a disconnected reader is noticed.
+/// Interval of heartbeats (empty lines) on a stream without events, by which the server notices a disconnected reader.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Timeout for a reader to accept a chunk.
+/// Timeout for sending one chunk of events to a slow reader.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum chunks of the stream that are in flight to the reader.
+/// Maximum chunks of events that are queued for a reader.
 const MAX_QUEUED_CHUNKS: usize = 2;
 
 /// Responds to a request for the stream of flow events.

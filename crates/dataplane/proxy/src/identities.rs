@@ -1,4 +1,4 @@
-//! Identities that a proxy needs certificates for, and the CA or SPIFFE agent that issues them.
+//! Certificates of the identities that a proxy needs, from the CA or a SPIFFE agent.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ pub struct CertificateSettings {
     pub auth_token: Option<String>,
     /// Cluster that issued the token.
     pub cluster_id: ArcStr,
-    /// Identity of the token's own service account, if the proxy fetches a certificate for it, too.
+    /// Identity of the token's service account, if the proxy also needs a certificate for itself.
     pub own: Option<Identity>,
     /// Requested lifetime of certificates.
     pub ttl: Duration,
@@ -144,8 +144,8 @@ pub async fn prefetch_certificates(
     .await;
 }
 
-/// Waits until the CA has issued or rejected the certificates of `identities`. Connection errors to the CA keep it
-/// waiting, since the old proxy has certificates; rejections by the CA end the wait, since they may be permanent.
+/// Waits until the CA has issued or rejected a certificate for each of `identities`. The wait goes on while the CA is
+/// unreachable, since the previous proxy process still serves. A rejection ends the wait, since it may be permanent.
 pub async fn wait_for_certificates(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {

@@ -27,8 +27,8 @@ pub struct AcceptedConnection {
     pub open: OpenWork,
 }
 
-/// Listeners polled by one task: with a task for each listener, the idle pods of a node would take half as much proxy
-/// memory again. `P` identifies the listener.
+/// Listeners of one proxy instance, polled by a single task: one task for each listener would increase a node proxy's
+/// memory for idle pods by half. `P` identifies the listener.
 #[derive(Debug)]
 pub struct Listeners<P> {
     all: Vec<(TcpListener, P)>,
@@ -42,8 +42,9 @@ impl<P: Clone> Listeners<P> {
         Self { all, first: 0 }
     }
 
-    /// Accepts connections and passes them to `handle` while the gate is open, until the drain begins; then, if
-    /// `empties_queues`, also the queued connections, which would otherwise be rejected. `name` is for logs.
+    /// Accepts connections and passes them to `handle`, until the drain begins; pauses while the gate is closed. If
+    /// `empties_queues` is set, queued connections are still accepted when the drain begins, since they would be reset
+    /// otherwise. `name` is for logs.
     pub async fn accept(
         &mut self,
         name: &PodName,

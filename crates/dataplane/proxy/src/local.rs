@@ -18,7 +18,7 @@ pub struct LocalPod {
     pub workload: Arc<Workload>,
     /// Metric labels of the workload.
     pub party: Arc<Party>,
-    /// Baggage header of the workload's tunnels.
+    /// Value of the baggage header in the workload's CONNECT requests.
     pub baggage: Option<HeaderValue>,
     /// Whether the control plane published the record along with the policies that select the pod; if not, the record
     /// is derived from the pod's enrolment.
@@ -77,8 +77,8 @@ impl LocalWorkload {
         &self.state
     }
 
-    /// Returns a receiver that is notified of changes of the record, and of the policies that apply to it, since this
-    /// value was created.
+    /// Returns a receiver that is notified when the pod's record, or a policy that applies to the pod, has changed
+    /// since this value was created.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.cache.lock().changes.clone()
     }
@@ -126,8 +126,8 @@ impl LocalWorkload {
         local
     }
 
-    /// Returns the control plane's record, waiting for it for at most [`LOCAL_WORKLOAD_TIMEOUT`]: without it, no
-    /// connection to the workload is authorized.
+    /// Waits until the control plane has published the pod's record, for at most [`LOCAL_WORKLOAD_TIMEOUT`], and
+    /// returns the pod data. Without the record, no connection to the workload is authorized.
     pub async fn wait_until_known(&self) -> Option<Arc<LocalPod>> {
         let local = self.current(None);
         if local.is_known {

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::state::{InvalidPolicyMode, MeshUpdate, SharedState};
 
-/// Interval at which a watched file is checked.
+/// Interval at which the local mesh file is checked for changes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Content of a local mesh file.
@@ -37,7 +37,7 @@ pub struct LocalMesh {
     pub policies: Vec<Authorization>,
 }
 
-/// Test file whose policies have unknown fields.
+/// Local mesh file whose policies may have unknown fields.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LenientLocalMesh {
@@ -76,7 +76,7 @@ impl LocalMesh {
     }
 }
 
-/// Parses a policy; returns the fail-closed substitute if it is not understood in full.
+/// Parses a policy; returns a fail-closed substitute if the policy cannot be decoded in full.
 fn policy(from: Value) -> Authorization {
     let text = |field: &str| match from.get(field) {
         None | Some(Value::Null) => ArcStr::new(),
@@ -119,7 +119,7 @@ pub enum LocalMeshError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of reading the file.
         #[source]
         source: io::Error,
     },

@@ -36,7 +36,7 @@ pub struct Recheck {
 }
 
 impl Recheck {
-    /// Starts to re-check the connections of `local` at every change.
+    /// Creates the re-check of the inbound connections of `local`.
     pub fn new(local: &LocalWorkload, connections: &ConnectionTable, graces: GracePeriods) -> Self {
         Self {
             changes: local.changes(),
@@ -47,7 +47,8 @@ impl Recheck {
         }
     }
 
-    /// Runs until the instance is `gone`, without keeping it alive.
+    /// Re-checks connections at every change until `gone` completes, when the instance has ended. The task does not
+    /// keep the instance alive.
     pub async fn run(mut self, gone: impl Future<Output = ()>) {
         let mut gone = pin!(gone);
         loop {
@@ -79,7 +80,7 @@ impl Recheck {
 /// Reason why an open connection would be denied if it were opened now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialReason {
-    /// Denied by a layer 4 policy.
+    /// A layer 4 policy denies the connection.
     Policy,
     /// The pod's record names an unknown policy.
     MissingPolicy,
@@ -199,7 +200,7 @@ impl WaypointGracePeriod {
     }
 }
 
-/// Grace periods that one check of all connections uses, see [`GraceCheck`].
+/// Check of all connections of the pod against the grace period of a new waypoint; see [`GraceCheck`].
 #[derive(Debug)]
 pub struct WaypointGraceCheck<'a> {
     look: GraceCheck<'a>,
@@ -219,7 +220,7 @@ impl WaypointGraceCheck<'_> {
     }
 }
 
-/// Grace period shared by connections with the same reason to be closed.
+/// Grace period that all connections with the same denial reason share.
 #[derive(Debug)]
 pub struct GracePeriod {
     length: Duration,
@@ -228,7 +229,7 @@ pub struct GracePeriod {
 }
 
 impl GracePeriod {
-    /// Creates a grace period that begins when the first such connection is found.
+    /// Creates a grace period of `length`, which begins when a check first spares a connection.
     pub fn new(length: Duration) -> Self {
         Self {
             length,
@@ -252,7 +253,8 @@ impl GracePeriod {
     }
 }
 
-/// Check of all connections of the pod. The grace period is reset at its end, unless a connection was spared.
+/// Check of all connections of the pod against one grace period. When the check is dropped without a spared connection,
+/// the grace period is reset.
 #[derive(Debug)]
 pub struct GraceCheck<'a> {
     grace: &'a mut GracePeriod,
@@ -262,7 +264,7 @@ pub struct GraceCheck<'a> {
 }
 
 impl GraceCheck<'_> {
-    /// Whether a connection with this reason to be terminated may continue for now.
+    /// Whether a denied connection may continue, since the grace period has not ended.
     pub fn allows_for_now(&mut self) -> bool {
         self.waits |= self.in_time;
         self.in_time

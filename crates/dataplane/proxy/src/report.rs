@@ -41,7 +41,7 @@ pub struct Report {
     policy: Option<String>,
     /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
-    /// Connection number in flow events, assigned by the connection's first event.
+    /// Id of the connection in flow events, assigned at its first event.
     number: u64,
     _socket: SocketGuard,
 }
@@ -124,7 +124,8 @@ impl Report {
         self.labels.destination = Some(Arc::new(Party::destination(workload)));
     }
 
-    /// Sets the source workload of a connection to the pod. Its identity is reported only if mTLS proved it.
+    /// Sets the source workload of an inbound connection. The identity `proven` is reported; it is `None` unless mTLS
+    /// verified it.
     pub fn set_source(&mut self, workload: &Workload, proven: Option<&Identity>) {
         fill_source(&mut self.log, workload);
         self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
@@ -182,7 +183,7 @@ impl Report {
         self.policy = policy;
     }
 
-    /// Sends an event of the connection to the readers of flow events.
+    /// Sends a flow event about the connection to all readers.
     fn report_flow(&mut self, event: Event) {
         let flows = self.metrics.flows();
         if !flows.has_readers() {

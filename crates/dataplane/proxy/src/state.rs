@@ -46,7 +46,7 @@ pub const MAX_WAITING_DEMANDS: usize = 100;
 /// Configuration of the mesh state, from the proxy's environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// `NODE_NAME`: workloads on this node are local. If empty, all workloads are local.
+    /// Node of the proxy (`NODE_NAME`), whose workloads are local. If empty, all workloads are local.
     pub node: ArcStr,
     /// Network of the proxy (`NETWORK`).
     pub network: ArcStr,
@@ -56,7 +56,7 @@ pub struct StateConfig {
     pub trust_domain: ArcStr,
     /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Decision for workloads that name a policy which is not known.
+    /// Decision for workloads whose record names an unknown policy.
     pub missing_policies: MissingPolicies,
     /// Decision for policies that could not be decoded in full.
     pub not_understood: InvalidPolicyMode,
@@ -76,7 +76,7 @@ impl Default for StateConfig {
     }
 }
 
-/// Mesh state; clones share it.
+/// Mesh state: workloads, services and policies. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedState(Arc<Inner>);
 
@@ -85,9 +85,9 @@ struct Inner {
     config: StateConfig,
     table: RwLock<MeshTable>,
     policies: RwLock<PolicySet>,
-    /// Whether all workloads and services have been published once.
+    /// Whether the initial set of workloads and services has been received.
     addresses_known: AtomicBool,
-    /// Whether all policies have been published once.
+    /// Whether the initial set of policies has been received.
     policies_known: AtomicBool,
     /// Counter of changes of local workloads; also incremented when the initial state is complete.
     local_changes: watch::Sender<u64>,
@@ -233,8 +233,8 @@ impl SharedState {
         });
     }
 
-    /// Marks the initial set of workloads and services as received. From then on, unknown destinations count as outside
-    /// the mesh; before, nothing is passed through.
+    /// Marks the initial set of workloads and services as received. Before that, no connection is passed through as
+    /// leaving the mesh; from then on, unknown destinations count as outside the mesh.
     pub fn mark_addresses_known(&self) {
         if !self.0.addresses_known.swap(true, Ordering::AcqRel) {
             self.0.local_changes.send_modify(|count| *count += 1);
@@ -268,7 +268,7 @@ impl SharedState {
 
     // === connections to removed workloads ===
 
-    /// Closes connections of `pool` to removed workloads, until the pool is dropped.
+    /// Registers a pool, whose connections to removed workloads are closed from now on, until the pool is dropped.
     pub fn close_departed_in(&self, pool: &Pool) {
         self.0.departures.register_pool(pool);
     }
@@ -379,13 +379,13 @@ impl SharedState {
         table.bypass(local, source.as_ref(), *source_ip, destination.port())
     }
 
-    /// Decides an inbound connection to a local workload by PeerAuthentication alone.
+    /// Evaluates only PeerAuthentication for an inbound connection to a local workload.
     pub fn authenticate(&self, destination: &Workload, connection: &Connection) -> Decision {
         let policies = self.policies();
         policies.evaluate_peer_authentication(destination, connection)
     }
 
-    /// Decides an inbound connection to a local workload by all policies that apply.
+    /// Evaluates all applicable policies for an inbound connection to a local workload.
     pub fn authorize(&self, destination: &Workload, connection: &Connection) -> Decision {
         self.policies().evaluate(destination, connection)
     }
@@ -412,8 +412,8 @@ impl SharedState {
 
     // === local pods ===
 
-    /// Returns the record of a local pod that the control plane published; `None` also while the initial policies
-    /// have not been received.
+    /// Returns the workload record that the control plane published for a local pod. `None` also until the initial set
+    /// of policies has been received.
     pub fn local_workload(&self, pod: &PodName) -> Option<Arc<Workload>> {
         if !self.0.policies_known.load(Ordering::Acquire) {
             return None;
@@ -430,7 +430,8 @@ impl SharedState {
             .cloned()
     }
 
-    /// Returns the record as [`Self::local_workload`] does, but waits for the control plane to publish it.
+    /// Waits until [`Self::local_workload`] returns the pod's record, at most until `deadline`. In on-demand mode, it
+    /// first requests the record from the control plane.
     pub async fn wait_for_workload(
         &self,
         pod: &PodName,
@@ -483,8 +484,8 @@ impl SharedState {
         )
     }
 
-    /// Returns a receiver that is notified when the authorization of connections to a pod may change: by policies
-    /// that apply to it, or its own record. Open connections must then be authorized again with the current record.
+    /// Returns a receiver that is notified when connections to a pod must be authorized again: its record, or a policy
+    /// that applies to it, has changed.
     pub fn watch_pod(&self, pod: &PodName) -> watch::Receiver<u64> {
         let mut pods = self.0.pods.lock();
         pods.entry((pod.namespace.clone(), pod.name.clone()))

@@ -20,7 +20,8 @@ const MESH_CACHE: Purpose = Purpose {
     name: "the mesh",
     backing: Backing::Disk,
 };
-/// Purpose of a waypoint's cache: its records may contain credentials for registries of plugins.
+/// Descriptor of a waypoint's mesh cache, which is kept in memory, since its records may contain registry credentials
+/// of plugins.
 const WAYPOINT_MESH_CACHE: Purpose = Purpose {
     backing: Backing::Memory,
     ..MESH_CACHE
@@ -72,7 +73,7 @@ fn mesh_cache_purpose(role: Role) -> Purpose {
 /// Cache of the mesh state for the next worker.
 #[derive(Debug)]
 pub struct MeshCache {
-    /// Resource types that are cached; a type's tag is its index.
+    /// Type URLs of the cached resource types; the index of a type is its tag in entries.
     types: Vec<&'static str>,
     /// Journal of the cache, and for each type whether its initial state is complete.
     state: Mutex<(Journal, Vec<bool>)>,
@@ -87,7 +88,7 @@ impl MeshCache {
         Ok(Self { types, state })
     }
 
-    /// Passes the cached state to the xDS client, if it was complete.
+    /// Passes the cached mesh state to the xDS client; a cache with an incomplete initial state is cleared instead.
     pub fn restore<H: UpdateHandler>(&self, client: &mut Client<H>) -> io::Result<()> {
         let (journal, complete) = &mut *self.state.lock();
         for entry in journal.entries()? {

@@ -63,8 +63,8 @@ impl Workers {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
-    /// Steers tunnels that a worker opens within the node to the same worker's listener, among the listeners that share
-    /// this one's port in the order of workers.
+    /// Steers incoming tunnels from the same node to the worker that opened them, among the listeners that share the
+    /// port of `listener` in the order of workers.
     pub fn steer(&self, listener: &TcpListener) {
         // Without it the kernel spreads them as it does all others.
         if let Err(error) = socket::steer(listener, self.count()) {
@@ -72,7 +72,7 @@ impl Workers {
         }
     }
 
-    /// Assigns the jobs to workers in turn. Tasks of a job stay on its worker.
+    /// Distributes jobs to the workers round-robin. Tasks that a job spawns stay on its worker.
     pub fn assign<F: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = F>) {
         for (worker, job) in self.0.iter().cycle().zip(jobs) {
             if worker.assign.send(Box::new(job)).is_err() {

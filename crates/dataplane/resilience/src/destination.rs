@@ -1,4 +1,4 @@
-//! Endpoints of one service port under the policy of a `DestinationRule`.
+//! Load balancing of one service port: endpoints, their state, and the policy of a `DestinationRule`.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,8 @@ use crate::{
     pool::{Pool, PoolQuery},
 };
 
-/// Endpoints of one service port with their state, and the `DestinationRule` policy by which they are picked.
+/// Endpoints of one service port with their state, and the `DestinationRule` policy by which one is picked for a
+/// request.
 #[derive(Debug)]
 pub struct Destination<E> {
     policy: DestinationPolicy,
@@ -32,16 +33,17 @@ pub struct Destination<E> {
     current: RwLock<CurrentPool<E>>,
 }
 
-/// State of a destination that is kept when its policy changes.
+/// State of a destination that remains when its policy changes.
 #[derive(Debug)]
 struct SharedState {
     limits: Limits,
-    /// Number of active requests at all endpoints.
+    /// Number of active requests at all endpoints together.
     active: AtomicU32,
     outliers: Mutex<Outliers>,
-    /// Counter that changes with each ejection and each end of one.
+    /// Revision of the endpoints' health, incremented when an ejection begins or ends.
     health: AtomicU64,
-    /// Time at which the next ejection ends, in milliseconds from `born`; `u64::MAX` if no endpoint is ejected.
+    /// Time at which the next ejection ends, in milliseconds from the creation of the state; `u64::MAX` if no endpoint
+    /// is ejected.
     next_ejection_end: AtomicU64,
     /// Number of endpoints.
     total: AtomicU32,
@@ -60,9 +62,9 @@ struct CurrentPool<E> {
 pub struct PickRequest<'a> {
     /// Hash for consistent hashing, if the policy uses it.
     pub hash: Option<u64>,
-    /// Uids of endpoints that earlier attempts of the request used.
+    /// Uids of endpoints that earlier attempts of the request used, and that are excluded.
     pub failed: &'a [ArcStr],
-    /// Uid of the preferred endpoint, which is picked while it exists and is not ejected.
+    /// Uid of the endpoint to prefer. The endpoint is picked while it exists and is not ejected.
     pub preferred: Option<&'a ArcStr>,
 }
 
@@ -80,13 +82,13 @@ pub struct EndpointState {
 /// Reason why no endpoint can be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoEndpoint {
-    /// There is no endpoint, or the request has tried all.
+    /// No endpoint exists, or the request has already tried all of them.
     NoCandidates,
     /// All endpoints are ejected.
     AllEjected,
 }
 
-/// Endpoint that was picked for one request; the request counts as active at the endpoint until this is dropped.
+/// Endpoint that was picked for a request. The request counts as active at the endpoint until the value is dropped.
 #[derive(Debug)]
 pub struct PickedEndpoint<E> {
     pool: Arc<Pool<E>>,
@@ -165,7 +167,7 @@ impl<E: Clone> Destination<E> {
         }
     }
 
-    /// Replaces the endpoints if `revision` is new; only then calls `candidates`.
+    /// Replaces the endpoints by those of `candidates` if `revision` is new; otherwise does not call `candidates`.
     pub fn update(
         &self,
         revision: u64,
@@ -210,7 +212,7 @@ impl<E: Clone> Destination<E> {
         };
     }
 
-    /// Picks an endpoint for a request by the policy.
+    /// Picks an endpoint for a request according to the policy.
     ///
     /// # Errors
     ///
@@ -263,12 +265,12 @@ impl<E> Destination<E> {
         &self.policy
     }
 
-    /// Whether the endpoints are of this revision, so that no update is necessary.
+    /// Whether the endpoints have this revision, so that no update is necessary.
     pub fn is_at_revision(&self, revision: u64) -> bool {
         self.current.read().revision == Some(revision)
     }
 
-    /// Returns the counters for circuit breakers.
+    /// Returns the request and retry counters of the circuit breakers.
     pub fn limits(&self) -> &Limits {
         &self.state.limits
     }
@@ -294,7 +296,7 @@ impl<E> Destination<E> {
 }
 
 impl<E> PickedEndpoint<E> {
-    /// Returns the picked endpoint, if it still exists.
+    /// Returns the picked endpoint in the caller's type, if it is still in the snapshot.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
         one.map(|(_, candidate)| &candidate.endpoint)

@@ -7,22 +7,22 @@ use rand::{Rng as _, RngCore};
 
 use crate::hashing::HashRing;
 
-/// Maximum random draws before all endpoints are scanned instead.
+/// Maximum number of random draws before all endpoints are scanned instead.
 const MAX_DRAWS: u32 = 16;
 
 /// Endpoints with the same locality and priority.
 #[derive(Debug)]
 pub(crate) struct WeightedGroup {
-    /// Weight of the group among groups of the same priority.
+    /// Weight of the group among the groups of its priority.
     pub(crate) share: u32,
-    /// Indexes of the endpoints in the [pool](crate::pool::Pool), with their weights.
+    /// Endpoints as pairs of index in the [pool](crate::pool::Pool) and weight.
     members: Vec<(u32, u32)>,
     heaviest: u32,
     next: AtomicU32,
     table: Option<HashRing>,
 }
 
-/// Current state of the pool's endpoints, by their index.
+/// View of the current state of the pool's endpoints, by index.
 pub(crate) trait HostView {
     /// Whether the endpoint may be picked.
     fn is_usable(&self, index: u32) -> bool;
@@ -60,7 +60,7 @@ impl WeightedGroup {
         self.members.iter().map(|(index, _)| *index)
     }
 
-    /// Picks an endpoint by the policy; `None` if none is usable.
+    /// Picks an endpoint of the group by the load-balancing algorithm; `None` if none is usable.
     pub(crate) fn pick(
         &self,
         balancing: &Balancing,
@@ -89,7 +89,8 @@ impl WeightedGroup {
         }
     }
 
-    /// Whether a randomly drawn endpoint is accepted, so that each is picked in proportion to its weight.
+    /// Whether a randomly drawn endpoint is accepted (rejection sampling), so that each is picked in proportion to its
+    /// weight.
     fn accepts_draw(
         &self,
         index: u32,
@@ -133,8 +134,7 @@ impl WeightedGroup {
         self.pick_by_scan(view, rng)
     }
 
-    /// Picks an endpoint by scanning all: each replaces the current choice with the probability of its share of the
-    /// weights so far.
+    /// Picks a random endpoint in proportion to the weights, in one pass over all endpoints (reservoir sampling).
     fn pick_by_scan(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
         let mut chosen = None;
@@ -151,8 +151,8 @@ impl WeightedGroup {
         chosen
     }
 
-    /// Picks the endpoint for a hash: the first usable one within its load bound; if all exceed it, the first usable
-    /// one.
+    /// Picks the endpoint for a hash: the first usable endpoint of the consistent-hash order within its load bound. If
+    /// all exceed their bounds, picks the first usable one.
     fn pick_by_hash(&self, table: &HashRing, hash: u64, view: &impl HostView) -> Option<u32> {
         let mut first = None;
         for place in table.hosts_from(hash) {

@@ -1,10 +1,10 @@
 //! Traffic policies of `DestinationRule`s: load balancing among a service's endpoints, ejection of failing endpoints
 //! (outlier detection), and circuit breakers.
 //!
-//! [`Destination`] combines them for one port of a service, shared by all threads. Endpoints, outcomes, times and
-//! random numbers are passed in; there are no tasks, no clock and no IO here. Callers do the waiting ([`Limits`] only
-//! counts). Picking an endpoint takes one lock for reading, to clone a pointer; locks are taken for writing only when
-//! endpoints change, or one is ejected.
+//! [`Destination`] combines these for one port of a service, and is shared by all threads. Callers pass in endpoints,
+//! outcomes, times and random numbers; the crate has no tasks, clock or IO. [`Limits`] only counts: callers do the
+//! waiting. Picking an endpoint takes a read lock to clone a pointer; a write lock is taken only when endpoints change
+//! or one is ejected.
 #![forbid(unsafe_code)]
 
 mod destination;

@@ -1,4 +1,4 @@
-//! Circuit breakers: counts connections and requests to a destination, and never waits.
+//! Circuit breakers: counters of requests, pending requests and retries to a destination. Never waits.
 
 use std::sync::{
     Arc,
@@ -7,10 +7,10 @@ use std::sync::{
 
 use ambit_model::DestinationLimits;
 
-/// Circuit breaker limit that was reached.
+/// Circuit breaker whose limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// Limit of connections.
+    /// Limit of open connections.
     Connections,
     /// Limit of requests that wait for a connection.
     Pending,
@@ -40,7 +40,7 @@ impl Overflow {
     }
 }
 
-/// Counters of a destination's requests and connections, which are kept when its policy changes.
+/// Counters of a destination's pending requests, active requests and retries. They remain when its policy changes.
 #[derive(Debug, Default)]
 pub struct Limits {
     pending: Arc<AtomicU32>,
@@ -48,7 +48,7 @@ pub struct Limits {
     retries: Arc<AtomicU32>,
 }
 
-/// Permit that counts one request or connection until dropped.
+/// Permit that counts one request or retry against its limit until dropped.
 #[derive(Debug)]
 pub struct LimitPermit(Arc<AtomicU32>);
 
@@ -59,7 +59,7 @@ impl Drop for LimitPermit {
 }
 
 impl Limits {
-    /// Takes a permit for a request.
+    /// Acquires a permit for an active request.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Limits {
         try_acquire(&self.requests, most).ok_or(Overflow::Requests)
     }
 
-    /// Takes a permit for a request that waits for a connection.
+    /// Acquires a permit for a request that waits for a connection.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl Limits {
         try_acquire(&self.pending, of.pending).ok_or(Overflow::Pending)
     }
 
-    /// Takes a permit for a retry.
+    /// Acquires a permit for an active retry.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Outlier detection: ejects failing endpoints from load balancing for a while.
+//! Outlier detection: ejects failing endpoints from load balancing for a time.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, OutlierPolicy};
 
 use crate::host::{Host, reset_counter};
 
-/// Maximum duration of an ejection, as Envoy's default; a longer configured base duration takes precedence.
+/// Maximum duration of an ejection, as in Envoy by default. A longer configured base duration takes precedence.
 const MAX_EJECTION_TIME: Duration = Duration::from_secs(300);
 
 /// Outcome of a request or connection for outlier detection.
@@ -18,13 +18,13 @@ const MAX_EJECTION_TIME: Duration = Duration::from_secs(300);
 pub enum EndpointOutcome {
     /// The endpoint responded with this HTTP status.
     Response(u16),
-    /// The endpoint accepted the connection, and no response is observed.
+    /// The endpoint accepted a connection whose responses are not observed, such as TCP.
     Connected,
     /// The connection failed, broke before a response, or timed out.
     Failed,
 }
 
-/// Reason for which an endpoint is ejected.
+/// Failure because of which an endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutlierCause {
     /// Consecutive 5xx responses.
@@ -49,7 +49,7 @@ impl OutlierCause {
     }
 }
 
-/// Ejection of an endpoint.
+/// Ejection of an endpoint from load balancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// Reason for the ejection.
@@ -58,7 +58,7 @@ pub struct Ejection {
     pub duration: Duration,
 }
 
-/// Counts an outcome at an endpoint, and returns the reason if the endpoint must be ejected. Takes no lock.
+/// Counts the outcome of a request at an endpoint. Returns the cause if the endpoint must be ejected. Takes no lock.
 pub(crate) fn count_outcome(
     host: &Host,
     policy: &OutlierPolicy,
@@ -95,18 +95,18 @@ pub(crate) fn count_outcome(
     }
 }
 
-/// Ejections of a destination's endpoints, by uid.
+/// Current and recent ejections of a destination's endpoints, by uid.
 #[derive(Debug, Default)]
 pub(crate) struct Outliers(HashMap<ArcStr, EjectionRecord>);
 
 #[derive(Debug)]
 struct EjectionRecord {
     host: Arc<Host>,
-    /// Number of recent ejections, by which durations grow.
+    /// Number of recent ejections; each makes the next ejection longer.
     times: u32,
-    /// End of the current ejection.
+    /// End of the current ejection; `None` if the endpoint is not ejected.
     until: Option<Instant>,
-    /// Time since which the endpoint has not been ejected.
+    /// End of the last ejection, from which the time without ejections is measured.
     since: Instant,
 }
 
@@ -130,7 +130,8 @@ impl Outliers {
         self.0.get(uid)?.until
     }
 
-    /// Ejects an endpoint of `total`, unless it is ejected already or the policy's maximum percentage is reached.
+    /// Ejects an endpoint, unless it is ejected already or the policy's maximum percentage of `total` endpoints is
+    /// reached. Returns the duration of the ejection.
     pub(crate) fn eject(
         &mut self,
         host: &Arc<Host>,
@@ -177,12 +178,12 @@ impl Outliers {
         self.0.values().filter_map(|record| record.until).min()
     }
 
-    /// Removes endpoints that do not exist any more.
+    /// Removes the records of endpoints that do not exist any more.
     pub(crate) fn retain_hosts(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
         self.0.retain(|uid, _| is_current(uid));
     }
 
-    /// Ends all ejections, and resets their numbers.
+    /// Ends all ejections, and forgets how many there were.
     pub(crate) fn clear_ejections(&mut self) {
         for (_, record) in self.0.drain() {
             record.host.is_ejected.store(false, Relaxed);

@@ -21,8 +21,8 @@ use crate::{
     locality::{PriorityGroup, Topology, configured_distribution, priority_group},
 };
 
-/// Overprovisioning factor in percent, as in Envoy: a priority with less than a third of its endpoints ejected keeps
-/// all requests.
+/// Overprovisioning factor in percent, as in Envoy: a priority receives all requests while about 71 % or more of its
+/// endpoints are healthy.
 const OVERPROVISIONING_PERCENT: u32 = 140;
 
 /// Snapshot of a destination's endpoints, grouped by priority and locality.
@@ -31,7 +31,7 @@ pub(crate) struct Pool<E> {
     pub(crate) hosts: Vec<(Arc<Host>, Candidate<E>)>,
     tiers: Vec<Tier>,
     total_weight: u64,
-    /// Value of [`PoolQuery::health`] for which the healthy endpoints were counted.
+    /// Health revision at which the healthy endpoints were counted.
     counted: AtomicU64,
     healthy: AtomicU32,
 }
@@ -43,7 +43,7 @@ struct Tier {
     healthy: AtomicU32,
 }
 
-/// Parameters of picking an endpoint from the snapshot.
+/// Parameters of picking an endpoint from a pool snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolQuery<'a> {
     pub(crate) policy: &'a DestinationPolicy,
@@ -51,16 +51,16 @@ pub(crate) struct PoolQuery<'a> {
     /// Uids of endpoints to exclude.
     pub(crate) failed: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
-    /// Counter that changes with each ejection and each end of one.
+    /// Revision of the endpoints' health, incremented when an ejection begins or ends.
     pub(crate) health: u64,
-    /// Number of active requests at all endpoints.
+    /// Number of active requests at all endpoints together.
     pub(crate) active: u32,
 }
 
 struct PickState<'a, E> {
     pool: &'a Pool<E>,
     query: PoolQuery<'a>,
-    /// Whether ejections are ignored, since too few endpoints are healthy (panic mode).
+    /// Whether ejections are ignored, since too few endpoints are healthy (Envoy's panic mode).
     is_panic: bool,
 }
 
@@ -119,7 +119,7 @@ impl<E> Pool<E> {
         host.is_none_or(|(host, _)| host.is_ejected())
     }
 
-    /// Counts the healthy endpoints again if ejections have begun or ended.
+    /// Counts the healthy endpoints again if the health revision has changed.
     fn recount_healthy(&self, health: u64) {
         if self.counted.load(Acquire) == health {
             return;
@@ -163,7 +163,7 @@ impl<E> Pool<E> {
         None
     }
 
-    /// Picks the priority whose endpoints are tried first, in proportion to the priorities' healthy endpoints.
+    /// Picks the priority whose endpoints are tried first, at random in proportion to the healthy endpoints of each.
     fn pick_tier(&self, now: &PickState<'_, E>, rng: &mut dyn RngCore) -> usize {
         if now.is_panic || self.tiers.len() < 2 {
             return 0;

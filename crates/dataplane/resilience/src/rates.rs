@@ -1,7 +1,7 @@
 //! Rate limits: token buckets by a key that requests share.
 //!
 //! A bucket is stored as the time at which it will be full again. Full buckets are not stored, so that keys without
-//! recent requests cost nothing. Keys are numbers that clients cannot choose.
+//! recent requests use no memory. Keys are hashes that clients cannot choose.
 
 use std::{
     collections::HashMap,
@@ -33,26 +33,27 @@ impl RateLimit {
     }
 }
 
-/// Token buckets of one rate limit, by key.
+/// Token buckets of one rate limit, one for each key.
 #[derive(Debug)]
 pub struct TokenBuckets {
     rate: RateLimit,
     max_keys: usize,
     born: Instant,
-    /// Time at which each bucket is full again, in nanoseconds from `born`.
+    /// Time at which each bucket is full again, in nanoseconds from the creation of the buckets.
     full_at: HashMap<u128, u64>,
-    /// Time at which the bucket that excess keys share is full again.
+    /// Time at which the bucket that all excess keys share is full again, in nanoseconds from the creation of the
+    /// buckets.
     others: u64,
-    /// Time from which full buckets are removed again.
+    /// Earliest time of the next removal of full buckets, in nanoseconds from the creation of the buckets.
     sweep: u64,
 }
 
-/// Decision of a rate limit on a request.
+/// Decision of a rate limit about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimitDecision {
     /// Time after which the rejected request would pass; `None` if the request passes.
     pub retry_after: Option<Duration>,
-    /// Number of further requests that would pass now.
+    /// Number of further requests that would pass immediately.
     pub remaining: u32,
     /// Time until the bucket is full again.
     pub reset: Duration,
@@ -64,7 +65,7 @@ impl TokenBuckets {
         self.full_at.len()
     }
 
-    /// Creates the buckets for at most `most` keys; all further keys share one bucket.
+    /// Creates token buckets for at most `most` keys; all further keys share one bucket.
     pub fn new(rate: RateLimit, most: usize, now: Instant) -> Self {
         Self {
             rate,
@@ -76,7 +77,7 @@ impl TokenBuckets {
         }
     }
 
-    /// Takes a token from a key's bucket, and decides whether the request passes.
+    /// Takes a token from the bucket of a key, and decides whether the request passes.
     pub fn try_take_token(&mut self, key: u128, now: Instant) -> RateLimitDecision {
         let since = now.saturating_duration_since(self.born).as_nanos();
         let now = u64::try_from(since).unwrap_or(u64::MAX);
@@ -121,7 +122,7 @@ impl TokenBuckets {
         self.full_at.len()
     }
 
-    /// Whether no bucket is kept.
+    /// Whether no key has a bucket of its own.
     pub fn is_empty(&self) -> bool {
         self.full_at.is_empty()
     }

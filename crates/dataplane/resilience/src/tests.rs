@@ -1,4 +1,4 @@
-//! Fixtures of the tests, which expect only behaviour, whatever the implementation.
+//! Fixtures for tests of load balancing and outlier detection through the public interface.
 
 mod balancing;
 mod outliers;
@@ -10,7 +10,7 @@ use rand::{SeedableRng as _, rngs::SmallRng};
 
 use crate::{Candidate, Destination, NoEndpoint, PickRequest, PickedEndpoint, Topology};
 
-/// Destination whose endpoints are numbers.
+/// Destination under test, whose endpoints are numbers.
 struct TestDestination {
     destination: Destination<u32>,
     now: Instant,

@@ -19,7 +19,7 @@ use crate::{
 /// Request that a waypoint forwards, with the inputs for choosing an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendRequest<'a> {
-    /// The waypoint's own workload.
+    /// Workload of the waypoint pod itself.
     pub waypoint: &'a Workload,
     /// Address by which clients address this waypoint. With `None`, a request may be routed through this waypoint
     /// again, like that of any client.
@@ -27,7 +27,7 @@ pub struct BackendRequest<'a> {
     /// Whether the client addressed this service itself, and no HTTPRoute forwarded the request here. The waypoint
     /// then chooses an endpoint even if the service has another waypoint.
     pub is_target: bool,
-    /// Uids of workloads that earlier attempts of the same request used, and that must not be chosen again.
+    /// Uids of workloads at which earlier attempts of the same request failed, and which are excluded.
     pub failed: &'a [ArcStr],
     /// Address that the client dialed: an endpoint address of the same family is used if the endpoint and the service
     /// have one.
@@ -200,7 +200,7 @@ impl MeshTable {
         route_direct(workload, dst.ip(), dst.port(), None)
     }
 
-    /// Routes to the waypoint of a backend's service, with the service as target.
+    /// Routes through the waypoint of a backend's service; that waypoint chooses the endpoint.
     fn through_waypoint_of(
         &self,
         request: &BackendRequest<'_>,

@@ -36,7 +36,7 @@ pub(crate) enum EndpointPurpose<'a> {
     WaypointTunnel(Option<&'a [Identity]>),
 }
 
-/// Client of the chosen endpoint: its location, and the endpoints that it has tried.
+/// Location of the client for which an endpoint is chosen, and the workloads that it must avoid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLocation<'a> {
     pub(crate) address: Option<IpAddr>,
@@ -92,7 +92,7 @@ impl MeshTable {
         })
     }
 
-    /// Returns the algorithm by which a service's endpoints are chosen.
+    /// Returns the parameters by which an endpoint of a service is chosen.
     fn endpoint_choice<'t, 'a>(
         &'t self,
         client_location: ClientLocation<'a>,
@@ -169,7 +169,7 @@ struct EndpointChoice<'t, 'a> {
 }
 
 impl<'t> EndpointChoice<'t, '_> {
-    /// Includes endpoints that are not ready.
+    /// Returns the choice with endpoints included that are not ready.
     fn with_unready(self) -> Self {
         Self {
             health_policy: HealthPolicy::AllowAll,
@@ -346,8 +346,8 @@ impl<'t> EndpointChoice<'t, '_> {
     }
 }
 
-/// Computes an endpoint's score for a client: a hash, scaled so that an endpoint has the highest score in proportion
-/// to its capacity.
+/// Computes the rendezvous-hashing score of an endpoint for a client. The scores are scaled so that each endpoint has
+/// the highest one in proportion to its capacity.
 fn rendezvous_score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);

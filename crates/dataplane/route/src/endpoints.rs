@@ -11,7 +11,7 @@ use crate::{MeshTable, WorkloadRef, workloads::Slot};
 pub struct EndpointView {
     /// Uid of the workload.
     pub uid: WorkloadUid,
-    /// Target ports that the workload's own record maps the service's ports to.
+    /// Target ports of the workload by service port, as its own record maps them.
     pub ports: PortMap,
     /// Health that the control plane reports.
     pub status: WorkloadStatus,

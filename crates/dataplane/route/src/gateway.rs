@@ -53,7 +53,7 @@ pub(crate) struct GatewayWorkload<'a> {
     pub(crate) ip: Option<IpAddr>,
     /// HBONE port of the workload.
     pub(crate) port: u16,
-    /// Service that the gateway's address refers to, if it does.
+    /// Service to which the gateway's address refers; `None` if it refers to a workload.
     pub(crate) service: Option<&'a Arc<Service>>,
     /// Whether the peer must present exactly this workload's identity.
     is_exact: bool,
@@ -68,7 +68,8 @@ impl GatewayWorkload<'_> {
     }
 }
 
-/// Returns the waypoint of a service for a connection, chosen by weight if there are weights.
+/// Returns the waypoint of a service for one connection. If the service has several waypoints with weights, the choice
+/// is random by weight.
 pub(crate) fn service_waypoint<'a>(
     service: &'a Service,
     rng: &mut dyn RngCore,

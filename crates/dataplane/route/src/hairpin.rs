@@ -10,7 +10,7 @@ use crate::{MeshTable, Route, RouteError, outbound::Caller};
 /// Whether layer 7 rules of a waypoint could apply to a connection that bypasses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
-    /// The control plane does not publish the waypoint's rules.
+    /// The control plane does not publish the layer 7 rules of the waypoint.
     RulesUnknown,
     /// No layer 7 rule could apply to the connection.
     NoRuleApplies,

@@ -185,7 +185,7 @@ impl MeshTable {
         })
     }
 
-    /// Whether the workload or service at an address names the local workload as its waypoint.
+    /// Whether the local workload is the waypoint of the workload or service at the address `asked`.
     fn is_waypoint_of(&self, local: &Workload, asked: IpAddr) -> bool {
         let waypoints = |gateway: &GatewayAddress| self.is_behind(local, gateway);
         let exact = self.services.by_vip(&local.network, asked, None);

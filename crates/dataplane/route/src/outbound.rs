@@ -21,11 +21,11 @@ use crate::{
 /// Route of an outbound connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Plain TCP to the dialed address, since the destination is not in the mesh.
+    /// Plain TCP to the original destination, which is not in the mesh.
     Passthrough {
         /// Original destination address.
         dst: SocketAddr,
-        /// Dialed service, if a service in passthrough mode contains the address.
+        /// Service that the client dialed, if its load balancing mode is passthrough.
         service: Option<Arc<Service>>,
     },
     /// Plain TCP to a workload that does not support tunnels.
@@ -36,10 +36,11 @@ pub enum Route {
     DoubleHbone {
         /// Tunnel to the network gateway.
         outer: HboneRoute,
-        /// Inner tunnel to the destination network's endpoint.
+        /// Inner tunnel to the endpoint in the other network.
         inner: InnerTunnel,
     },
-    /// Route to a destination that has only a host name: resolve it, then call [`PendingRoute::resolve`].
+    /// Route to a destination that has only a host name, which the caller must resolve and pass to
+    /// [`PendingRoute::resolve`].
     NeedsDns(PendingRoute),
 }
 
@@ -88,7 +89,7 @@ pub struct PendingRoute {
     /// Whether to prefer IPv6 addresses, since the client dialed one; otherwise IPv4 is preferred. The other family
     /// is acceptable.
     pub prefer_ipv6: bool,
-    /// Route that is complete except for the address, which is unspecified.
+    /// Complete route except for the destination address, which is a placeholder.
     route: Box<Route>,
     /// Whether the CONNECT request's authority is the address, too, and must be filled in.
     authority_is_addr: bool,
@@ -200,7 +201,7 @@ pub enum RouteError {
     /// The control plane did not respond to the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
     ControlPlaneTimeout {
-        /// Name that was subscribed to.
+        /// Resource name to which the client subscribed.
         key: String,
     },
     /// The service has endpoints behind a network gateway but names no identities, so no server of the inner tunnel
@@ -218,7 +219,8 @@ impl RouteError {
         Reason::Connect
     }
 
-    /// Whether the error may pass within seconds: the waypoint exists, and its pods are starting.
+    /// Whether the error is transient, so that a retry within seconds may succeed: the waypoint exists, but has no
+    /// ready pod yet.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::NoWaypointPod { .. })
     }
@@ -249,8 +251,8 @@ impl MeshTable {
         self.outbound_excluding(source, dst, &[], rng)
     }
 
-    /// Routes like [`Self::outbound`], but to another pod of the waypoint, or endpoint of the service, than the
-    /// workloads with the uids `failed`, to which connections have failed.
+    /// Routes like [`Self::outbound`], but excludes the workloads with the uids `failed`, to which connections have
+    /// failed: another pod of the waypoint or another endpoint of the service is chosen.
     pub fn outbound_excluding(
         &self,
         source: &Workload,
@@ -393,8 +395,8 @@ impl MeshTable {
         }
     }
 
-    /// Routes to an endpoint or waypoint of another network. The inner tunnel accepts only identities that the service
-    /// names, since the gateway chooses the endpoint.
+    /// Routes to an endpoint or waypoint of another network through its gateway. The gateway chooses the endpoint, so
+    /// the inner tunnel accepts all identities of the service, and no others.
     fn through_gateway(
         &self,
         caller: Caller<'_>,
@@ -457,7 +459,7 @@ impl MeshTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) source: &'a Workload,
-    /// Endpoints that failed, as in [`MeshTable::outbound_excluding`].
+    /// Uids of workloads to which connections failed, as in [`MeshTable::outbound_excluding`].
     pub(crate) failed: &'a [ArcStr],
 }
 
@@ -470,7 +472,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Placeholder in a route for an address that is not resolved yet.
+/// Placeholder address of a route whose host name is not resolved yet.
 const UNRESOLVED_IP: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {

@@ -1,8 +1,8 @@
 //! Services by name, virtual address, prefix and host name, each with its endpoints.
 //!
-//! An endpoint is the slot of a workload that lists the service, so an endpoint exists exactly while its
-//! workload does, also when it arrives before the service (it is then staged: an entry without a
-//! service). Ready and unready endpoints are separate, so that choosing one need not check health.
+//! An endpoint is the table slot of a workload whose record lists the service. An endpoint that arrives before its
+//! service is staged: its entry has no service yet. Ready and unready endpoints are separate, so that choosing one
+//! needs no health check.
 
 use std::{
     cmp::Reverse,
@@ -284,7 +284,8 @@ impl Services {
             .map(|(_, service, _)| service)
     }
 
-    /// Iterates over the visible services with their precedence; among equal ones the first has the highest.
+    /// Iterates over the services that are visible to the client, each with its precedence. Among services of equal
+    /// precedence, the first wins.
     fn visible<'a, 'c>(
         &'a self,
         names: &'a Names,
@@ -345,7 +346,7 @@ fn add_name(names: &mut Names, name: &NamespacedHostname) {
     }
 }
 
-/// Removes `name` from the names under a key of an index; returns true when it was the last one.
+/// Removes a service's name from an index entry; returns true if it was the entry's last name.
 fn drop_name<K: Hash + Eq>(
     index: &mut HashMap<K, Names>,
     key: &K,

@@ -24,9 +24,9 @@ pub struct TableConfig {
 /// Record of a workload before and after an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
-    /// Workload before the change.
+    /// Workload record before the update; `None` if it is new.
     pub before: Option<WorkloadRef>,
-    /// Workload after the change.
+    /// Workload record after the update; `None` if it was removed.
     pub after: Option<WorkloadRef>,
 }
 

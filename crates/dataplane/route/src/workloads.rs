@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::WorkloadRef;
 
-/// Slot number of a workload's record, stable while the table has a workload of its uid.
+/// Number of the slot that holds a workload's record; it does not change while the table has a workload with this uid.
 pub(crate) type Slot = u32;
 
 #[derive(Debug, Default)]

@@ -33,16 +33,16 @@ pub enum XdsTermination {
     Complete,
 }
 
-/// Reason why a plaintext connection from before the pod's capture is closed.
+/// Cause of closing a plaintext connection that was opened before the pod was captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum ReplacedConnectionCause {
-    /// The setting `AMBIT_CLOSE_CLEAR_CONNECTIONS` requires it.
+    /// The setting `AMBIT_CLOSE_CLEAR_CONNECTIONS` requires that such connections close.
     Setting,
     /// A changed policy denies the connection.
     Policy,
 }
 
-/// Outcome of closing a connection from before the pod's capture.
+/// Outcome of closing a plaintext connection that was opened before the pod was captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum EarlierResult {
     Closed,
@@ -80,7 +80,7 @@ struct UrlLabels {
 pub struct DnsLabels {
     /// Record type of the query, for instance `A`.
     pub request_query_type: ArcStrLabel,
-    /// `udp` or `tcp`.
+    /// Transport protocol of the query: `udp` or `tcp`.
     pub request_protocol: ArcStrLabel,
     /// Canonical service of the client workload.
     pub source_canonical_service: ArcStrLabel,
@@ -315,7 +315,7 @@ impl Metrics {
         SocketGuard(gauge)
     }
 
-    /// Counts a host name that was resolved for a connection on demand.
+    /// Counts an on-demand DNS resolution of a host name, for a connection of the workload `source`.
     pub fn count_on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
         let labels = OnDemandDnsLabels {
             source: if self.principals.are_hidden() {
@@ -404,7 +404,8 @@ impl Metrics {
         self.dns_requests.get_or_create(labels).inc();
     }
 
-    /// Counts a forwarded DNS query, answered after `seconds`; `None` if it was not answered.
+    /// Counts a DNS query that was forwarded upstream. `seconds` is the time until the response; `None` counts it as
+    /// failed.
     pub fn count_dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
         self.dns_upstream_requests.get_or_create(labels).inc();
         // Zero is written too: Prometheus sees no increase in a series that begins with 1.

@@ -43,7 +43,7 @@ pub struct ProxyIdentity {
 pub enum ReaderKind {
     /// Reader on the admin port.
     Admin,
-    /// Reader whose access the control plane authorized, connected through it.
+    /// Reader connected through the control plane, which authorized it.
     ControlPlane,
 }
 
@@ -98,7 +98,7 @@ impl Flows {
         self.reader_count.load(Relaxed) > 0
     }
 
-    /// Returns a number that identifies a connection in this process.
+    /// Returns a new connection id for flow events, unique in this process.
     pub fn next_connection_id(&self) -> u64 {
         self.connections.fetch_add(1, Relaxed) + 1
     }

@@ -39,7 +39,7 @@ impl EncodeLabelSet for Reporter {
     }
 }
 
-/// Protection of the connection on the wire (label `connection_security_policy`).
+/// Transport security of a connection (label `connection_security_policy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SecurityPolicy {
     /// Mutual TLS between proxies.
@@ -102,7 +102,7 @@ impl Party {
     }
 }
 
-/// Whether metrics name the principals of source and destination; they do until [`Self::hide`] is called.
+/// Switch for principals in metric labels, which are named until [`Self::hide`] is called.
 #[derive(Debug, Default)]
 pub(crate) struct Principals {
     hidden: AtomicBool,
@@ -151,7 +151,7 @@ pub struct TrafficLabels {
     pub destination: Option<Arc<Party>>,
     /// Service that the client addressed, or to which the server's port belongs.
     pub service: Option<ServiceName>,
-    /// Protection of the connections on the wire.
+    /// Transport security of the connections.
     pub security: SecurityPolicy,
 }
 
@@ -172,10 +172,10 @@ fn or_unknown(text: &str) -> &str {
     if text.is_empty() { UNKNOWN } else { text }
 }
 
-/// Encodes labels one after the other for a scrape.
+/// Label sink that writes into a scrape.
 pub(crate) struct LabelWriter<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
-/// Encoder of metric labels.
+/// Sink that receives metric labels, for a scrape or a list.
 pub(crate) trait LabelSink {
     fn put_label(&mut self, key: &str, value: &str) -> fmt::Result;
 }
@@ -213,7 +213,7 @@ fn principal_text(party: Option<&Party>) -> String {
         .unwrap_or_default()
 }
 
-/// Encodes reporter, source, destination and service: the labels that TCP and HTTP families share.
+/// Encodes the labels that TCP and HTTP families share: reporter, source, destination and service.
 pub(crate) fn encode_parties(labels: &mut impl LabelSink, traffic: &TrafficLabels) -> fmt::Result {
     let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
     labels.put_label("reporter", traffic.reporter.as_str())?;
@@ -248,7 +248,7 @@ pub(crate) fn encode_parties(labels: &mut impl LabelSink, traffic: &TrafficLabel
     labels.put_label("destination_cluster", part(|p| &p.cluster))
 }
 
-/// Traffic labels with the response flag of one sample.
+/// Label set of one sample: traffic labels and the response flag.
 pub(crate) struct LabelsWithReason<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
 
 impl EncodeLabelSet for LabelsWithReason<'_> {
@@ -281,7 +281,7 @@ impl LabelsWithReason<'_> {
     }
 }
 
-/// Labels of host names resolved on demand: the source's labels, and the host name.
+/// Labels of the on-demand DNS family: the source workload, and the host name that was resolved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OnDemandDnsLabels {
     pub(crate) source: Arc<Party>,

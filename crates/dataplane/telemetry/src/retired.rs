@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 /// Label names and values with which a series is written in one family.
 pub(crate) type LabelPairs = Vec<(String, String)>;
 
-/// How one metric family labels series, and adds up series with the same labels.
+/// Functions by which one metric family labels its series, and merges series that have the same labels.
 pub(crate) struct MergedFamily<Labels, Series> {
     /// Returns the labels with which a series is written in the family; `None` if it has no sample there.
     pub(crate) labels: fn(&Labels) -> Option<LabelPairs>,
@@ -25,7 +25,7 @@ pub(crate) struct MergedFamily<Labels, Series> {
     pub(crate) merge: fn(&Series, &Series),
 }
 
-/// Adds one counter's value to another.
+/// Adds the value of the counter `from` to `to`.
 pub(crate) fn add_counter(to: &AtomicU64, from: &AtomicU64) {
     to.fetch_add(from.load(Relaxed), Relaxed);
 }

@@ -48,7 +48,7 @@ const REASONS: [Reason; 8] = [
     Reason::Connect,
 ];
 
-/// Counters by response flag.
+/// One counter for each response flag.
 #[derive(Debug, Default)]
 struct CountsByReason([AtomicU64; REASONS.len()]);
 
@@ -85,7 +85,7 @@ pub struct TrafficSeries {
     failed: CountsByReason,
     open: AtomicUsize,
     born: Instant,
-    /// Seconds from `born` to the last use of the series.
+    /// Time of the last use of the series, in seconds since `born`.
     used: AtomicU64,
 }
 
@@ -172,7 +172,7 @@ impl Drop for ConnectionMetrics {
     }
 }
 
-/// Connection metrics of the process.
+/// Connection metrics of the process: a table of series.
 #[derive(Debug)]
 pub struct Traffic {
     series: Table<TrafficLabels>,
@@ -185,8 +185,8 @@ pub struct Traffic {
 
 type ChangedLabels = (TrafficLabels, RelabeledValues);
 
-/// Table of series by labels. Locked for reading when a connection opens, for writing for a new set of labels, and to
-/// drop unused series.
+/// Table of series by labels. It is locked for reading when a connection opens, and for writing to add a series or to
+/// drop unused ones.
 type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
 
 impl Default for Traffic {
@@ -215,8 +215,8 @@ impl Traffic {
         }
     }
 
-    /// Returns the series of a set of labels, cheaply enough for each connection. An unused series loses its counts
-    /// once it is dropped from the table.
+    /// Returns the series for a set of labels; the lookup is cheap enough for every connection. Counts added to a
+    /// series after it was dropped from the table are lost.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
         find_or_insert(&self.series, &*self.without_hidden_principals(labels), drop)
     }
@@ -339,8 +339,8 @@ fn find_or_insert<K: Clone + Eq + Hash>(
     series
 }
 
-/// Drops the longest unused half of the unused series. When every series is in use nothing is dropped: then the
-/// number of connections limits the number of series.
+/// Drops the longest unused half of the unused series. Series in use are never dropped, since the number of connections
+/// bounds them.
 fn evict_unused<K: Eq + Hash>(
     table: &mut HashMap<K, Arc<TrafficSeries>>,
 ) -> Vec<(K, Arc<TrafficSeries>)> {

@@ -18,13 +18,13 @@ pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
 /// Error of a TLS handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// TLS failed, for instance by the verification of the peer's certificate.
+    /// The TLS handshake failed, for instance since the peer's certificate was rejected.
     #[error("TLS handshake failed")]
     Tls(#[source] rustls::Error),
     /// The underlying connection failed.
     #[error("connection lost during the TLS handshake")]
     Io(#[source] io::Error),
-    /// The peer does not support HTTP/2 by ALPN.
+    /// The peer did not negotiate HTTP/2 by ALPN.
     #[error("the peer did not agree on ALPN h2")]
     NoCommonAlpn,
 }

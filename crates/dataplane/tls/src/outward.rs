@@ -33,10 +33,10 @@ pub enum OriginatedTlsError {
     /// The client certificate's private key is invalid.
     #[error("the private key cannot be read")]
     Key(#[source] rustls_pki_types::pem::Error),
-    /// Expected SAN that no server certificate can have.
+    /// The expected SAN is invalid, so that no server certificate can have it.
     #[error("{0:?} is no name that a certificate may have")]
     Name(String),
-    /// The parts of the TLS configuration do not fit together.
+    /// The TLS configuration is inconsistent, for instance the key does not match the certificate.
     #[error("no TLS can be made of it")]
     Tls(#[from] rustls::Error),
 }
@@ -76,7 +76,7 @@ impl TrustedAuthorities {
     }
 }
 
-/// Client certificate for servers: PEM certificates, leaf first, and the private key.
+/// Client certificate chain with its private key, for TLS origination.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientKeyPair<'a> {
     /// Certificate chain in PEM, leaf first.
@@ -204,7 +204,7 @@ pub enum OriginatedTlsConnectError {
     Handshake {
         /// Server name that was sent.
         name: String,
-        /// Cause of the error.
+        /// Error of the TLS handshake.
         #[source]
         source: HandshakeError,
     },

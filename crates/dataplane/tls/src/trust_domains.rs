@@ -26,7 +26,7 @@ pub enum TrustDomainsError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of reading the file.
         #[source]
         source: io::Error,
     },
@@ -35,7 +35,7 @@ pub enum TrustDomainsError {
     InvalidFile {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of parsing the JSON text.
         #[source]
         source: serde_json::Error,
     },
@@ -44,7 +44,7 @@ pub enum TrustDomainsError {
     InvalidRoots {
         /// Trust domain that the roots belong to.
         trust_domain: String,
-        /// Cause of the error.
+        /// Error of parsing the root certificates.
         #[source]
         source: ChainError,
     },
@@ -152,7 +152,7 @@ impl TrustDomains {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Watches a file of trust domains: loads it now and after each change.
+    /// Loads trust domains from a file, now and after each change.
     pub async fn reload_on_change(self, path: PathBuf) {
         let load = || match self.load(&path) {
             Ok(domains) => {
@@ -224,7 +224,7 @@ pub(crate) struct TrustDomainSnapshot {
 }
 
 impl TrustDomainSnapshot {
-    /// Whether peers of the trust domain `domain` are accepted by workloads of the trust domain `own`.
+    /// Whether workloads of the trust domain `own` accept peers of the trust domain `domain`.
     pub(crate) fn accepts(&self, own: &str, domain: &str) -> bool {
         self.is_own(own, domain) || self.anchors(domain).is_some()
     }
@@ -234,12 +234,12 @@ impl TrustDomainSnapshot {
         domain == own || self.configured.aliases.contains(domain)
     }
 
-    /// Whether two names denote the same trust domain, since one is an alias of the other.
+    /// Whether two trust domains are the same, directly or as aliases of `own`.
     pub(crate) fn is_same_domain(&self, own: &str, one: &str, other: &str) -> bool {
         one == other || self.is_own(own, one) && self.is_own(own, other)
     }
 
-    /// Returns the trust domain whose roots verify certificates of `domain`: `own` for aliases without their own
+    /// Returns the trust domain whose roots verify certificates of `domain`: `own` if `domain` is an alias without
     /// roots.
     pub(crate) fn domain_of_roots<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
         match self.anchors(domain) {
@@ -255,8 +255,8 @@ impl TrustDomainSnapshot {
         anchors.map(Vec::as_slice)
     }
 
-    /// Whether root certificates other than those of the mesh's CA verify a trust domain, or did so before the last
-    /// change.
+    /// Whether a trust domain has, or had at some time, roots other than those of the mesh's
+    /// CA.
     pub(crate) fn has_had_roots(&self, domain: &str) -> bool {
         let mut origins = [&self.configured, &self.federated].into_iter();
         origins.any(|domains| domains.with_roots.contains(domain))

@@ -129,7 +129,8 @@ impl WorkloadCert {
         })
     }
 
-    /// Builds a certificate from the CSR API's response: PEM texts, the leaf's first, the roots' last.
+    /// Builds a certificate from the PEM texts in a response of the CSR API: the first is the leaf, the last are the
+    /// roots.
     pub fn from_response(
         settings: &TlsSettings,
         identity: &Identity,
@@ -305,7 +306,7 @@ impl WorkloadCert {
     }
 }
 
-/// Waits for the next notification; forever if there is no receiver, or its sender is gone.
+/// Waits for the next change notification. Never completes without a receiver, or after its sender is dropped.
 async fn wait_for_change(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()

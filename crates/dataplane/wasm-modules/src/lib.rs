@@ -20,7 +20,7 @@ pub use oci::OciError;
 use bytes::{MAX_MODULE_BYTES, read_file, sha256_hex};
 use cache::ModuleCache;
 
-/// Fetches plugins' modules, and caches them on disk.
+/// Fetcher of plugins' modules, with a disk cache.
 #[derive(Debug)]
 pub struct ModuleFetcher {
     cache: ModuleCache,
@@ -140,7 +140,7 @@ impl ModuleFetcher {
     }
 }
 
-/// Returns the module if it, or the image that contains it, has the expected digest.
+/// Returns the module if the expected digest is the digest of the module, or of the image that contains it.
 fn verify_digest(
     bytes: Vec<u8>,
     expected: &str,

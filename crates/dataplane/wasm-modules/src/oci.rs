@@ -37,7 +37,7 @@ const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.manifest.v1+json, 
 pub(super) struct ImageReference {
     pub(super) registry: String,
     repository: String,
-    /// Tag, or `sha256:` and the digest of a manifest.
+    /// Tag, or manifest digest with the prefix `sha256:`.
     reference: String,
 }
 
@@ -109,7 +109,7 @@ impl ImageReference {
 struct Manifest {
     #[serde(default)]
     layers: Vec<Descriptor>,
-    /// Entries of an image index.
+    /// Manifests in an image index, one for each platform.
     #[serde(default)]
     manifests: Vec<Descriptor>,
 }
@@ -122,7 +122,7 @@ struct Descriptor {
     digest: String,
 }
 
-/// Client for the registry of one image, with its authentication.
+/// Access to the registry of one image: HTTP client, permitted addresses, and TLS mode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegistryAccess<'a, A> {
     pub(super) client: &'a Client,
@@ -281,9 +281,9 @@ impl<A: Admission> Registry<'_, A> {
         Ok(value)
     }
 
-    /// Checks that the password may be sent to the token server (realm) that the registry names. The registry chooses
-    /// the server, since it could receive the password itself; but over plaintext, only the registry itself may
-    /// receive it, and only if the registry is called in plaintext.
+    /// Checks that the password may be sent to the token server (realm) that the registry names. Any `https` realm is
+    /// allowed, since the registry could receive the password itself. An `http` realm is allowed only if it is the
+    /// registry, and the registry itself is called without TLS.
     fn allow_realm(&self, realm: &str) -> Result<(), OciError> {
         let uri: Option<http::Uri> = realm.parse().ok();
         let authority = uri.as_ref().and_then(http::Uri::authority);

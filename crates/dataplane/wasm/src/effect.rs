@@ -42,9 +42,9 @@ pub struct Call {
     pub body: Bytes,
     /// Trailers of the request.
     pub trailers: HeaderMap,
-    /// Timeout of the response, which the module sets.
+    /// Timeout for the response, set by the module.
     pub timeout: Duration,
-    /// Kind of the call.
+    /// Protocol of the call: HTTP or gRPC.
     pub kind: CallKind,
     pub(crate) permit: CallPermit,
 }
@@ -67,7 +67,7 @@ impl OutstandingCalls {
     }
 }
 
-/// Permit of one outstanding call. Clones share it.
+/// Permit of one outstanding call, which counts until all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct CallPermit(
     #[expect(dead_code, reason = "what it does is to be held")] Arc<CallPermitInner>,
@@ -116,13 +116,14 @@ pub enum Effect {
     SendMessage(CallId, GrpcStreamMessage),
     /// Cancels a call or stream whose context has ended.
     CancelCall(CallId),
-    /// Subscribes the plugin to messages in a shared queue.
+    /// Subscribes the plugin to the shared queue with this id.
     SubscribeQueue(u32),
-    /// Signals that a message was added to a shared queue.
+    /// Signals that a message was added to the shared queue with this id.
     MessageEnqueued(u32),
 }
 
-/// Maximum unsent messages of an instance, since even empty ones use memory.
+/// Maximum unsent gRPC stream messages of an instance. Messages are limited as well as bytes, since even empty ones use
+/// memory.
 const MAX_UNSENT_MESSAGES: usize = 1024;
 
 /// Message that a module sends on a gRPC stream. It counts as unsent until the value is dropped.
@@ -136,7 +137,7 @@ pub struct GrpcStreamMessage {
 }
 
 impl Effect {
-    /// Whether the effect would have no effect of its own after `other`, since both signal the same.
+    /// Whether the effect is redundant after `other`, since both are the same signal.
     fn is_duplicate_of(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::OutcomeChanged(one), Self::OutcomeChanged(other)) => one == other,
@@ -167,7 +168,7 @@ impl GrpcStreamMessage {
     }
 }
 
-/// Counts bytes and messages that an instance has sent on its streams and the network has not accepted yet.
+/// Counter of the gRPC stream messages of an instance, and their bytes, that the network has not accepted yet.
 #[derive(Debug, Default)]
 pub(crate) struct UnsentMessages {
     bytes: AtomicUsize,
@@ -175,7 +176,7 @@ pub(crate) struct UnsentMessages {
 }
 
 impl UnsentMessages {
-    /// Whether the unsent bytes or messages exceed their limits.
+    /// Whether the unsent messages or their bytes exceed the limits.
     pub(crate) fn exceeds_limits(&self, most_bytes: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) > most_bytes
             || self.messages.load(Ordering::Relaxed) > MAX_UNSENT_MESSAGES

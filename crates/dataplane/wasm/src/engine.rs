@@ -44,7 +44,7 @@ impl fmt::Debug for Module {
 /// Reason why a Wasm module cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// The module has this size, which exceeds the limit.
+    /// The module's size in bytes exceeds the limit.
     #[error("the module has {0} bytes, at most {MAX_MODULE_BYTES} are taken")]
     TooLarge(usize),
     /// The bytes are not a valid Wasm module.

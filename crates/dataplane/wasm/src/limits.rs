@@ -12,11 +12,11 @@ pub struct Limits {
     pub memory_bytes: usize,
     /// Timeout of one callback.
     pub callback_timeout: Duration,
-    /// Timeout of the instance's start, including its configuration.
+    /// Maximum duration of starting an instance, including its configuration.
     pub start_timeout: Duration,
     /// Maximum bytes of a body that the plugin buffers.
     pub body_bytes: usize,
-    /// Maximum outstanding calls and streams.
+    /// Maximum outstanding calls and gRPC streams of the instance.
     pub outstanding_calls: usize,
 }
 

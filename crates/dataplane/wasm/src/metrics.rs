@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 const MAX_SERIES: usize = 1024;
 /// Maximum length of a metric's name.
 const MAX_METRIC_NAME_BYTES: usize = 512;
-/// Upper bounds of the histograms' buckets.
+/// Upper bounds of the buckets of plugin histograms.
 pub(crate) const HISTOGRAM_BUCKETS: [u64; 19] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
     600_000, 1_800_000, 3_600_000,
@@ -38,7 +38,7 @@ pub enum MetricValue {
     Counter(u64),
     /// Value of a gauge.
     Gauge(u64),
-    /// Cumulative counts of a histogram's buckets by upper bound, number of values, and their sum.
+    /// Value of a histogram: cumulative counts by the buckets' upper bounds, number of observations, and their sum.
     Histogram(Vec<(u64, u64)>, u64, u64),
 }
 
@@ -92,7 +92,7 @@ impl Metrics {
         self.0.lock().series.get(id as usize).cloned()
     }
 
-    /// Returns all metrics with name and value.
+    /// Returns all metrics of the plugin with their names and values.
     pub fn all(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::abi::Status;
 
-/// Maximum bytes of the data and queued messages of one `vm_id`.
+/// Maximum bytes of the shared data of one `vm_id`, and separately of the messages in all its queues.
 const MAX_VM_BYTES: usize = 16 << 20;
 /// Maximum bytes of the data and queued messages of all `vm_id`s together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
@@ -27,7 +27,7 @@ pub struct SharedState(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     data: HashMap<String, VmData>,
-    /// Queues by number; numbers are not reused.
+    /// Queues by id; ids are not reused.
     queues: BTreeMap<u32, Queue>,
     last: u32,
 }

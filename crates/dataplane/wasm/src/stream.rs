@@ -1,4 +1,4 @@
-//! State of one request in an instance, as the plugin sees it.
+//! State of one HTTP request in a plugin instance.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -21,7 +21,7 @@ pub enum Direction {
     Response,
 }
 
-/// Headers of a request or response.
+/// Header section of a request or response, with its pseudo-headers.
 #[derive(Clone, Debug, Default)]
 pub struct HeaderSection {
     /// Pseudo-headers such as `:method`, in any order.
@@ -76,15 +76,15 @@ pub struct LocalResponse {
 /// Decision of a plugin on a request or response, after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamDecision {
-    /// The request or response continues.
+    /// The plugin lets the request or response continue.
     Continue,
-    /// The request is paused until the plugin resumes it.
+    /// The plugin pauses the request or response until it resumes it.
     Paused,
     /// The plugin answers the request with its own response.
     LocalResponse(LocalResponse),
     /// The plugin resets the request.
     Reset,
-    /// The plugin buffers more of a body than its limit.
+    /// The body that the plugin buffers exceeds its limit.
     BodyTooLarge,
 }
 
@@ -101,7 +101,7 @@ pub enum PropertyValue {
     Pairs(Vec<(String, String)>),
 }
 
-/// Properties of a request that the proxy resolves for its plugins.
+/// Source of request properties, which the proxy resolves for its plugins.
 pub trait PropertySource: Send + Sync {
     /// Returns the property at a path, such as `["source", "address"]`.
     fn property(&self, path: &[&str]) -> Option<PropertyValue>;

@@ -26,7 +26,7 @@ use crate::{
 use callbacks::Callbacks;
 pub use failure::VmError;
 
-/// Maximum ended requests whose contexts a module may keep.
+/// Maximum contexts of ended requests whose deletion a module may delay.
 const MAX_UNDELETED_CONTEXTS: usize = 1024;
 
 /// Instance of a module for one plugin and worker.
@@ -300,7 +300,7 @@ impl Vm {
         trailers.unwrap_or_default()
     }
 
-    /// Returns the module's decision on a request or response. A response of the plugin is returned once.
+    /// Returns the module's decision about a request or response. A local response is returned only once.
     ///
     /// # Errors
     ///
@@ -324,7 +324,7 @@ impl Vm {
         })
     }
 
-    /// Ends a request: its context is deleted, unless the module delays that.
+    /// Ends a request and deletes its context, unless the module delays the deletion.
     ///
     /// # Errors
     ///
@@ -478,7 +478,7 @@ impl Vm {
     }
 }
 
-/// Properties of a request that has ended: there are none.
+/// Property source of an ended request, which has no properties.
 struct NoProperties;
 
 impl PropertySource for NoProperties {

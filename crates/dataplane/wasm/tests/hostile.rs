@@ -91,7 +91,7 @@ fn ask(vm: &mut Vm) -> (ContextId, Result<StreamDecision, VmError>) {
     (id, outcome)
 }
 
-/// Runs a request in a module with one import, data and a statement.
+/// Runs a request in a module whose request callback executes `statement`, with one import and initial memory `data`.
 fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
     let engine = engine();
     let wat = module(import, data, &on_request(statement));

@@ -1,5 +1,6 @@
-//! Finds the attachments for the target of a tunnel. For a pod they come from the services that forward to it according
-//! to the waypoint's view of the mesh, and from the protocol that these services declare for the requested port.
+//! Finds the attachments (policies, tokens, limits, plugins) for the target of a tunnel. The attachments of a pod are
+//! those of the services that forward to it according to the waypoint's view of the mesh. The protocol that these
+//! services declare for the requested port is found in the same way.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,8 +31,8 @@ pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Att
     }
 }
 
-/// Finds the attachments of requests to a port of a service. A headless service has the attachments of its endpoints'
-/// addresses: clients connect to these unless they send the service's name to the waypoint.
+/// Finds the attachments of requests to a port of a service. Requests to a headless service have the attachments of its
+/// endpoints: clients connect to the endpoints' addresses, unless they send the service's name to the waypoint.
 pub(crate) fn service_attachments(
     waypoint: &Waypoint,
     service: &NamespacedHostname,
@@ -103,7 +104,8 @@ fn headless_endpoints(
     all
 }
 
-/// Returns the service ports that forward to a port of a pod, except those whose attachments the sender has applied.
+/// Returns the service ports that forward to a port of a pod, except those whose attachments the sending waypoint has
+/// already applied.
 fn workload_service_ports(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
@@ -137,9 +139,9 @@ fn workload_service_ports(
     ports.collect()
 }
 
-/// Returns the declared protocol of a tunnel's target: by the service; for a pod, by all services that forward to the
-/// port, if they agree that it is not HTTP. Besides services with applicable attachments, all services of the pod's own
-/// namespace that select it count. No other namespace can declare a pod's protocol.
+/// Returns the declared protocol of a tunnel's target. A service declares its own. A pod's port is TCP or TLS if all
+/// services that forward to the port declare the same, else its protocol is unknown. Services in the pod's own
+/// namespace that select it count even without applicable attachments. No other namespace can declare a pod's protocol.
 pub(crate) fn declared_protocol(
     waypoint: &Waypoint,
     target: &Target,
@@ -262,7 +264,7 @@ fn sender<'a>(
     sender.has_identity(identity).then_some(sender)
 }
 
-/// Returns the waypoints of a service except this one.
+/// Returns the other waypoints of a service, without this waypoint.
 fn other_waypoints<'a>(
     service: &'a Service,
     own: &'a GatewayAddress,

@@ -12,7 +12,7 @@ use http::HeaderMap;
 
 use crate::{applied_services::AppliedServices, target::Target};
 
-/// Verified identity and address of the client that opened a tunnel.
+/// Client that opened a tunnel, with its verified identity and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Verified identity; `None` for plaintext from outside of the mesh.
@@ -23,7 +23,7 @@ pub(crate) struct Caller {
     pub(crate) applied: AppliedServices,
 }
 
-/// Error of a CONNECT with an original-peer header that is malformed, or that its sender may not send.
+/// Reason why the original-peer header of a CONNECT is rejected: it is malformed, or its sender may not send it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
     #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]

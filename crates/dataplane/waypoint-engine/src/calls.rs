@@ -38,7 +38,7 @@ use crate::{
 pub(crate) use charge::{CallCharge, CollectError};
 pub use identities::maintain_certificates;
 
-/// Error of a call without a response.
+/// Reason why a call that the waypoint itself makes has no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
@@ -51,13 +51,13 @@ pub(crate) enum CallError {
     Http(#[from] hyper::Error),
 }
 
-/// Service that the waypoint itself calls.
+/// Service that the waypoint itself calls, with the parameters of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallIdentity<'a>,
-    /// Number of waypoints that the causing request has passed, to end routing loops.
+    /// Number of waypoints that the client's request behind the call has passed, to end routing loops.
     pub(crate) hops: Hops,
     /// Caller for whose request the waypoint calls: the caller's memory budget is charged, and HTTP/2 connections,
     /// whose receive windows are shared, are used for this caller alone.
@@ -67,9 +67,9 @@ pub(crate) struct Callee<'a> {
 /// Party on whose behalf a call is made, which decides the identity of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallIdentity<'a> {
-    /// The mesh's administrator: a call that the mesh's settings name, under the waypoint's own identity.
+    /// Administrator of the mesh: the mesh's settings name the callee, and the call uses the waypoint's own identity.
     Waypoint,
-    /// An object of this namespace: the call uses the identity reserved for the namespace.
+    /// Namespace whose object names the callee: the call uses the identity reserved for the namespace.
     Namespace(&'a str),
 }
 
@@ -253,7 +253,8 @@ fn preamble(
     )
 }
 
-/// Excludes an unreachable endpoint from the next attempt; returns the error after the second unreachable endpoint.
+/// Excludes an unreachable endpoint, so that the call is retried at another one. Returns the error after the second
+/// unreachable endpoint.
 fn try_another(
     upstream: &Upstream,
     failed: &mut Vec<ArcStr>,

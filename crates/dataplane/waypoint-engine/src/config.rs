@@ -1,5 +1,5 @@
-//! Configuration from the environment, read once and typed: variables common with node proxies, and those of waypoints
-//! alone.
+//! Typed configuration of the waypoint, read once from environment variables. Some variables are common with node
+//! proxies, others only configure waypoints.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -74,7 +74,7 @@ pub struct Config {
     pub http2: Arc<Settings>,
     /// Maximum concurrent connection setups (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
     pub setup_limits: SetupLimits,
-    /// Number of worker threads.
+    /// Number of worker threads that serve connections.
     pub workers: usize,
     /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: time that requests have to finish during
     /// shutdown.
@@ -187,25 +187,25 @@ pub struct PluginTimes {
     pub hold: Duration,
 }
 
-/// Error of the environment variables.
+/// Reason why the environment variables are rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Invalid setting that is common to all proxies.
+    /// Invalid environment variable of a setting that all proxies have in common.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// Invalid environment variable.
     #[error(transparent)]
     Variable(#[from] EnvError),
-    /// Required variable that is not set.
+    /// Required environment variable that is not set.
     #[error("{0} is not set: a waypoint has to know its own pod and Gateway")]
     Missing(&'static str),
 }
 
 impl Config {
-    /// Reads the environment.
+    /// Reads the configuration from environment variables.
     ///
     /// # Errors
-    /// When a value is missing or cannot be used; the error names it.
+    /// When a variable is missing or invalid; the error names it.
     pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
         let text = |name: &str| ArcStr::from(env.get(name).unwrap_or_default());
         let needed = |name: &'static str| match env.get(name) {

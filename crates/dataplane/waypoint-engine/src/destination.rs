@@ -35,7 +35,7 @@ pub(crate) struct DestinationRuleContext<'a> {
 /// Key of a port's state: subset, if any, and port number.
 type PortKey = (Option<ArcStr>, u16);
 
-/// Service with a `DestinationRule` or `BackendTLSPolicy`, and the state of its ports.
+/// State of a service with a `DestinationRule` or `BackendTLSPolicy`: its record, and the state of its ports.
 #[derive(Debug)]
 pub(crate) struct DestinationRuleState {
     record: WaypointDestination,
@@ -85,7 +85,7 @@ struct ConnectionLimit {
 }
 
 impl ConnectionLimit {
-    /// Builds the limiter of connections; reuses `before`, with its permits in use, if the limit is unchanged.
+    /// Builds the connection limiter of a port. If the limit is unchanged, it reuses `before` with the permits in use.
     fn from_limits(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
         let most = limits.connections;
         if most == 0 {
@@ -103,7 +103,7 @@ impl ConnectionLimit {
 }
 
 impl DestinationRuleState {
-    /// Applies a changed record, and keeps the endpoints' state of `before`.
+    /// Builds the state for a changed record. The ports keep the endpoint states and limits of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
         let ports = known.iter().flat_map(|ports| ports.iter());
@@ -324,8 +324,8 @@ impl DestinationPort {
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
 
-    /// Chooses an endpoint, and returns the route to it with a lease that counts against the endpoint's limits. The
-    /// lease has no endpoint if the service's own waypoint chooses one.
+    /// Chooses an endpoint. Returns the route to the endpoint, and a lease that counts against its limits. The lease
+    /// has no endpoint if the service's own waypoint chooses one.
     pub(crate) fn route(
         self: &Arc<Self>,
         rule_context: DestinationRuleContext<'_>,
@@ -403,7 +403,7 @@ impl EndpointLease {
     }
 }
 
-/// Removes the ejection and overflow metrics of a service whose rule was removed.
+/// Removes the ejection and overflow metrics of a service whose `DestinationRule` was removed.
 pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
     let causes = OutlierCause::ALL.map(OutlierCause::as_str);
     let limits = Overflow::ALL.map(Overflow::as_str);

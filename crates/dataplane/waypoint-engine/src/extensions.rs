@@ -1,8 +1,8 @@
 //! Configured plugins and their instances, one per worker and plugin.
 //!
-//! Records of the control plane become [`Plugin`]s ([`Extensions`], which does no IO); [`crate::plugins`] fetches and
-//! compiles their modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them
-//! for requests.
+//! Records of the control plane become [`Plugin`]s ([`Extensions`], which does no IO). [`crate::plugins`] fetches and
+//! compiles their modules on the main thread. Each worker has one `slot` per plugin. `http::extension` runs the plugins
+//! on requests.
 
 mod slot;
 
@@ -30,7 +30,7 @@ pub(crate) use slot::{
     WakeSignal,
 };
 
-/// One version of a plugin.
+/// One version of a configured plugin, created anew when its configuration changes.
 pub(crate) struct Plugin {
     /// Number that is unique for each version of each plugin.
     pub(crate) number: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Plugin {
     /// Key of the plugin's Kubernetes object, `namespace/name`.
     pub(crate) key: String,
     pub(crate) settings: Arc<Settings>,
-    /// Metrics that the module defines; they survive new versions.
+    /// Metrics that the plugin's module defines. They are kept when the plugin is replaced by a new version.
     pub(crate) metrics: Metrics,
     pub(crate) counts: Arc<PluginCounters>,
     state: watch::Sender<PluginState>,
@@ -200,7 +200,7 @@ pub(crate) struct Extensions {
 #[derive(Debug)]
 struct PluginEntry {
     desired: Arc<Plugin>,
-    /// Last version whose module has been loaded: it serves until the desired version is ready.
+    /// Last version whose module has been loaded. Requests use it until the desired version is ready.
     good: Option<Arc<Plugin>>,
 }
 

@@ -26,7 +26,7 @@ const CPU_QUANTUM: Duration = Duration::from_millis(1);
 /// wait again.
 const MAX_WOKEN_TASKS: usize = 16;
 
-/// Identity and address of a caller.
+/// Key of a CPU share: identity and address of the caller.
 type Caller = (Option<Identity>, IpAddr);
 
 /// Live shares of one worker by caller. A share lives as long as one of its tasks.
@@ -208,7 +208,7 @@ pub(crate) struct SharedTask<F> {
     waiter: Option<(Weak<ShareEntry>, Arc<Waiter>)>,
 }
 
-/// Returns the task's queue entry, if the task waited last in this share.
+/// Returns the task's queue entry if the task waited last in this share, and otherwise creates one.
 fn get_or_insert_waiter<'a>(
     known: &'a mut Option<(Weak<ShareEntry>, Arc<Waiter>)>,
     share: &FairShare,

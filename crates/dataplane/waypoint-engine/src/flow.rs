@@ -17,7 +17,8 @@ pub(crate) struct FlowUpstream<'a> {
     pub(crate) service: Option<&'a Arc<Service>>,
 }
 
-/// Sends a flow event to the readers, if there are any. `complete` sets the fields of its kind.
+/// Sends a flow event to the readers of flow events, if there are any. `complete` sets the fields that only events of
+/// this kind have.
 pub(crate) fn report(
     session: &Session,
     event: Event,

@@ -63,8 +63,8 @@ const FORWARDING_HEADERS: [&str; 9] = [
 /// change.
 const CLIENT_ADDRESS_HEADERS: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
 
-/// Whether only proxies of the mesh may send this header, in any spelling, or its name with underscores duplicates a
-/// forwarding or framing header for CGI-style applications, which read both alike.
+/// Whether clients may not send a header. Only proxies of the mesh may send some headers, in any spelling. Other names,
+/// with underscores read as hyphens, duplicate a forwarding or framing header: CGI-style applications read both alike.
 pub(crate) fn is_mesh_only_header(name: &HeaderName) -> bool {
     is_mesh_header(name.as_str())
         || underscores_to_hyphens(name).is_some_and(|name| {
@@ -252,8 +252,8 @@ pub(crate) fn add_external_address(headers: &mut HeaderMap, client: IpAddr) {
     }
 }
 
-/// Adds `x-forwarded-client-cert` with the identities of the waypoint and of the client. Only for waypoints that are
-/// configured to set it.
+/// Adds `x-forwarded-client-cert` with the identities of the waypoint and of the client, if the waypoint is configured
+/// to set this header.
 pub(crate) fn add_client_identity(
     headers: &mut HeaderMap,
     waypoint: &Identity,

@@ -9,8 +9,8 @@ const HOPS_HEADER: HeaderName = HeaderName::from_static("x-ambit-waypoints-passe
 /// Number of hops at which a request is considered to be in a routing loop. Each route to a service with another
 /// waypoint adds one or two.
 const MAX_HOPS: u8 = 8;
-/// Hops added to the count of a mirrored request, so that another waypoint may mirror it once more, but later ones may
-/// not: several mirrors at each waypoint would multiply the requests.
+/// Hops added to the count of a mirrored request: another waypoint may mirror it once more, later ones may not. Several
+/// mirrors at each waypoint would multiply the requests.
 const MIRROR_HOPS: u8 = 3;
 
 /// Number of waypoints that a request or connection has passed before this one.
@@ -21,7 +21,7 @@ impl Hops {
     /// Zero hops, for requests that this waypoint itself originates.
     pub(crate) const NONE: Self = Self(0);
 
-    /// Parses the header; `None` if the number of hops suggests a routing loop.
+    /// Parses the hop count in request headers; `None` if the count suggests a routing loop.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let text = headers
             .get(HOPS_HEADER)
@@ -30,8 +30,8 @@ impl Hops {
         (hops < MAX_HOPS).then_some(Self(hops))
     }
 
-    /// Parses and removes the header; `None` if the number of hops suggests a routing loop. A client that forges a high
-    /// number harms only itself, and the next waypoint corrects a low one.
+    /// Parses and removes the hop-count header; `None` if the count suggests a routing loop. A client that forges a
+    /// high count harms only itself, and the next waypoint corrects a low one.
     pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
         let hops = Self::from_headers(headers);
         headers.remove(HOPS_HEADER);
@@ -43,7 +43,7 @@ impl Hops {
         Self(self.0.saturating_add(MIRROR_HOPS))
     }
 
-    /// Writes the header with this waypoint counted, if the next hop is a waypoint, and removes it otherwise.
+    /// Writes the hop count, including this waypoint, if the next hop is a waypoint; otherwise removes the header.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_next_waypoint: bool) {
         if is_next_waypoint {
             headers.insert(HOPS_HEADER, HeaderValue::from(u16::from(self.0) + 1));

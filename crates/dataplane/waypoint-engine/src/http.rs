@@ -58,8 +58,8 @@ use connection::{
 
 /// Idle timeout of a client's HTTP connection in a tunnel.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
-/// know that it is not read, while a response can close the connection.
+/// Time for which idle HTTP/1.1 connections stay open during shutdown. If they closed at once, a request that a client
+/// has just sent could be lost; closing a connection after a response has no such race.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of header fields above the limit that the HTTP/1 parser accepts, so that the waypoint can respond with 431
 /// and the reason.
@@ -74,8 +74,8 @@ const MAX_STREAMS: u32 = 100;
 const MAX_RESET_STREAMS: usize = 50;
 /// Maximum bytes of one response that HTTP/2 buffers while its client does not read.
 const MAX_SEND_BUFFER_BYTES: usize = 16 << 10;
-/// Divisor for the receive window of an HTTP/2 connection: the window is the caller's free connection budget divided by
-/// this number, within the bounds below.
+/// Divisor for the receive window of an HTTP/2 connection. The window is the caller's free connection budget divided by
+/// this number, at least [`MIN_WINDOW_BYTES`] and at most [`MAX_WINDOW_BYTES`].
 const WINDOW_DIVISOR: usize = 64;
 const MIN_WINDOW_BYTES: usize = 64 << 10;
 const MAX_WINDOW_BYTES: usize = 4 << 20;

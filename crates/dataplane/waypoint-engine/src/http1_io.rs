@@ -32,14 +32,14 @@ const MAX_INTERIM_BYTES: usize = 16 << 10;
 /// Maximum bytes that one write copies while trailers are pending.
 const MAX_COPIED_BYTES: usize = 16 << 10;
 
-/// Trailers and interim responses to write on a connection besides hyper's output. Clones share them.
+/// Trailers and interim responses that are written to a connection between the bytes of hyper. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Http1Additions(Arc<SharedAdditions>);
 
 #[derive(Debug, Default)]
 struct SharedAdditions {
     state: Mutex<State>,
-    /// Whether trailers or interim responses are pending.
+    /// Whether trailers or interim responses wait to be written.
     is_waiting: AtomicBool,
     /// Whether hyper has written bytes since its last flush.
     is_unflushed: AtomicBool,
@@ -57,13 +57,13 @@ struct State {
 }
 
 impl Http1Additions {
-    /// Allows interim responses: a request has begun.
+    /// Allows interim responses on the connection, since a request has begun.
     pub(crate) fn begin_interim(&self) {
         self.0.state.lock().interim_bytes = 0;
         self.0.takes_interim.store(true, Relaxed);
     }
 
-    /// Stops interim responses: the final response is about to be written.
+    /// Disallows interim responses on the connection, since the final response is about to be written.
     pub(crate) fn end_interim(&self) {
         let mut state = self.0.state.lock();
         self.0.takes_interim.store(false, Relaxed);
@@ -96,7 +96,7 @@ impl Http1Additions {
         }
     }
 
-    /// Ends the chunked body that is being written with these trailers.
+    /// Queues trailers that end the chunked body which is being written.
     fn queue_trailers(&self, trailers: &HeaderMap) {
         let mut bytes = BytesMut::new();
         encode_headers(trailers, &mut bytes);
@@ -177,8 +177,8 @@ pub(crate) struct Http1Io<IO> {
     additions: Http1Additions,
     /// Bytes to write before hyper's next output.
     out: BytesMut,
-    /// Last bytes of a body with pending trailers, at most as many as [`CHUNKED_END`] has: they are its end if hyper
-    /// flushes next.
+    /// Last bytes of a chunked body with pending trailers, held back until hyper flushes: they may be [`CHUNKED_END`].
+    /// Never longer than that.
     held: BytesMut,
 }
 

@@ -1,5 +1,5 @@
-//! Limits of checks in flight: calls to authorization providers and rate-limit services, and calls of plugins on behalf
-//! of requests, which have no response yet.
+//! Limits of checks in flight. A check is a call to an authorization provider or a rate-limit service, or a call that a
+//! plugin makes on behalf of a request; it is in flight until it has a response.
 //!
 //! Each caller and each called service may use only a part of the limit, so that neither a caller nor a slow service
 //! can starve others.
@@ -28,7 +28,7 @@ pub(crate) enum CheckService {
     Plugin(ArcStr),
 }
 
-/// Identity and address of a caller.
+/// Caller for whose request a check is made: identity and address.
 type Caller = (Option<Identity>, IpAddr);
 
 /// Checks in flight on one worker, counted by caller and by service.

@@ -13,7 +13,7 @@ pub(crate) use callers::{ChargePurpose, ConnectionMemory, Memory, WindowDivisors
 pub(crate) struct MemoryLimits {
     /// Limit of the memory held for all callers together.
     pub(crate) process: usize,
-    /// Limit of the memory held for one caller: a quarter of `process`, so that one caller alone cannot exhaust that.
+    /// Limit of the memory held for one caller: a quarter of the process's, so that one caller cannot exhaust it alone.
     pub(crate) caller: usize,
     /// Limit of the buffers and windows of all connections of one caller.
     pub(crate) connections: usize,

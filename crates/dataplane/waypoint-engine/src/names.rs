@@ -22,9 +22,9 @@ const MAX_OUTSIDE_MESH_ADDRESSES: usize = 4096;
 /// DNS resolver for hosts outside the mesh.
 #[derive(Debug)]
 pub(crate) struct HostResolver {
-    /// Lookups of hosts that Kubernetes objects name (ServiceEntries, for example).
+    /// Cache for hosts that Kubernetes objects name, such as ServiceEntries.
     of_objects: LookupCache,
-    /// Lookups of hosts below wildcards that clients choose, in unbounded number.
+    /// Cache for hosts that clients choose below a wildcard. Their number is unbounded.
     of_clients: LookupCache,
     /// Addresses that the control plane reports as outside of the mesh, with the time at which the report expires.
     outside: Mutex<HashMap<IpAddr, Instant>>,
@@ -61,7 +61,7 @@ impl HostResolver {
         self.of_clients.get(host, Some(caller), look_up).await
     }
 
-    /// Checks that the egress guard allows calls to an address, named directly or resolved.
+    /// Checks that the egress guard allows calls to an IP address, whether an object names it or DNS returned it.
     pub(crate) fn check_egress(&self, ip: IpAddr) -> Result<(), Forbidden> {
         self.guard.check(ip)
     }

@@ -31,7 +31,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Handshake timeout, unless a rule has a connect timeout.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Error of originating TLS.
+/// Reason why the waypoint cannot originate TLS to an endpoint.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
     #[error("{0} is not below {TLS_FILES}")]
@@ -69,7 +69,7 @@ pub(crate) struct TlsUpstream<'a> {
     pub(crate) version: Option<Version>,
 }
 
-/// TLS part of the key of pooled connections: requests share a connection only if their keys are equal.
+/// TLS settings in the key of pooled connections: requests share a connection only if their settings are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TlsKey {
     id: u64,
@@ -77,7 +77,7 @@ pub(crate) struct TlsKey {
 }
 
 impl TlsOrigination {
-    /// Builds the settings for a port, or returns the previous ones if they are unchanged.
+    /// Builds the TLS settings of a service port, or returns the previous ones if they are unchanged.
     pub(crate) fn for_destination(
         tls: Option<&Arc<DestinationTls>>,
         before: Option<&Arc<Self>>,

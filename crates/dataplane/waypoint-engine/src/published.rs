@@ -1,5 +1,5 @@
-//! Records that the control plane has published for this waypoint: one store for each record type, which converts
-//! records to the form that requests use.
+//! Records that the control plane has published for this waypoint. One store per record type converts the records to
+//! the form that requests use.
 
 mod destinations;
 mod policies;
@@ -101,7 +101,7 @@ struct ConfigRecords {
     complete: Vec<WaypointRecordType>,
 }
 
-/// Generates the functions that dispatch a record to the store of its type.
+/// Generates the functions that dispatch a published record to the store of its record type.
 macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
         impl ConfigRecords {
@@ -157,7 +157,7 @@ fn is_needed<S: RecordStore>(_store: &S) -> bool {
 }
 
 impl PublishedConfig {
-    /// Applies updates, and returns the removed objects whose metrics must be removed too.
+    /// Applies updates of published records. Returns the removed objects whose metrics must be removed too.
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<RemovedRecord> {
         let removed = {
             let mut known = self.0.known.write();
@@ -176,7 +176,7 @@ impl PublishedConfig {
         removed
     }
 
-    /// Marks the initial records of a type as received.
+    /// Marks the initial records of a type as completely received.
     pub fn mark_complete(&self, of: WaypointRecordType) {
         let mut known = self.0.known.write();
         if !known.complete.contains(&of) {
@@ -376,8 +376,8 @@ impl PublishedConfig {
         *self.0.changes.borrow()
     }
 
-    /// Increases the revision, since the services that select some pods have changed, so that sessions find their
-    /// attachments again.
+    /// Increases the revision of the configuration because the services that select some pods have changed, so that
+    /// sessions look up their attachments again.
     pub(crate) fn notify_pod_services_changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }

@@ -87,9 +87,9 @@ impl Limiter {
         }
     }
 
-    /// Counts a request against each matching local limit, until one rejects it. `key` returns the values by which a
-    /// limit distinguishes requests. A limit that has counted the request in its previous form `before` under the same
-    /// key does not count it again.
+    /// Counts a request against each matching local limit, until a limit rejects it. `key` returns the values by which
+    /// a limit distinguishes requests. A limit does not count the request again if it has already counted `before`, the
+    /// request before its last change, under the same key.
     pub(crate) fn take<K: Hash + Eq>(
         &self,
         request: &RouteRequest<'_>,

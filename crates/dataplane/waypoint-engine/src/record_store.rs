@@ -4,12 +4,12 @@ use ambit_model::{ArcStr, NamespacedHostname, PolicyKey};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Removed object, whose metrics must be removed as well.
+/// Removed Kubernetes object whose metrics must be removed as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovedRecord {
-    /// Key of a removed authorization policy or JWT rule.
+    /// Removed authorization policy or JWT rule, by its key.
     Policy(PolicyKey),
-    /// Service whose destination rule was removed.
+    /// Service whose `DestinationRule` or `BackendTLSPolicy` was removed.
     Destination(NamespacedHostname),
 }
 

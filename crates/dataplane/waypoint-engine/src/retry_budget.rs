@@ -13,11 +13,11 @@ use std::{
 use ambit_model::NamespacedHostname;
 use parking_lot::Mutex;
 
-/// Retry budget in percent of active requests.
+/// Retry budget of a destination, in percent of its active requests.
 pub(crate) const RETRY_PERCENT: usize = 20;
 /// Minimum number of concurrent retries to one destination that the budget always allows.
 pub(crate) const MIN_RETRIES: usize = 3;
-/// Number of remembered destinations above which those without active requests are removed.
+/// Number of destinations in the table above which those without active requests are removed.
 const MAX_IDLE_DESTINATIONS: usize = 1024;
 
 /// Destination that has a retry budget of its own.

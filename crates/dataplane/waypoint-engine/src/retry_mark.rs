@@ -18,7 +18,7 @@ impl RetryMark {
     /// Mark of mirrored requests, so that no further waypoint retries them.
     pub(crate) const MIRROR: Self = Self(true);
 
-    /// Parses and removes the mark of a received request.
+    /// Removes the retry mark from the headers of a received request, and returns it.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         Self(headers.remove(HEADER).is_some())
     }
@@ -28,12 +28,12 @@ impl RetryMark {
         self.0
     }
 
-    /// Returns the mark of an attempt: set if this waypoint or a previous one retries the request.
+    /// Returns the mark of an outgoing attempt: set if this waypoint or a previous one retries the request.
     pub(crate) fn or(self, is_retry: bool) -> Self {
         Self(self.0 || is_retry)
     }
 
-    /// Writes the mark if the next hop is a waypoint, and removes it otherwise.
+    /// Writes the retry mark if the next hop is a waypoint; otherwise removes the header.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_waypoint: bool) {
         if self.0 && is_waypoint {
             headers.insert(HEADER, HeaderValue::from_static("1"));

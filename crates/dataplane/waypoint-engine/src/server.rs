@@ -64,7 +64,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection, shared by its tunnels.
+/// State of one HBONE connection of a client, shared by the tunnels in it.
 #[derive(Debug)]
 struct ClientConnection {
     share: FairShare,
@@ -307,8 +307,8 @@ impl TunnelProtocol {
         Self::for_client(waypoint, &session.target, &attachments, client)
     }
 
-    /// Returns how the tunnel of a client in this namespace is served, by the declared protocol and by the routes for
-    /// this namespace; with `None`, by producer routes only.
+    /// Returns the protocol by which the tunnel of a client in this namespace is served. It depends on the declared
+    /// protocol and on the routes for this namespace; with `None`, on producer routes only.
     pub(crate) fn for_client(
         waypoint: &Waypoint,
         target: &Target,

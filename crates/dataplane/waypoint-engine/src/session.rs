@@ -28,8 +28,8 @@ use crate::{
     waypoint::Shard,
 };
 
-/// A host below a wildcard for which the caller's namespace and the wildcard's namespace resolve different services:
-/// the attachments of one of them would be bypassed.
+/// Error of a request for a host below a wildcard, if the caller's namespace and the wildcard's namespace resolve it to
+/// different services: the attachments of one service would be bypassed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{host} is one service for the caller's namespace and another for that of the wildcard that was called: call it by its own name"
@@ -50,9 +50,10 @@ pub(crate) struct Session {
     pub(crate) memory: ConnectionMemory,
     /// CPU share to which the tasks of the tunnel's connection are charged.
     pub(crate) share: FairShare,
-    /// Attachments that apply to the tunnel's requests, and the configuration revision for which they were found.
+    /// Attachments (policies, limits, plugins) that apply to the tunnel's requests, and the configuration revision at
+    /// which they were looked up.
     attachments: Mutex<(u64, Arc<Attachments>)>,
-    /// Metric labels of the caller, once its record is known.
+    /// Metric labels of the caller, set once the caller's workload record is known.
     source: OnceLock<Arc<Party>>,
     /// Id of the tunnel in flow events, assigned by the first event.
     number: OnceLock<u64>,

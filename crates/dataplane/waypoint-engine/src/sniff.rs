@@ -42,13 +42,13 @@ pub(crate) enum DetectedProtocol {
     Http(Version),
     /// Start of an HTTP/1 request line that is longer than [`MAX_REQUEST_LINE_BYTES`].
     RequestLineTooLong,
-    /// First bytes of any other protocol.
+    /// Protocol that is not HTTP.
     Other,
-    /// Stream that ended before its first byte.
+    /// Stream that ended before any byte was received.
     Empty,
 }
 
-/// Result of detection from the bytes received so far.
+/// Result of protocol detection from the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detection {
     Detected(DetectedProtocol),

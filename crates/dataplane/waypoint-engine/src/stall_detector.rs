@@ -50,12 +50,12 @@ struct State {
     unread_since: Option<Instant>,
 }
 
-/// Error of a body that was not read for too long.
+/// Error of a body whose reader did not read for the stall timeout.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body was read for {0:?} (AMBIT_STREAM_STALL_TIMEOUT)")]
 struct StallError(Duration);
 
-/// Wrapper of a body that registers it at its first frame and removes it at its end.
+/// Body that is registered with the stall detector from its first frame to its end.
 struct WatchedBody {
     flow: Arc<TrackedBody>,
     flows: Arc<Mutex<TrackedBodies>>,
@@ -64,7 +64,7 @@ struct WatchedBody {
 }
 
 impl StallDetector {
-    /// Creates a registry of bodies with this stall timeout; zero disables the timeout.
+    /// Creates a stall detector with this timeout; zero disables it.
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit: (!limit.is_zero()).then_some(limit),
@@ -96,7 +96,7 @@ impl StallDetector {
 }
 
 impl WatchedBody {
-    /// Registers the body, and starts the task that checks for stalls if it is not running.
+    /// Registers the body with the stall detector, and starts the task that checks for stalls if it is not running.
     fn register(&mut self) {
         let mut flows = self.flows.lock();
         let id = flows.next;

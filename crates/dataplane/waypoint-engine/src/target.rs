@@ -21,7 +21,7 @@ use crate::{
     waypoint::{NotReadyError, Waypoint},
 };
 
-/// Address of a service that has none.
+/// Unspecified address, which stands in for the address of a service that has none.
 pub(crate) const UNKNOWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Time to wait for the record of an unknown target. Records reach clients and the waypoint within milliseconds of each
@@ -168,8 +168,8 @@ impl Target {
         }))
     }
 
-    /// Returns the target for another service at the same port, as for a more specific service than a wildcard; `None`
-    /// if the waypoint does not serve it.
+    /// Returns the target for another service at the same port, such as a more specific service than a wildcard; `None`
+    /// if this waypoint does not serve that service.
     pub(crate) fn for_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
         let requested = self.address();

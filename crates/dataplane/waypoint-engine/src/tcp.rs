@@ -219,8 +219,8 @@ fn backend_scope<'a>(
     }
 }
 
-/// Whether no attachment of the route's backend (JWT rule, plugin or rate limit) requires HTTP, so that the connection
-/// may be forwarded as opaque bytes.
+/// Whether a connection may be forwarded as opaque bytes: no JWT rule, plugin or rate limit of the route's backend
+/// requires HTTP.
 fn may_be_opaque(session: &Session, routed: &RoutedConnection) -> bool {
     destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
 }
@@ -298,7 +298,7 @@ impl UpstreamConnection {
     }
 }
 
-/// Leases and authorization of an upstream connection.
+/// Endpoint, leases and authorization of an upstream connection.
 #[derive(Debug)]
 struct ConnectionContext {
     endpoint: SocketAddr,
@@ -317,7 +317,7 @@ struct ConnectionLease {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Authorizes a connection, chooses an endpoint, and connects to it.
+/// Authorizes a connection, chooses an endpoint for it, and connects to the endpoint.
 async fn open(
     session: &Session,
     routed: &RoutedConnection,
@@ -390,9 +390,9 @@ async fn open(
 
 /// Reason why no upstream connection was opened.
 enum ConnectFailure {
-    /// Failed connection attempt; with the uid of the endpoint's workload, if the endpoint is a known workload.
+    /// Connection attempt that failed, with the uid of the endpoint's workload if the mesh knows the workload.
     Endpoint(UpstreamError, Option<ArcStr>),
-    /// Destination rule that leaves no usable endpoint.
+    /// Destination for which the `DestinationRule` permits no endpoint.
     NoUpstream(NoUpstream),
 }
 

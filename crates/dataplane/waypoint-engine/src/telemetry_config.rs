@@ -50,7 +50,7 @@ pub(crate) struct Tracing {
 pub(crate) struct AccessLog {
     filter: Option<Expression>,
     format: LogFormat,
-    /// Queue of the OpenTelemetry collector, and the log name that the collector receives; `None` for standard output.
+    /// OpenTelemetry collector's queue and the log name sent to it; `None` for an access log on standard output.
     to: Option<(Queue, ArcStr)>,
 }
 
@@ -235,7 +235,8 @@ pub(crate) struct TelemetryConfigs {
 impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
-    /// Whether requests wait for the initial records: they do not, since telemetry is not needed to serve them.
+    /// Whether requests wait for the initial telemetry records. They do not, since requests can be served without
+    /// telemetry.
     const BLOCKS_READINESS: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {

@@ -36,7 +36,7 @@ const MAX_BATCH_ITEMS: usize = 1024;
 const BATCH_DELAY: Duration = Duration::from_millis(20);
 /// Timeout of an export, unless the collector's configuration has one.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Initial and maximum backoff after a failed export.
+/// Initial and maximum delay before a failed export to a collector is retried.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;

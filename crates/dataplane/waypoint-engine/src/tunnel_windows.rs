@@ -14,9 +14,10 @@ use crate::memory::{
 
 /// Minimum number of window bytes that the tunnels of one connection share.
 const MIN_SHARED_BYTES: usize = 64 << 10;
-/// Divisors of the free budgets of a caller and of the process: the quotient is the number of bytes that the tunnels of
-/// one downstream connection share. All its windows together have less than four times as much. Connections to
-/// endpoints get a smaller part, since they are numerous and stay open for further tunnels.
+/// Divisors for the receive windows of downstream connections. The free budgets of the caller and of the process, each
+/// divided by its divisor, bound the bytes that the tunnels of one connection share; all windows of the connection
+/// together have less than four times as many. Connections to endpoints get a smaller part, since they are numerous and
+/// stay open for further tunnels.
 const DOWNSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
     of_caller: 64,
     of_process: 1024,
@@ -29,10 +30,10 @@ const UPSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
 const MIN_WINDOW_BYTES: u32 = 16 << 10;
 /// Maximum number of bytes of one tunnel that wait to be sent.
 const MAX_SEND_BUFFER_BYTES: usize = 32 << 10;
-/// Bytes charged for a tunnel in addition to its window and send buffer.
+/// Bytes charged for the state of a tunnel, in addition to its receive window and send buffer.
 const TUNNEL_BYTES: usize = 16 << 10;
 
-/// Bytes charged for one tunnel, except the window that it adds to its connection.
+/// Bytes charged to the caller for one tunnel, without the receive window.
 pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_BYTES + MAX_SEND_BUFFER_BYTES;
 
 /// Returns the HTTP/2 settings of a new downstream connection, with windows by the caller's free budget.
@@ -54,13 +55,13 @@ fn scaled_settings(configured: &Settings, shared: usize) -> Settings {
     }
 }
 
-/// Charge for the receive windows of one downstream HBONE connection.
+/// Memory charge for the receive windows of one downstream HBONE connection.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
     permit: MemoryPermit,
     /// Bytes by which each tunnel enlarges the charged window.
     of_tunnel: usize,
-    /// Highest number of concurrent tunnels so far, which the permit covers.
+    /// Highest number of concurrent tunnels so far, for which memory is charged.
     peak: usize,
 }
 
@@ -104,7 +105,7 @@ impl ReceiveWindows {
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// Permit for a connection with minimal windows, taken in advance in case the pool has no connection.
+    /// Memory permit for a connection with minimal windows, taken in advance in case the pool has no connection.
     connection: Mutex<Option<MemoryPermit>>,
     tunnel: Option<MemoryPermit>,
 }
@@ -129,7 +130,7 @@ impl<'a> UpstreamWindows<'a> {
         })
     }
 
-    /// Takes the tunnel's permit, which is held as long as the tunnel is open.
+    /// Takes the memory permit of the tunnel, to be held as long as the tunnel is open.
     pub(crate) fn tunnel(&mut self) -> Option<MemoryPermit> {
         self.tunnel.take()
     }

@@ -46,13 +46,13 @@ pub(crate) struct ConnectParameters<'a> {
     pub(crate) own: &'a LocalPod,
     /// Address of the original client, reported to the next proxy (`Forwarded` header of the CONNECT).
     pub(crate) forwarded: &'a Forwarded,
-    /// Services whose attachments have been applied, named to the next waypoint in the CONNECT.
+    /// Services whose attachments this waypoint has applied, named to the next waypoint in a header of the CONNECT.
     pub(crate) applied: &'a AppliedServices,
     pub(crate) options: ConnectOptions<'a>,
     /// Number of waypoints that the connection has passed, sent to the next waypoint in the CONNECT; `None` for HTTP,
     /// where each request carries the number in its own headers.
     pub(crate) hops: Option<Hops>,
-    /// Identity of the connection, if it is not the waypoint's own.
+    /// Identity under which the connection is opened; `None` for the waypoint's own.
     pub(crate) identity: Option<&'a Identity>,
     /// Memory budget of the caller to which the connection is charged; `None` for the waypoint's own calls.
     pub(crate) memory: Option<&'a ConnectionMemory>,
@@ -68,8 +68,8 @@ pub(crate) struct ConnectOptions<'a> {
     pub(crate) preamble: Option<&'a ProxyProtocolHeader>,
 }
 
-/// Returns the client address that tunnels report for the waypoint's own calls and for connections that callers share:
-/// the waypoint's pod, without a port.
+/// Returns the client address that tunnels report when they carry the waypoint's own calls or are shared by several
+/// callers: the address of the waypoint's pod, without a port.
 pub(crate) fn forwarded_for_waypoint(own: &LocalPod) -> Forwarded {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));

@@ -1,5 +1,5 @@
-//! Resolves routes to upstream addresses: hostnames of endpoints by DNS, and hosts below a wildcard that a client
-//! names. A DNS name cannot make the waypoint call an address of the mesh.
+//! Resolves routes to upstream addresses: by DNS for endpoints with hostnames, and for hosts below a wildcard that a
+//! client names. A DNS name cannot make the waypoint call an address of the mesh.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -69,8 +69,8 @@ pub(crate) async fn request_address_record(
     Ok(at)
 }
 
-/// Whether the API server itself vouches for the endpoint of a route, rather than an object with a hand-written
-/// address: it is a pod, which may use its node's network, or the API server as endpoint of the Service `kubernetes`.
+/// Whether the API server itself vouches for the endpoint's address: the endpoint is a pod, possibly in its node's
+/// network, or the API server as endpoint of the Service `kubernetes`. Hand-written addresses do not qualify.
 fn is_cluster_endpoint(route: &Route) -> bool {
     let workload = match route {
         Route::Plain(plain) => &plain.workload,

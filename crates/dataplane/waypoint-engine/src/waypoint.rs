@@ -51,7 +51,7 @@ pub struct Waypoint {
     pub(crate) setups: SetupCounters,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
-    /// Registry of open connections, and their drain during shutdown.
+    /// Registry of open connections, which drains them during shutdown.
     pub lifecycle: Lifecycle,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
@@ -60,7 +60,7 @@ pub struct Waypoint {
     pub(crate) address: GatewayAddress,
     /// Key-value data and queues that plugins share (proxy-wasm shared data).
     pub(crate) shared_data: ambit_wasm::SharedState,
-    /// Notified when a plugin enqueues a message in a shared queue.
+    /// Signal that a plugin has enqueued a message in a shared queue.
     pub(crate) queues: tokio::sync::watch::Sender<()>,
     /// DNS resolver for hosts outside of the mesh.
     pub(crate) names: HostResolver,
@@ -90,11 +90,11 @@ pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: UpstreamPools,
     pub(crate) mirrors: Mirrors,
-    /// Watched bodies, of which stalled ones are dropped.
+    /// Detector of stalled request and response bodies.
     pub(crate) stalls: StallDetector,
     /// Checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of plugins.
     pub(crate) checks: InFlightChecks,
-    /// CPU shares of callers.
+    /// CPU shares of the callers on this worker.
     pub(crate) shares: FairShares,
     /// Retry budgets of destinations.
     pub(crate) retries: RetryBudgets,
@@ -117,10 +117,10 @@ impl Shard {
     }
 }
 
-/// Reason why the waypoint does not know the mesh well enough to serve.
+/// Reason why the waypoint cannot serve yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotReadyError {
-    /// Initial configuration that is incomplete: see [`PublishedConfig::is_complete`].
+    /// Missing initial records of the configuration: see [`PublishedConfig::is_complete`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
     ConfigurationIncomplete,
     /// Missing workload record of the waypoint's own pod.

@@ -1,12 +1,11 @@
-//! Backoff between streams to the control plane.
+//! Delays between attempts to open a stream to the control plane.
 
 use std::time::Duration;
 
 const INITIAL_DELAY: Duration = Duration::from_millis(10);
-/// Maximum delay after a server that rejects streams: it is reachable, and may be overloaded.
+/// Maximum delay after streams that the server rejected: it is reachable, but may be overloaded.
 const REFUSED_CAP: Duration = Duration::from_secs(15);
-/// Maximum delay after a failed connection attempt, and so the time until a control plane that is available again is
-/// used.
+/// Maximum delay after failed connection attempts, and so the maximum time until a recovered control plane is used.
 const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 
 /// How a stream, or an attempt to open one, ended.
@@ -14,7 +13,7 @@ const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 pub enum StreamEnding {
     /// The connection or stream could not be opened.
     ConnectFailed,
-    /// The server ended the stream in an ordinary way (rollout, connection age, transport closed).
+    /// The server ended the stream for an ordinary reason: rollout, maximum connection age, closed transport.
     Transient,
     /// The server ended the stream with an error status.
     Refused,
@@ -23,7 +22,7 @@ pub enum StreamEnding {
 }
 
 impl StreamEnding {
-    /// Returns the label `reason` in the metric of terminations.
+    /// Returns the value of the label `reason` in the metric of stream terminations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ConnectFailed => "ConnectionError",
@@ -36,7 +35,7 @@ impl StreamEnding {
 
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    /// Next delay after a server that rejects streams or ends them early.
+    /// Next delay after the server rejects a stream or ends it before its first response.
     refused: Duration,
     /// Next delay after a failed connection attempt.
     unreachable: Duration,
@@ -52,8 +51,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Returns the delay after the end of a stream. A stream that ends before its first response counts as rejected,
-    /// however it ends: reconnecting at once would spin.
+    /// Returns the delay before the next stream is opened. Unless `was_useful`, a stream that ended without a response
+    /// counts as rejected, so that the client does not reconnect in a busy loop.
     pub(crate) fn next_delay(&mut self, ending: StreamEnding, was_useful: bool) -> Duration {
         match ending {
             StreamEnding::Transient if was_useful => {

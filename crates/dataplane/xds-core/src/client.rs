@@ -1,10 +1,10 @@
 //! State machine of the delta xDS client: one stream, several resource types, each with a wildcard or on-demand
 //! subscription.
 //!
-//! Known resources are kept while disconnected and sent to the server on reconnect; it then sends only what changed
-//! meanwhile and what was removed. A rejected resource keeps the version of the last good one: the server sees that
-//! it must send it again, and its removal is still reported. A resource that was replaced by a substitute has a
-//! version that no server uses.
+//! The client keeps its resources while disconnected, and sends their names and versions on reconnect; the server then
+//! sends only what has changed or was removed. If an update of a resource is rejected, the client continues to report
+//! the version of the last good one, so that the server sends the update again and still reports a removal. A resource
+//! that was replaced by a substitute has a version that no server uses.
 
 use std::{
     collections::VecDeque,
@@ -18,10 +18,10 @@ use crate::{StreamEnding, backoff::Backoff, known::ResourceVersions};
 
 /// Time for which the client caches that a resource does not exist.
 const ABSENT_TTL: Duration = Duration::from_secs(30);
-/// Maximum cached names of resources that do not exist.
+/// Maximum number of cached names of resources that do not exist.
 const MAX_ABSENT_NAMES: usize = 4096;
-/// Version of a resource that was replaced by a substitute: no server uses it, so that the server sends the resource
-/// again.
+/// Version that the client reports for a resource that a substitute replaced. No server uses it, so that the server
+/// sends the resource again.
 const REPLACED_VERSION: &str = "not-understood";
 /// Maximum length of a NACK's error text, in bytes; longer ones are truncated, since servers only log them.
 const MAX_NACK_BYTES: usize = 4096;
@@ -29,16 +29,16 @@ const MAX_NACK_BYTES: usize = 4096;
 /// Index of a resource type in the client's configuration.
 pub type TypeIndex = usize;
 
-/// Subscription to a resource type.
+/// Configuration of the subscription to one resource type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
     /// Type URL of the subscription.
     pub type_url: ArcStr,
-    /// Whether resources are subscribed to by name when needed; otherwise by wildcard.
+    /// Whether the client subscribes to single resources when they are needed, instead of to all of them (wildcard).
     pub on_demand: bool,
 }
 
-/// Request on the stream (`DeltaDiscoveryRequest`).
+/// Request to send on the stream (`DeltaDiscoveryRequest`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeltaRequest {
     /// Type URL of the resources.
@@ -51,13 +51,13 @@ pub struct DeltaRequest {
     pub initial_versions: Vec<(ArcStr, String)>,
     /// Nonce of the push that the request acknowledges or rejects.
     pub nonce: Option<String>,
-    /// Reason for which the push is rejected (NACK).
+    /// Reason for rejecting the push (NACK); `None` acknowledges it.
     pub error: Option<String>,
     /// Whether this is the stream's first request, which carries the node message.
     pub is_first: bool,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event, which the caller must carry out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Sends a request on the stream.
@@ -69,7 +69,7 @@ pub enum Effect {
         /// Name of the resource as requested.
         name: ArcStr,
     },
-    /// Reports that every type with a wildcard subscription has been received. Emitted once.
+    /// Reports that every type with a wildcard subscription has been received once. Occurs only once.
     Ready,
     /// Connects to the server after a delay.
     ReconnectAfter {
@@ -96,11 +96,11 @@ struct TypeState {
     demands: NameDemands,
 }
 
-/// Names that were requested on demand and have no resource: still pending, or known not to exist.
+/// On-demand names without a resource: requested and still pending, or known not to exist.
 #[derive(Debug, Default)]
 struct NameDemands {
     names: HashMap<ArcStr, DemandState>,
-    /// Names that are known not to exist, oldest first; entries whose name has another state now are skipped.
+    /// Names that are known not to exist, oldest first. An entry is stale if the name's state has changed since.
     absent: VecDeque<(Instant, ArcStr)>,
 }
 
@@ -131,7 +131,7 @@ impl Client {
         }
     }
 
-    /// Handles an opened stream: returns the first request of each type.
+    /// Handles an opened stream. Returns the first request of each resource type.
     pub fn on_connected(&mut self) -> Vec<Effect> {
         self.connected = true;
         self.received = false;
@@ -150,8 +150,8 @@ impl Client {
         }]
     }
 
-    /// Requests a resource for a caller that waits. Has no effect for a type with a wildcard subscription, or while
-    /// the client knows that the resource does not exist: then the caller need not wait.
+    /// Requests a resource for a waiting caller. Resolves at once for a type with a wildcard subscription, or while the
+    /// client knows that the resource does not exist.
     pub fn on_demand(&mut self, kind: TypeIndex, name: &str, now: Instant) -> Vec<Effect> {
         let Some(state) = self.types.get_mut(kind) else {
             return Vec::new();
@@ -181,8 +181,8 @@ impl Client {
         })]
     }
 
-    /// Withdraws a request whose last waiting caller is gone, so that it is not repeated. An earlier subscription
-    /// stays until its response or the end of the stream.
+    /// Withdraws the on-demand request of a name whose last waiting caller is gone, so that a new stream does not
+    /// repeat it. A subscription that was sent remains until its response or the end of the stream.
     pub fn withdraw_demand(&mut self, kind: TypeIndex, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&DemandState::Pending)
@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    /// Starts processing a push. A push of an unknown type is acknowledged, too.
+    /// Starts processing a push of the server. A push of an unknown type is acknowledged, too.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
         self.received = true;
         let kind = self
@@ -248,7 +248,7 @@ impl TypeState {
     }
 }
 
-/// Push in progress: once all its resources are reported, [`Push::finish`] acknowledges it.
+/// Push that is being processed. The caller reports each resource, and then ends the push with [`Push::finish`].
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
@@ -276,7 +276,7 @@ impl Push<'_> {
         self.client.types.get_mut(self.kind?)
     }
 
-    /// Records a resource that the handler accepted.
+    /// Records that the handler accepted a resource.
     pub fn accept_resource(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
         state.versions.insert(name.clone(), version);
@@ -291,7 +291,8 @@ impl Push<'_> {
         self.answered.extend(met);
     }
 
-    /// Rejects a resource. Callers that wait for it are woken, since no other response will arrive.
+    /// Records that a resource was rejected, which rejects the push. Wakes the callers that wait for the resource,
+    /// since no other response will arrive.
     pub fn reject_resource(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
         self.note_error(name, reason);
@@ -301,8 +302,8 @@ impl Push<'_> {
         }
     }
 
-    /// Records a resource that was rejected and replaced by a substitute until a valid one arrives: the push is
-    /// rejected, yet the type counts as received.
+    /// Records that a rejected resource is replaced by a substitute until a valid version arrives. The push is
+    /// rejected, but the type counts as received.
     pub fn replace_resource(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
         self.replaced += 1;
         self.note_error(name, reason);
@@ -327,7 +328,7 @@ impl Push<'_> {
         }
     }
 
-    /// Ends the push: acknowledges it, or rejects it if resources were rejected.
+    /// Ends the push: acknowledges it, or rejects it if any of its resources was rejected.
     pub fn finish(mut self) -> Vec<Effect> {
         let refused = self.rejected + self.replaced;
         let complete = self.rejected == 0;
@@ -385,7 +386,7 @@ impl Push<'_> {
 }
 
 impl NameDemands {
-    /// Caches that a resource does not exist; returns the name if callers may wait for it.
+    /// Caches that a resource does not exist. Returns the name if callers may wait for it.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
         self.names
@@ -394,7 +395,7 @@ impl NameDemands {
         Some(name)
     }
 
-    /// Drops the oldest names of resources that do not exist beyond the limit, and returns them.
+    /// Removes the oldest cached names of resources that do not exist, down to the maximum number, and returns them.
     fn evict_absent(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
         while self.absent.len() > MAX_ABSENT_NAMES {

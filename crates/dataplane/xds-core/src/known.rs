@@ -1,10 +1,10 @@
-//! Known resources of a type, with their versions.
+//! Names and versions of the known resources of one type.
 
 use arcstr::ArcStr;
 use hashbrown::HashMap;
 
-/// Names and versions of the known resources. A large mesh has very many: a version that is a
-/// hexadecimal hash, as usual, is stored as a number.
+/// Versions of the known resources by name. Large meshes have very many of them: a version that is a hexadecimal hash,
+/// as usual, is stored as a number.
 #[derive(Debug, Default)]
 pub(crate) struct ResourceVersions {
     versions: HashMap<ArcStr, Version>,

@@ -1,4 +1,4 @@
-//! Tests of the client against a naive server: single steps, then random histories.
+//! Tests of the client against a naive server: single steps, then random sequences of events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -236,10 +236,10 @@ fn demands_of_wildcard_types_need_no_waiting() {
 
 // === convergence ===
 
-/// Resources of the server: names to versions; resources whose version is divisible by 7 are invalid.
+/// Resources of the naive server: versions by name. Versions that are divisible by 7 mark invalid resources.
 type ServerState = BTreeMap<String, u64>;
 
-/// Stream from the naive server's side: the resources that it assumes the client has.
+/// Stream as the naive server sees it: the resources that it assumes the client has.
 #[derive(Default)]
 struct Session {
     sent: BTreeMap<String, u64>,
@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Returns a push of at most `limit` differences between the server's resources and the client's.
+    /// Returns a push with at most `limit` changes and `limit` removals that the client lacks.
     fn next_push(
         &mut self,
         truth: &ServerState,

@@ -1,4 +1,4 @@
-//! Run loop of the xDS client: one stream at a time, on-demand requests on it, backoff between streams.
+//! Main loop of the xDS client: runs one stream at a time, sends on-demand requests on it, and waits between streams.
 
 use std::{
     collections::HashMap,
@@ -26,14 +26,14 @@ use crate::{
 
 /// Maximum number of queued requests on a stream.
 const MAX_QUEUED_REQUESTS: usize = 64;
-/// Maximum names that connections wait for: connections to unknown addresses must not use unbounded memory while the
-/// control plane is unavailable.
+/// Maximum number of names that connections wait for. Bounds the memory that connections to unknown addresses use while
+/// the control plane is unavailable.
 const MAX_AWAITED_NAMES: usize = 4096;
 
 /// Interval between log lines about an unreachable control plane.
 const UNREACHABLE_REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Connection, subscriptions and node identification of the xDS client.
+/// Connection, subscriptions and node identity of an xDS client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// Channel to the control plane, which connects whenever a stream is opened.
@@ -42,13 +42,13 @@ pub struct ClientOptions {
     pub address: String,
     /// Metadata of the stream: token, cluster and `XDS_HEADER_*`.
     pub headers: CallMetadata,
-    /// Program that the client belongs to, which determines the resource types.
+    /// Kind of program that the client runs in, which determines the resource types.
     pub role: Role,
     /// Node message that identifies the client to the control plane.
     pub node: Node,
     /// Whether WDS records are subscribed to by name when they are needed (`XDS_ON_DEMAND`).
     pub on_demand: bool,
-    /// Decision about policies that cannot be decoded in full.
+    /// How policies that cannot be decoded in full are handled.
     pub invalid_policies: InvalidPolicyMode,
 }
 
@@ -66,7 +66,7 @@ impl ClientOptions {
 pub struct AddressDemand {
     /// Name of the record: `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// Sender that is completed when the handler has applied the response, whether or not the record exists.
+    /// Sender that completes when the handler has applied the response, whether or not the record exists.
     pub resolved: oneshot::Sender<()>,
 }
 
@@ -80,7 +80,7 @@ pub struct Client<H> {
     waiters: HashMap<ArcStr, Vec<oneshot::Sender<()>>>,
 }
 
-/// Error with which a stream ended.
+/// Reason why a stream ended, or could not be opened.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error("no credentials for the call")]
@@ -104,7 +104,7 @@ impl StreamError {
     }
 }
 
-/// Whether a gRPC status only means that the server or the connection was shut down in an ordinary way.
+/// Whether a gRPC status only means that the server or the connection shut down in an ordinary way.
 fn is_transient(status: &Status) -> bool {
     let message = status.message();
     match status.code() {
@@ -135,7 +135,7 @@ impl<H: UpdateHandler> Client<H> {
         }
     }
 
-    /// Restores the resources of a type that an earlier client [cached](Handler::cache), before
+    /// Restores the resources of a type from a warm-start cache ([`UpdateHandler::on_resource_accepted`]), before
     /// [`Self::run`]: the control plane then sends only what has changed.
     pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = CachedResource>) {
         let intake = self.options.intake();
@@ -146,7 +146,7 @@ impl<H: UpdateHandler> Client<H> {
         }
     }
 
-    /// Runs until the task is dropped.
+    /// Runs the client until its task is dropped.
     pub async fn run(mut self) {
         let mut next_report = Instant::now();
         loop {
@@ -179,8 +179,8 @@ impl<H: UpdateHandler> Client<H> {
         }
     }
 
-    /// Waits for the backoff, still accepting on-demand requests for the next stream. The delay is randomized, so
-    /// that clients do not reconnect all at once.
+    /// Waits for the backoff delay, and queues on-demand requests for the next stream meanwhile. The delay is
+    /// randomized, so that not all clients reconnect at once.
     async fn wait_before_reconnect(&mut self, after: Duration) {
         let spread = rand::rng().random_range(0.8..1.2);
         let mut sleep = pin!(tokio::time::sleep(after.mul_f64(spread)));
@@ -330,8 +330,8 @@ async fn next_demand(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> Add
     std::future::pending().await
 }
 
-/// Converts the error of opening a stream. An error status from the server, unlike a failed connection, has no local
-/// cause.
+/// Converts the status with which opening a stream failed: a status with a local cause is a failed connection, one
+/// without is the server's.
 fn open_error(status: Status) -> StreamError {
     match status.source().is_some() {
         true => StreamError::Connect(status),

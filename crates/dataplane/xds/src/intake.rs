@@ -1,7 +1,7 @@
 //! Processes a push: decodes its resources one at a time, and passes the updates to the handler in small batches.
 //!
-//! A resource that is not understood is rejected, and its last good version remains in force. For a policy, that
-//! version may allow connections that the new one denies: a deny-all substitute replaces it at once, see
+//! A resource that cannot be decoded in full is rejected, and its last good version remains in force. For a policy,
+//! that version may allow connections that the new one denies, so a deny-all substitute replaces it at once, see
 //! [`InvalidPolicyMode`].
 
 use std::time::Instant;
@@ -20,19 +20,20 @@ use bytes::Bytes;
 
 use crate::role::{ResourceType, Role};
 
-/// Maximum records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
+/// Maximum number of updates in a batch. A handler that applies a batch under a lock holds it for some tens of
+/// microseconds.
 const MAX_BATCH_RECORDS: usize = 64;
-/// Number of records after which the thread's other tasks may run.
+/// Number of resources after which the push yields to other tasks of the thread.
 const RECORDS_BETWEEN_YIELDS: usize = 1024;
 
-/// Decoder of one push's resources, with the batch of updates.
+/// Options for decoding the resources of a push.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodeOptions {
     pub(crate) role: Role,
     pub(crate) not_understood: InvalidPolicyMode,
 }
 
-/// Decision about policies that cannot be decoded in full.
+/// How a policy that cannot be decoded in full is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InvalidPolicyMode {
     /// Deny every connection in the policy's scope, until an understood version is received or the policy is removed.
@@ -42,7 +43,7 @@ pub enum InvalidPolicyMode {
     KeepLastGood,
 }
 
-/// Change of the published mesh state.
+/// Change of the mesh state that the control plane published.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MeshUpdate {
     /// Addition or change of a workload.
@@ -78,44 +79,45 @@ pub enum CachedResource {
     Removed(ArcStr),
 }
 
-/// Receiver of published changes of the mesh state.
+/// Receiver of the changes of the mesh state that the control plane publishes.
 pub trait UpdateHandler: Send + 'static {
     /// Applies a batch of updates, and empties it.
     fn apply(&self, batch: &mut Vec<MeshUpdate>);
 
-    /// Reports the end of a push of workloads and services. Unless they are requested on demand, all existing ones
-    /// have been received, except rejected ones.
+    /// Reports the end of a push of workloads and services. Unless they are requested on demand, the handler now has
+    /// all that exist, except rejected ones.
     fn on_addresses_synced(&self) {}
 
-    /// Reports the end of a push of policies: all existing ones have been received, except rejected ones.
+    /// Reports the end of a push of policies: the handler now has all policies that exist, except rejected ones.
     fn on_policies_synced(&self) {}
 
-    /// Reports the end of a push of a waypoint record type: all existing records have been received, except rejected
+    /// Reports the end of a push of a waypoint record type: the handler now has all records that exist, except rejected
     /// ones.
     fn on_waypoint_records_synced(&self, _of: WaypointRecordType) {}
 
-    /// Stores an accepted or removed resource in the warm-start cache, from which the resources can be restored in
-    /// this order.
+    /// Stores an accepted or removed resource in the warm-start cache. Resources can later be restored in the order of
+    /// these calls.
     fn on_resource_accepted(&self, _type_url: &str, _name: &str, _cached: &CachedResource) {}
 
-    /// Reports the end of a push for the warm-start cache; with the first push of a type without a rejection, the
-    /// cached type is complete.
+    /// Reports the end of a push for the warm-start cache. If `complete`, no resource of the push was rejected, so that
+    /// the cache has the whole type.
     fn on_push_cached(&self, _type_url: &str, _complete: bool) {}
 
     /// Reports that every wildcard subscription has been received once without a rejection.
     fn on_ready(&self) {}
 
-    /// Reports that a workload or service has this many unknown fields, which are ignored.
+    /// Reports that a workload or service has `count` unknown fields, which are ignored.
     fn on_unknown_fields(&self, _type_url: &str, _count: u64) {}
 
-    /// Reports a received message of a resource type with its size in bytes (`istio_xds_message_*`).
+    /// Reports a received message of a resource type and its size in bytes, for the metrics `istio_xds_message_*`.
     fn on_received(&self, _type_url: &str, _bytes: usize) {}
 
-    /// Reports the end of a stream, or of an attempt to open one (`istio_xds_connection_terminations_total`).
+    /// Reports the end of a stream or of an attempt to open one, for the metric
+    /// `istio_xds_connection_terminations_total`.
     fn on_stream_ended(&self, _ending: StreamEnding) {}
 }
 
-/// Processes one push, and returns the effects of its acknowledgement.
+/// Processes one push. Returns the effects of acknowledging or rejecting it.
 pub(crate) async fn apply_response<H: UpdateHandler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
@@ -151,7 +153,7 @@ pub(crate) async fn apply_response<H: UpdateHandler>(
     batch.push.finish()
 }
 
-/// Applies the cached resources of a type, as one push without a server.
+/// Applies the cached resources of a type like a push, without a server.
 pub(crate) fn restore<H: UpdateHandler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
@@ -199,7 +201,7 @@ struct AcceptedResource {
     resource: LeanResource,
     /// Resource as received, for the warm-start cache.
     bytes: Bytes,
-    /// Error because of which a fail-closed substitute replaced the policy.
+    /// Decoding error because of which a fail-closed substitute replaced the record.
     replaced: Option<DecodeError>,
 }
 
@@ -250,7 +252,7 @@ impl<'a, H: UpdateHandler> Batch<'a, H> {
         }
     }
 
-    /// Decodes a resource; if it is not understood in full, returns its substitute with the error.
+    /// Decodes a resource. If it cannot be decoded in full and has a substitute, returns the substitute with the error.
     fn decode_resource(
         &self,
         kind: ResourceType,
@@ -279,7 +281,8 @@ impl<'a, H: UpdateHandler> Batch<'a, H> {
         }
     }
 
-    /// Decodes a record, or returns its substitute with the error if it is not understood.
+    /// Returns a decoded record. If decoding failed, returns the substitute with the error, or the error if there is no
+    /// substitute.
     fn or_substitute<T>(
         &self,
         name: &ArcStr,

@@ -1,6 +1,6 @@
-//! Delta xDS client over gRPC: the stream, and the decoding of its resources.
+//! Delta xDS client over gRPC: runs the stream, and decodes its resources.
 //!
-//! The state machine of the protocol is in `ambit-xds-core`; a [`UpdateHandler`] applies the records.
+//! The crate `ambit-xds-core` has the protocol's state machine; an [`UpdateHandler`] applies the decoded records.
 #![forbid(unsafe_code)]
 
 mod client;

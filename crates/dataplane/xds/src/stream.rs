@@ -1,4 +1,4 @@
-//! Stream of delta xDS: opened on a channel, sends requests, receives responses.
+//! Delta xDS stream: opens it on a channel, sends requests and receives responses.
 
 use ambit_wire::{
     decode::{DELTA_PATH, DeltaCodec, LeanDeltaResponse},
@@ -22,7 +22,7 @@ use crate::framing::{FrameReader, FramingError};
 /// Maximum size of a response, in bytes.
 const MAX_MESSAGE_BYTES: usize = 200 << 20;
 
-/// Receiving side of an open stream.
+/// Receiving side of an open delta xDS stream.
 #[derive(Debug)]
 pub(crate) struct ResponseStream {
     body: Body,
@@ -30,8 +30,8 @@ pub(crate) struct ResponseStream {
     frames: FrameReader,
 }
 
-/// Opens a stream. A server may send its response headers only with its first message, so requests must be sendable
-/// before this completes.
+/// Opens a delta xDS stream. Sends `requests` even before the server's response headers arrive, since a server may send
+/// these only with its first response.
 pub(crate) async fn open(
     mut channel: Channel,
     metadata: MetadataMap,
@@ -69,8 +69,7 @@ pub(crate) async fn open(
 }
 
 impl ResponseStream {
-    /// Returns the next response; `None` when the server ended the stream without an error.
-    /// Cancelling loses nothing.
+    /// Returns the next response; `None` if the server ended the stream without an error. Cancellation-safe.
     pub(crate) async fn next(&mut self) -> Result<Option<LeanDeltaResponse>, Status> {
         loop {
             if let Some(message) = self.frames.next().map_err(unreadable)? {
@@ -90,8 +89,8 @@ impl ResponseStream {
         }
     }
 
-    /// Converts the end of the stream to its result: the gRPC status is in the trailers; without them the HTTP status
-    /// gives the error (gRPC's "HTTP to gRPC Status Code Mapping").
+    /// Converts the end of the stream to a result: the gRPC status in the trailers or, without one, a status derived
+    /// from the HTTP status (gRPC's "HTTP to gRPC Status Code Mapping").
     fn stream_result(
         &self,
         trailers: Option<&HeaderMap>,

@@ -45,7 +45,7 @@ async fn within_deadline<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 // === the control plane ===
 
-/// Stream that a client opened, from the control plane's side.
+/// Stream of a client as the control plane sees it.
 struct Session {
     metadata: MetadataMap,
     requests: Streaming<DeltaDiscoveryRequest>,

@@ -1,5 +1,5 @@
 //! Benchmarks of the control plane at scale: the real program follows a simulated API server and serves simulated node
-//! proxies. Its CPU time is that of its own process; both simulations share another process.
+//! proxies. The CPU time of the control plane is that of its process alone; both simulations run in another process.
 
 mod attacks;
 mod board;
@@ -26,7 +26,7 @@ use plane::ControlPlaneProcess;
 use population::{ClusterSize, PODS, POLICIES, SLICES};
 use proxies::ProxyFleet;
 
-/// Numbers of objects in the simulated cluster.
+/// Default numbers of objects in the simulated cluster.
 const DEFAULT_SIZE: ClusterSize = ClusterSize {
     nodes: 1000,
     services: 5000,
@@ -35,7 +35,7 @@ const DEFAULT_SIZE: ClusterSize = ClusterSize {
 };
 /// Number of pods that are added or removed per second during the churn.
 const CHANGES_PER_SECOND: u32 = 100;
-/// Duration of the churn of pods.
+/// Duration for which pods are added and removed at a steady rate.
 const CHURN_DURATION: Duration = Duration::from_secs(30);
 /// Number of changes between the creation of a pod and its removal.
 const POD_LIFETIME_CHANGES: u32 = 200;
@@ -43,7 +43,7 @@ const POD_LIFETIME_CHANGES: u32 = 200;
 const ROUND_DISTANCE: u32 = 10_000;
 /// Number of policies that are created one after the other.
 const POLICY_CHANGES: usize = 30;
-/// Number of the first of these policies, beyond the numbers of pods.
+/// Number in the name of the first created policy, larger than the number of any pod.
 const POLICY_NUMBERS: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -314,7 +314,7 @@ impl LatencyQuantiles {
         Self([at(50), at(99)])
     }
 
-    /// Returns one line for each quantile, compared with the `quiet` result without the attack.
+    /// Returns one report line for each quantile, compared with the `quiet` result without the attack.
     fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<ReportLine> {
         let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
         lines

@@ -31,7 +31,7 @@ impl HttpLoad {
     }
 }
 
-/// Returns a `wrk` command: one thread, `connections` connections, `seconds` long.
+/// Returns a `wrk` command: one thread, `connections` connections, a duration of `seconds`.
 pub(crate) fn wrk(connections: u32, seconds: u32, keep_alive: bool, url: &str) -> Vec<String> {
     let mut command: Vec<String> = ["wrk", "--latency", "-t1", "--timeout", "10s"]
         .map(Into::into)
@@ -101,7 +101,8 @@ pub(crate) fn h2load(connections: u32, seconds: u32, times: &Path, url: &str) ->
     command
 }
 
-/// gRPC method that the load calls: of the echo server of the conformance tests, with its empty request.
+/// Path of the gRPC method that the load calls with an empty request message, served by the conformance tests' echo
+/// server.
 pub(crate) const GRPC_METHOD: &str = "/proto.EchoTestService/Echo";
 
 /// Returns an `h2load` command for unary calls of [`GRPC_METHOD`]; writes the request message into the directory.
@@ -172,7 +173,7 @@ pub(crate) fn iperf3(server: &str, streams: u32, seconds: u32) -> Vec<String> {
     .into()
 }
 
-/// Result of `iperf3` at the receiver.
+/// Result of a run of `iperf3`, as measured at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BulkLoad {
     pub(crate) gigabits_per_second: f64,

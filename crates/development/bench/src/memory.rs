@@ -97,7 +97,7 @@ fn connections(rig: &BenchLab, lines: &mut Vec<ReportLine>) -> Result<()> {
     Ok(())
 }
 
-/// Measures 100 pods: memory, the time to enrol them, and the time to start one.
+/// Measures 100 pods in the mesh: the mesh's memory, the time to enrol all of them, and the time to start another pod.
 fn pods(bin_dir: &Path, lines: &mut Vec<ReportLine>) -> Result<()> {
     const PODS: usize = 100;
     let mut manifests = namespace("crowd", "none") + &namespace("mesh", "ambient");

@@ -114,7 +114,8 @@ fn processes() -> Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// Finds the process with this ID in its innermost PID namespace, and with this (truncated) name; returns its ID here.
+/// Finds the process that has the ID `inside` in its innermost PID namespace and this (truncated) name; returns its ID
+/// in this program's PID namespace.
 pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     let name: String = name.chars().take(15).collect();
     for (pid, directory) in processes()? {

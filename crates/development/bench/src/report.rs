@@ -2,7 +2,7 @@
 
 use crate::figure::BenchmarkFigure;
 
-/// Direction in which a result is better.
+/// Direction in which a benchmark's result is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BetterDirection {
     Higher,
@@ -14,10 +14,11 @@ pub(crate) enum BetterDirection {
 pub(crate) struct ReportLine {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
-    /// Result without the mesh; `None` where it is meaningless.
+    /// Result without the mesh; `None` for benchmarks that have no meaning without the mesh.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
-    /// Result of Istio's node proxy on such a machine: a ratio to `bare` if there is one, else a value.
+    /// Result of Istio's node proxy on a machine of the same size: a ratio to the result without the mesh if `bare` is
+    /// set, otherwise an absolute value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: BetterDirection,
 }

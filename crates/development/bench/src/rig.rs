@@ -70,7 +70,7 @@ impl BenchLab {
         Ok(fs::rename(scratch, self.manifests.path().join(file))?)
     }
 
-    /// Waits until the lab's status satisfies `enough`, and returns the status.
+    /// Waits until the lab's status satisfies the predicate `enough`, and returns the status.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -115,7 +115,7 @@ impl BenchLab {
             .dial(LabNetns::Pod(pod.to_owned()), address.parse()?)?)
     }
 
-    /// Returns the process IDs of the lab's only daemon of that name, as this program's PID namespace has them.
+    /// Returns the process IDs of the lab's only daemon of that name, in this program's PID namespace.
     pub(crate) fn pids(&self, daemon: &str) -> Result<Vec<u32>> {
         let status = self.client.status()?;
         let inside = status

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::figure::BenchmarkFigure;
 
-/// Benchmark that starts its own lab.
+/// Function that runs one benchmark of waypoints, in its own lab.
 type BenchmarkPart = fn(envoy: &Path) -> Result<Vec<WaypointRow>>;
 
 /// Benchmarks by their names on the command line.

@@ -29,7 +29,7 @@ pub struct Failure {
     pub line: String,
 }
 
-/// Result of a finished load.
+/// Result of a finished load: failures, and totals by kind of connection.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// All failed requests.
@@ -71,7 +71,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Starts a load as [`Self::start`] does, from a captured pod on the first node against `server`.
+    /// Starts a load like [`Self::start`], from a captured pod on the first node against `server`.
     #[track_caller]
     pub fn start_captured(space: &'a Space<'a>) -> Self {
         let load = Self::start(space, "load", Some("n1"), "server");
@@ -125,7 +125,8 @@ impl<'a> Load<'a> {
 }
 
 impl Outcome {
-    /// Fails the test if any connection could not be established in time; established connections may have broken.
+    /// Fails the test if any connection could not be established in time. Broken established connections are no
+    /// failure.
     #[track_caller]
     pub fn assert_all_opened(&self) {
         let mut failures = self.failures.iter();

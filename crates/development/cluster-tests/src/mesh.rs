@@ -161,7 +161,7 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// Returns the mesh for exclusive use: no other test runs meanwhile.
+    /// Returns the mesh for exclusive use: no other test of the process runs until the returned value is dropped.
     pub fn alone() -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -170,16 +170,16 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// Creates a cluster with a mesh for one test, which is removed with the value: `options` are those of `cargo xtask
-    /// cluster up`, `values` those of [`Self::install`]. No other test runs meanwhile.
+    /// Creates a cluster with a mesh for one test. Dropping the returned value removes the cluster. `options` are those
+    /// of `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test runs meanwhile.
     pub fn own(options: &[&str], values: &[&str]) -> Access {
         let mesh = Self::bare(options, &[]);
         mesh.install(values);
         mesh
     }
 
-    /// Creates a cluster for one test, which is removed with the value: Ambit's images and the `further` image archives
-    /// are loaded, and nothing is installed. No other test runs meanwhile.
+    /// Creates a cluster for one test without a mesh: Ambit's images and the `further` image archives are loaded, and
+    /// nothing is installed. Dropping the returned value removes the cluster. No other test runs meanwhile.
     pub fn bare(options: &[&str], further: &[PathBuf]) -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -262,7 +262,7 @@ impl Mesh {
         self.helm(&[&args[..], &["--set", VALUES]].concat());
     }
 
-    /// Runs `helm uninstall`. Returns when of the release only terminating pods are left.
+    /// Runs `helm uninstall`, and returns once only terminating pods of the release are left.
     #[track_caller]
     pub fn uninstall_with_helm(&self) {
         self.helm(&["uninstall", RELEASE, "--wait", "--timeout=5m"]);
@@ -280,7 +280,7 @@ impl Mesh {
         )
     }
 
-    /// Waits until no pod of the mesh's own components is left.
+    /// Waits until no pod of the mesh's components is left.
     #[track_caller]
     pub fn until_gone(&self) {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
@@ -308,8 +308,8 @@ impl Mesh {
         }
     }
 
-    /// Replaces the pods of a component, as an upgrade does, and waits until the new ones are ready. Earlier node
-    /// proxies may still be draining then, for whose end Kubernetes itself would wait.
+    /// Replaces the pods of a component, as an upgrade does, and waits until the new pods are ready. Replaced node
+    /// proxies may still drain their connections afterwards.
     #[track_caller]
     pub fn restart(&self, part: Part) {
         let before = self.pods_of(part);
@@ -375,7 +375,7 @@ impl Mesh {
         succeed(self.cluster.kubectl().args(args))
     }
 
-    /// Runs a shell command in the repository's root, in which `ambit` and `kubectl` use this cluster.
+    /// Runs a shell command in the repository's root, with `ambit` and `kubectl` configured for this cluster.
     pub fn shell(&self, command: &str) -> Output {
         let kubectl = self.cluster.kubectl();
         let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy());
@@ -446,7 +446,7 @@ impl Mesh {
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// Returns the last log lines of the mesh's own pods, and the node proxies' log lines about failed connections.
+    /// Returns the last log lines of the mesh's pods, and the node proxies' log lines about failed connections.
     pub fn logs(&self) -> String {
         let access_log = self.access_log();
         let failed: Vec<_> = access_log

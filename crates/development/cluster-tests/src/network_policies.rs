@@ -1,4 +1,4 @@
-//! Tests of NetworkPolicies with captured pods, to which they apply by the packets of tunnels between the pods.
+//! Tests of NetworkPolicies with captured pods: the policies apply to the packets of the tunnels between the pods.
 
 use serde_json::json;
 
@@ -30,9 +30,9 @@ const SERVER: &str = "http://server/";
 /// Implementation that enforces NetworkPolicies.
 #[derive(Clone, Copy, Debug)]
 pub enum PolicyEngine {
-    /// Implementation of the primary CNI.
+    /// The primary CNI's own implementation enforces NetworkPolicies.
     PrimaryCni,
-    /// Engine that is started for the test.
+    /// A separate engine, which the test starts, enforces NetworkPolicies.
     Added,
 }
 
@@ -98,8 +98,8 @@ pub fn assert_network_policies_hold(mesh: &Mesh, engine: PolicyEngine) {
     assert!(is_ready(&server) && restarts(&server) == 0);
 }
 
-/// Checks that requests from all apps fail. Sends them concurrently: a blocked call waits until its timeout, or its
-/// proxy's.
+/// Checks that requests from all apps fail. Sends the requests concurrently, since each blocked request waits for the
+/// timeout of the client or the proxy.
 fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
     std::thread::scope(|scope| {
         for app in apps {

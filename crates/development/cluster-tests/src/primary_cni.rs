@@ -14,7 +14,7 @@ use crate::{
     assert_nothing_in_plaintext, assert_only_tls, is_ready, until,
 };
 
-/// Treatment of kubelet's probes with STRICT mTLS.
+/// Result of kubelet's probes of pods with STRICT mTLS.
 #[derive(Clone, Copy, Debug)]
 pub enum Probes {
     /// Probes pass, since the kubelet is recognized by its address.
@@ -150,8 +150,8 @@ spec: {mtls: {mode: PERMISSIVE}}
     }
 }
 
-/// Delays the loopback CNI plugin, which the container runtime calls concurrently with the others, so that it finishes
-/// last.
+/// Delays the loopback CNI pluginso that it finishes last: the container runtime calls it concurrently with the other
+/// plugins.
 pub fn delay_loopback(node: Node<'_>) {
     let plugins = node.plugins().unwrap();
     fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();

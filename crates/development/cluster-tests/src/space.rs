@@ -58,8 +58,8 @@ impl<'a> Space<'a> {
         format!("said-in-{}", self.name)
     }
 
-    /// Deploys pods that call `server` once when they start, with [`Self::marker`] in the request, and then stay idle.
-    /// Does not wait.
+    /// Deploys `count` pods that call `server` once when they start, with [`Self::marker`] in the request, and then
+    /// stay idle. Returns without waiting for the pods.
     pub fn deploy_starters(&self, count: u32, node: Option<&str>) {
         let marker = format!("--marker={}", self.marker());
         let args = ["first-connect", "server:9000", "--stay", &marker];
@@ -92,7 +92,8 @@ impl<'a> Space<'a> {
     }
 
     /// Creates a Deployment `name` of pods that run `ambit-lab-tool` with these arguments under a service account of
-    /// the same name, and a Service in front of ports 80 (to 8080) and 9000; on `node` if one is named. Does not wait.
+    /// the same name, and a Service in front of ports 80 (to 8080) and 9000. The pods run on `node` if it is given.
+    /// Returns without waiting for the pods.
     pub fn deploy(&self, name: &str, replicas: u32, node: Option<&str>, args: &[&str]) {
         let labels = json!({"app": name});
         let objects = [
@@ -145,7 +146,7 @@ impl<'a> Space<'a> {
         self.ready(name, 1).remove(0)
     }
 
-    /// Creates a pod that runs a shell script once. Does not wait.
+    /// Creates a pod that runs a shell script once. Returns without waiting for the pod.
     pub fn run(&self, name: &str, node: Option<&str>, script: &str) {
         let mut spec = pod_spec("default", node, &[]);
         spec["restartPolicy"] = "Never".into();
@@ -153,8 +154,8 @@ impl<'a> Space<'a> {
         self.pod(name, json!({}), json!({}), spec);
     }
 
-    /// Creates an idle pod without an owner, with these labels and annotations, in which commands can be run. Does not
-    /// wait.
+    /// Creates an idle pod without an owner, with these labels and annotations, in which commands can be run. Returns
+    /// without waiting for the pod.
     pub fn lone(&self, name: &str, node: Option<&str>, labels: Value, annotations: Value) {
         self.pod(
             name,
@@ -164,7 +165,8 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// Creates a pod without an owner that runs `ambit-lab-tool` with these arguments. Does not wait.
+    /// Creates a pod without an owner that runs `ambit-lab-tool` with these arguments. Returns without waiting for the
+    /// pod.
     pub fn lone_with(&self, name: &str, node: Option<&str>, labels: Value, args: &[&str]) {
         self.pod(name, labels, json!({}), pod_spec("default", node, args));
     }
@@ -247,7 +249,8 @@ impl<'a> Space<'a> {
         events(&self.log(pod))
     }
 
-    /// Returns the event of the first connection of a pod of [`Self::deploy_starters`]; fails unless it succeeded.
+    /// Returns the event of the first connection of a pod of [`Self::deploy_starters`]; panics if the connection
+    /// failed.
     #[track_caller]
     pub fn first_answer(&self, pod: &Pod) -> Value {
         let event = self.until_event(&pod.name_any(), "first-connect");
@@ -306,7 +309,7 @@ impl<'a> Space<'a> {
     }
 
     /// Repeats [`Self::get`] until the expected outcome: `true` is a response, `false` a denial by a policy, which must
-    /// be in an access log. Any other failure is not accepted.
+    /// be in an access log. Any other failure panics.
     #[track_caller]
     pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<ExpectedOutcome<'e>>) {
         let expected = expected.into();
@@ -353,12 +356,12 @@ impl<'a> Space<'a> {
             .unwrap_or_default()
     }
 
-    /// Returns the mesh in whose cluster the namespace is.
+    /// Returns the mesh whose cluster contains the namespace.
     pub fn mesh(&self) -> &Mesh {
         self.mesh
     }
 
-    /// Returns the API of this namespace's pods.
+    /// Returns the Kubernetes client for this namespace's pods.
     pub fn pod_api(&self) -> Api<Pod> {
         Api::namespaced(self.mesh.client(), &self.name)
     }

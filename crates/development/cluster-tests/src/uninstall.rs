@@ -16,7 +16,7 @@ const POD_RULES: &str = "for netns in /run/netns/*; do
     nsenter --net=$netns nft list ruleset
 done";
 
-/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes and in their pods.
+/// Uninstalls the mesh under load, and checks that neither pods, CNI files nor redirection rules of the mesh are left.
 #[track_caller]
 pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
     let space = mesh.space("uninstall");

@@ -33,7 +33,7 @@ impl<'a> Waypoint<'a> {
         waypoint
     }
 
-    /// Returns the waypoint that was applied by other means, once it has two ready pods.
+    /// Returns the handle of a waypoint whose Gateway already exists, once it has two ready pods.
     #[track_caller]
     pub fn applied(space: &'a Space<'a>) -> Self {
         let waypoint = Self { space };
@@ -106,7 +106,7 @@ impl<'a> Waypoint<'a> {
         });
     }
 
-    /// Runs `by`, which causes the waypoint's pods to be replaced, and waits until they are replaced.
+    /// Calls `by`, which makes the control plane replace the waypoint's pods, and waits until all pods are new.
     #[track_caller]
     pub fn replaced(&self, by: impl FnOnce(&Self)) {
         let before: BTreeSet<_> = self.pods().iter().map(ResourceExt::uid).collect();

@@ -35,7 +35,7 @@ const NODE_INIT_SCRIPT: &str = include_str!("node-init.sh");
 /// Timeout for any component to start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Lock by which this process alone uses the cluster of a slot.
+/// Lock that gives this process exclusive use of a slot's cluster.
 #[derive(Debug)]
 pub struct SlotLock {
     _lock: File,
@@ -204,8 +204,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until no other process holds the slot's lock, and returns the lock, which is released on drop. A process
-    /// must not find the cluster of another process, still running or partly removed.
+    /// Waits until no other process holds the slot's lock, and returns the lock, which is released on drop. Without the
+    /// lock, a process could use another process's cluster while it is partly removed.
     pub fn lock_slot(places: &ClusterPaths) -> Result<SlotLock> {
         Ok(SlotLock {
             _lock: lock_file(&places.state.with_extension("held"))?,
@@ -276,7 +276,7 @@ impl Cluster {
         runtime()?.block_on(self.api_ready())
     }
 
-    /// Copies the contents of etcd as a snapshot of this name; the API server is stopped meanwhile.
+    /// Copies the contents of etcd as a snapshot of this name. The API server is stopped during the copy.
     pub fn snapshot(&self, name: &str) -> Result<()> {
         self.with_etcd_stopped(|data| {
             fs::copy(data.join(ETCD).join("member/snap/db"), data.join(name))?;
@@ -285,7 +285,7 @@ impl Cluster {
     }
 
     /// Restores etcd from the snapshot of this name, as an operator does after a disaster: resource versions increase
-    /// and the history before is lost, so that all watchers must list again.
+    /// and the earlier history of changes is lost, so that all watchers must list again.
     pub fn restore(&self, name: &str) -> Result<()> {
         self.with_etcd_stopped(|data| {
             fs::remove_dir_all(data.join(ETCD))?;

@@ -14,7 +14,8 @@ use crate::{
     options::{IpFamily, Options, PrimaryCni, Slot},
 };
 
-/// Network namespace of the control plane, besides the nodes' `n1`, `n2`, ...
+/// Network namespace of the control plane, without the cluster's prefix. Those of the nodes are called `n1`, `n2`, and
+/// so on.
 const CONTROL_PLANE_NAMESPACE: &str = "cp";
 
 /// Names and addresses of a cluster, all derived from the slot.
@@ -200,8 +201,8 @@ impl Network {
         self.sysctls(&format!("n{number}"), &[])
     }
 
-    /// Adds a macvlan interface for the node itself, which cannot reach its pods' macvlan interfaces through their
-    /// common parent.
+    /// Adds the commands for a macvlan interface of the node itself. Without it, the node could not reach its pods'
+    /// macvlan interfaces, which share their parent with it.
     fn macvlan(self, batch: &mut String, number: u8) -> Result<()> {
         writeln!(batch, "link add mac0 link eth0 type macvlan mode bridge")?;
         for gateway in self.gateways(number) {

@@ -87,7 +87,7 @@ pub(crate) fn reset_cni(
     Ok(())
 }
 
-/// Returns the path, while the node is down, of the file that the node itself has at `path`.
+/// Returns the path on this machine of the file that the node sees at `path`, usable while the node is down.
 fn own(directory: &Path, path: &str) -> PathBuf {
     directory.join("own").join(path.trim_start_matches('/'))
 }

@@ -21,10 +21,11 @@ pub enum NodeBoot {
     /// The disk is as it was when the node was killed.
     #[default]
     AsConfigured,
-    /// The primary CNI has rewritten its configuration file, without plugins that others had added.
+    /// The primary CNI has rewritten its configuration file, which drops the plugins that other programs had added to
+    /// it.
     CniRewritten,
-    /// The configuration file is rewritten as in [`Self::CniRewritten`], and all other files of the CNI configuration
-    /// directory are removed.
+    /// The primary CNI has rewritten its configuration file as in [`Self::CniRewritten`], and has removed all other
+    /// files of the CNI configuration directory.
     CniAlone,
 }
 
@@ -36,7 +37,7 @@ pub struct Node<'a> {
 }
 
 impl Cluster {
-    /// Returns the nodes, in order.
+    /// Returns all nodes of the cluster, in the order of their numbers.
     pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
         (1..=self.options().nodes).map(|number| Node {
             cluster: self,
@@ -44,7 +45,7 @@ impl Cluster {
         })
     }
 
-    /// Returns a node, counted from 1.
+    /// Returns the node with this number, counted from 1.
     pub fn node(&self, number: u8) -> Node<'_> {
         Node {
             cluster: self,
@@ -99,7 +100,7 @@ impl Node<'_> {
         Ok(self.root()?.join(directory.trim_start_matches('/')))
     }
 
-    /// Returns a command that runs a program inside the node, as a shell on it would.
+    /// Returns a command that runs a program inside the node's namespaces, as a shell on the node would.
     pub fn command(&self, program: &str) -> Result<std::process::Command> {
         let pid = self
             .pid()
@@ -112,8 +113,8 @@ impl Node<'_> {
         Ok(command)
     }
 
-    /// Returns the PIDs on this machine of processes in the node's pods whose command line begins with `command`; of
-    /// all processes in pods if it is empty.
+    /// Returns the PIDs on this machine of processes in the node's pods whose command line begins with `command`. An
+    /// empty `command` matches all processes in pods.
     pub fn processes(&self, command: &str) -> Vec<u32> {
         let group = format!(
             "/{}/",
@@ -240,8 +241,8 @@ impl Node<'_> {
     }
 }
 
-/// Returns the digest that identifies an archive: the one recorded when it was written here, or else that of the whole
-/// file.
+/// Returns the digest that identifies an archive: the one recorded when this machine wrote the archive, or else that of
+/// the whole file.
 fn fingerprint(archive: &Path) -> Result<String> {
     if let Ok(digest) = fs::read_to_string(archive.with_extension("digest")) {
         return Ok(digest);

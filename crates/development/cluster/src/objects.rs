@@ -68,7 +68,7 @@ async fn api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObje
     Ok((api, name))
 }
 
-/// Finds the API resource of a kind, whose CRD may have been applied just before.
+/// Finds the API resource of a kind; retries for a while, since its CRD may have been applied just before.
 async fn resource(client: &Client, types: &TypeMeta) -> Result<(ApiResource, ApiCapabilities)> {
     let kind = GroupVersionKind::try_from(types)?;
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -14,7 +14,7 @@ use crate::network::Network;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// Client certificate's identity for the API server.
+/// Identity in a client certificate for the API server, and the file of its kubeconfig.
 struct Client<'a> {
     file: &'a str,
     user: &'a str,

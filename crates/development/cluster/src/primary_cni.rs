@@ -18,7 +18,7 @@ pub const CNI_FILE: &str = "10-kube.conflist";
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// Directory in `build` of our Go module that contains or requires the package.
+    /// Directory in `build` of the Go module that contains or requires the package.
     pub(crate) source: &'static str,
     pub(crate) package: &'static str,
 }
@@ -85,7 +85,7 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the name of the CNI's plugin program; `None` if it is one of Debian's.
+    /// Returns the name of the CNI's plugin program; `None` if the plugin is in Debian's package of CNI plugins.
     pub(crate) fn plugin(self) -> Option<&'static str> {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan | Self::KubeRouter => None,
@@ -104,7 +104,7 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the archive that the CNI's agent needs besides programs, if any.
+    /// Returns the archive of additional files that the CNI's agent needs, if any.
     pub(crate) fn files(self) -> Option<&'static FileSource> {
         (self == Self::Cilium).then_some(&CILIUM_BPF)
     }

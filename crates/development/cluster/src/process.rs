@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::command::ToolCommand;
 
-/// Recorded processes of a cluster, by name.
+/// Records and logs of a cluster's processes, by name.
 #[derive(Debug)]
 pub(crate) struct Processes {
     records: PathBuf,
@@ -70,7 +70,7 @@ impl Processes {
         self.remove_record(name)
     }
 
-    /// Kills the process of this name.
+    /// Kills the cluster's process of this name (SIGKILL).
     pub(crate) fn kill(&self, name: &str) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             kill(pid).with_context(|| format!("{name} does not end"))?;

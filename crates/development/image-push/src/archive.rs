@@ -18,7 +18,7 @@ use oci_client::{
 /// Annotation of a manifest with the full name of its image, as containerd reads it.
 const NAME_ANNOTATION: &str = "io.containerd.image.name";
 
-/// Blob of an image with its digest.
+/// Bytes of a blob of an image, with their digest.
 #[derive(Debug)]
 pub(crate) struct Blob {
     /// SHA-256 digest of the bytes, as `sha256:…`.
@@ -26,7 +26,7 @@ pub(crate) struct Blob {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Image from an archive, to be pushed.
+/// Image that was read from an OCI archive, to be pushed.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) name: Reference,
@@ -34,7 +34,7 @@ pub(crate) struct Image {
     pub(crate) root: Manifest,
     /// Manifests to which the index refers; empty without an index.
     pub(crate) variants: Vec<Manifest>,
-    /// Configurations and layers.
+    /// Blobs of the image: configurations and layers.
     pub(crate) blobs: Vec<Blob>,
 }
 

@@ -79,7 +79,8 @@ impl LayerTree {
         self.tar().map(Blob::new)
     }
 
-    /// Returns the tar archive of these files, compressed with gzip. It has no times: equal files produce equal bytes.
+    /// Returns the tar archive of these files, compressed with gzip. The archive contains no timestamps, so that equal
+    /// files produce equal bytes.
     ///
     /// # Errors
     ///
@@ -122,7 +123,7 @@ fn header(mode: u32) -> tar::Header {
     header
 }
 
-/// Bytes of an image, with their digest.
+/// Content of an OCI blob, with its digest.
 #[derive(Clone, Debug)]
 pub struct Blob {
     digest: String,
@@ -185,8 +186,8 @@ impl Variant {
 }
 
 impl Image<'_> {
-    /// Writes the image as an OCI archive, unless `path` already has the same image. An image of one architecture is a
-    /// manifest; of several, an index of manifests.
+    /// Writes the image as an OCI archive, unless `path` already has the same image. An image of one architecture is
+    /// written as a manifest; an image of several architectures, as an index of manifests.
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut blobs = Vec::new();
         let mut manifests = Vec::new();
@@ -270,7 +271,7 @@ impl Manifest<'_> {
     }
 }
 
-/// Writes an OCI archive whose name refers to `root`, a blob with its media type, unless `path` already has the same
+/// Writes an OCI archive in which the image name `name` refers to the blob `root`, unless `path` already has the same
 /// archive.
 fn write(name: &str, (root, media_type): (&Blob, &str), blobs: &[Blob], path: &Path) -> Result<()> {
     let mut described = root.descriptor(media_type);

@@ -83,7 +83,7 @@ const IMAGES: [(&str, &str, &str); 5] = [
     ("tools", "/usr/bin/ambit", ""),
 ];
 
-/// Second program in the image of tools, besides `ambit`: servers and clients for pods.
+/// Name of the second program in the image `tools`, besides `ambit`. The program contains servers and clients for pods.
 const LAB_TOOL: &str = "ambit-lab-tool";
 
 /// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`; returns the archives'
@@ -190,9 +190,9 @@ fn add_busybox(tree: &mut LayerTree, architecture: Architecture, busybox: &Path)
     Ok(())
 }
 
-/// Writes an image with files of other projects, given as pairs of paths in the image and on this machine, and the
-/// shared libraries that programs among them load. The first file is the entry point; `links` are symbolic links, each
-/// with its target.
+/// Writes an image with files of other projects, and with the shared libraries that its programs load. `files` has
+/// pairs of paths, in the image and on this machine. The first file is the entry point; `links` are symbolic links,
+/// each with its target.
 ///
 /// # Errors
 ///
@@ -295,7 +295,7 @@ pub fn strip_symbols(architecture: Architecture, from: &Path, to: &Path) -> Resu
     .with_context(|| format!("cannot strip {}; is it built?", from.display()))
 }
 
-/// Returns a command that runs a program of an architecture, by an emulator if this machine's is another one.
+/// Returns a command that runs a program of an architecture, with an emulator if this machine has another architecture.
 #[must_use]
 pub fn run_command(architecture: Architecture, program: &Path) -> Command {
     let mut words = architecture.emulator_command();

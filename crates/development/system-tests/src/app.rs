@@ -110,7 +110,7 @@ impl RecordedRequests {
         Ok(())
     }
 
-    /// Returns the recorded requests whose heads begin with a text.
+    /// Returns the recorded requests whose heads begin with the text `begin`.
     pub fn requests_of(&self, begin: &str) -> Vec<(String, String)> {
         let all = self.0.lock().expect("nobody panics with it");
         let all = all.iter().filter(|(head, _)| head.starts_with(begin));

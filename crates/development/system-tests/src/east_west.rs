@@ -26,10 +26,10 @@ use tokio::{
 
 use crate::{HbonePeer, TIMEOUT};
 
-/// Header of the inner CONNECT alone, which names the network of the client.
+/// Header that names the client's network. Only the inner CONNECT has it.
 const FORWARDED_NETWORK_HEADER: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// Client in another network, its east-west gateway, and the waypoint to which both connect.
+/// Client in another network, its east-west gateway, and the waypoint to which the client connects through the gateway.
 #[derive(Clone)]
 struct Path {
     lab: Client,

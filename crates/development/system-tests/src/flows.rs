@@ -21,7 +21,7 @@ pub struct FlowsCommand {
 }
 
 impl Mesh {
-    /// Starts `ambit flows -o json` with additional flags; returns when it reads this number of proxies.
+    /// Starts `ambit flows -o json` with additional flags; returns once it reads the events of this number of proxies.
     pub fn flows(&self, proxies: usize, flags: &[&str]) -> FlowsCommand {
         let lab = self.client().status().expect("the lab answers").name;
         let mut child = Command::new(built_binary("ambit"))

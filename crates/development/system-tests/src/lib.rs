@@ -59,8 +59,8 @@ pub struct Mesh {
     base: tempfile::TempDir,
 }
 
-/// Returns the default options of a test's lab: two nodes, IPv4, the mesh, and waypoints that bind at once, so that no
-/// request of a test bypasses them.
+/// Returns the default options of a test's lab: two nodes, IPv4, the mesh, and waypoints that attach to Services at
+/// once, so that no request of a test bypasses them.
 pub fn options() -> Options {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Mesh {
         Self::up_with(manifests, options())
     }
 
-    /// Starts a lab as [`Self::up`] does, with other options.
+    /// Starts a lab like [`Self::up`], with other options.
     pub fn up_with(manifests: &str, mut options: Options) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the manifests");
         fs::write(
@@ -113,7 +113,7 @@ impl Mesh {
         mesh
     }
 
-    /// Returns the lab's directory.
+    /// Returns the directory of the lab's state.
     fn directory(&self) -> &Path {
         self.base.path()
     }
@@ -162,7 +162,7 @@ impl Mesh {
         }
     }
 
-    /// Waits until a pod is captured, or is no longer captured.
+    /// Waits until a pod is captured (`captured`), or is no longer captured.
     pub fn until_captured(&self, pod: &str, captured: bool) {
         self.until(&format!("{pod} captured: {captured}"), |status| {
             // The agent reports a new pod before the lab knows that its network is ready.
@@ -243,7 +243,7 @@ impl Mesh {
     }
 
     /// Repeats [`Self::get`] until the result is as expected: `true` for a response, `false` for a denial by a policy,
-    /// which must be in the access log. Any other failure is not accepted.
+    /// which must be in the access log. Any other failure panics.
     #[track_caller]
     pub fn until_get<'a>(
         &self,
@@ -354,7 +354,8 @@ impl Mesh {
             .expect("a running process can be killed");
     }
 
-    /// Suspends a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it does not respond.
+    /// Suspends a daemon (SIGSTOP) until the value is dropped: the kernel still accepts connections to the daemon's
+    /// sockets, but the daemon does not respond.
     #[must_use]
     pub fn suspend(&self, name: &'static str, node: Option<&'static str>) -> SuspendedDaemon<'_> {
         self.client
@@ -377,8 +378,8 @@ impl Mesh {
             .is_ok_and(|mut echo| echo.exchange_line("probe").is_ok())
     }
 
-    /// Waits until new connections of pods carry only TLS: capture is active at once, but every client's proxy must
-    /// also have received that the server supports HBONE.
+    /// Waits until new connections from a pod to the address carry only TLS. Capture takes effect at once, but each
+    /// client's proxy must also have received that the server supports HBONE.
     pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
         until(
             &format!("new connections from {from} to {address} are HBONE"),
@@ -464,7 +465,7 @@ impl Mesh {
     }
 }
 
-/// Result of running `ambit`.
+/// Exit code and output of a run of `ambit`.
 #[derive(Debug)]
 pub struct CommandOutput {
     /// Exit code of the program.
@@ -501,7 +502,7 @@ impl Drop for Mesh {
     }
 }
 
-/// Result of a `GET` by curl.
+/// Exit code and output of a `GET` by curl.
 #[derive(Debug)]
 pub struct CommandResponse {
     /// Exit code of curl; 0 for success.

@@ -21,7 +21,7 @@ pub struct ConnectionAttempts<'a> {
 }
 
 impl<'a> ConnectionAttempts<'a> {
-    /// Creates the series without opening a connection.
+    /// Creates the series of connections without opening one.
     pub fn new(mesh: &'a Mesh) -> Self {
         Self {
             mesh,
@@ -55,7 +55,7 @@ impl<'a> ConnectionAttempts<'a> {
         }
     }
 
-    /// Opens connections while `work` runs; stops even if it panics.
+    /// Opens connections while `work` runs; stops even if `work` panics.
     pub fn during<T>(&self, refused_only: bool, work: impl FnOnce() -> T) -> T {
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
@@ -75,7 +75,7 @@ impl<'a> ConnectionAttempts<'a> {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until `more` further connections have succeeded.
+    /// Waits until `more` additional connections have succeeded.
     pub fn wait_for_more(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
         until("connections go on being opened", || {

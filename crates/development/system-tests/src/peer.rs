@@ -24,13 +24,13 @@ use crate::{Mesh, TIMEOUT, find};
 
 /// Address and port of the control plane in a lab.
 const CONTROL_PLANE_ADDRESS: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
-/// Time without data after which a server's response counts as complete.
+/// Time without data after which the client considers a server's response complete.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Outcome of opening a tunnel.
+/// Outcome of opening an HBONE tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TunnelOutcome {
-    /// The connection failed, or ended before the tunnel was established; with the error.
+    /// The connection failed, or ended before the tunnel was established. The text is the error.
     Failed(String),
     /// The CONNECT request was rejected with this status.
     Refused(u16),
@@ -45,7 +45,7 @@ impl TunnelOutcome {
     }
 }
 
-/// HBONE client: a certificate, and the pod in which it is used.
+/// HBONE client that runs in a pod with a certificate of its own.
 pub struct HbonePeer<'a> {
     mesh: &'a Mesh,
     place: LabNetns,

@@ -1,4 +1,4 @@
-//! Lab whose namespace `shop` has a waypoint.
+//! Starts labs whose namespace `shop` has a waypoint.
 
 use ambit_lab::Options;
 
@@ -37,12 +37,12 @@ pub fn with_waypoint(more: &str) -> (Mesh, String) {
     with_waypoint_and(more, options())
 }
 
-/// Starts a mesh as [`with_waypoint`] does, with other options.
+/// Starts a mesh like [`with_waypoint`], with other options.
 pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
     with_gateway(GATEWAY, more, options)
 }
 
-/// Starts a mesh as [`with_waypoint_and`] does, with another Gateway `shop/waypoint` than [`GATEWAY`].
+/// Starts a mesh like [`with_waypoint_and`], with another Gateway `shop/waypoint` than [`GATEWAY`].
 pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, String) {
     let mesh = Mesh::up_with(&format!("{CLIENT_AND_SERVER}\n---{gateway}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();

@@ -9,8 +9,8 @@ use ambit_system_tests::{
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// Simulated clocks of the node proxies, each set by a file. The processes are the real ones; their monotonic clocks
-/// are correct.
+/// Simulated clocks of the node proxies, each set by a file. Only the wall clocks of the proxies are simulated, not
+/// their monotonic clocks.
 struct NodeClocks(tempfile::TempDir);
 
 impl NodeClocks {

@@ -1,5 +1,5 @@
-//! Connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts,
-//! and endpoints that accept no connections.
+//! Tests of connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts, and
+//! endpoints that accept no connections.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -109,7 +109,7 @@ fn greets(mesh: &Mesh, pod: &'static str) {
     });
 }
 
-/// Opens a connection; returns it with the name that the pod sent first.
+/// Opens a connection, and returns the connection with the pod name that the application sent first.
 fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     let mut stream = dial(mesh, address);
     // Not every application sends first.

@@ -44,7 +44,7 @@ spec:
     )
 }
 
-/// Application of one endpoint, with scripted responses.
+/// Application in one endpoint's pod, which sends scripted responses.
 #[derive(Clone, Debug)]
 struct Application {
     status: Arc<AtomicU16>,

@@ -59,7 +59,8 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     output.stdout + &output.stderr
 }
 
-/// Repeats a DNS query until the mesh gives the expected answer, since objects arrive with a delay.
+/// Repeats a DNS query until the mesh gives the expected answer, since objects reach the mesh's DNS server with a
+/// delay.
 #[track_caller]
 fn until_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
     let mut answer = String::new();

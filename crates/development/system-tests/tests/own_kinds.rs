@@ -61,7 +61,7 @@ struct OwnKindsFixture {
 }
 
 impl OwnKindsFixture {
-    /// Starts a service of these pods, each with a version label.
+    /// Starts a mesh with a Service of these pods, given by name and version label.
     fn new(pods: &[(&'static str, &str)]) -> Self {
         let all: String = pods
             .iter()

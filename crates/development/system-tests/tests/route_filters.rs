@@ -95,8 +95,8 @@ spec:
         requestRedirect: {hostname: elsewhere.example, statusCode: 307}
 ";
 
-/// Starts an application that fails twice at `/flaky`, always at `/flaky/always`, and does not respond at `/silent`; at
-/// `/sent/stuck` it does not even read.
+/// Starts an application that fails twice at `/flaky`, always at `/flaky/always`, does not respond at `/silent`, and
+/// does not read the body at `/sent/stuck`.
 fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();

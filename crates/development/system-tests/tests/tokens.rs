@@ -150,7 +150,8 @@ impl KeyServer {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Waits until the key server has received two further requests, so that the result of the first was processed.
+    /// Waits until the key server has received two more requests. By the second request, the waypoint has processed the
+    /// result of the first.
     fn until_requested(&self) {
         let before = self.asked.load(SeqCst);
         until("the key server is asked", || {

@@ -62,7 +62,7 @@ struct Shared {
 struct State {
     store: Store,
     is_away: bool,
-    /// Error statuses of the next responses.
+    /// Error statuses of the next responses, one each, in order.
     failing: Vec<u16>,
     /// Error statuses of the next responses, by request path.
     failing_at: Vec<(String, u16)>,
@@ -145,12 +145,12 @@ impl ApiServer {
         state.notify_watchers(&change);
     }
 
-    /// Serves a kind without objects, so that discovery lists it.
+    /// Starts to serve a kind that has no objects yet, so that API discovery lists the kind.
     pub fn serve(&self, collection: &str, kind: &str) {
         self.shared.state.lock().store.add_kind(collection, kind);
     }
 
-    /// Responds to posts to `collection` by `review` instead of storing the objects, for
+    /// Makes the handler `review` respond to POST requests for `collection` instead of storing the objects, for
     /// TokenReviews and similar kinds.
     pub fn answer_posts(
         &self,
@@ -203,7 +203,7 @@ impl ApiServer {
         self.shared.state.lock().store.compact();
     }
 
-    /// Resets the resource versions, as after the store was restored from a backup.
+    /// Restarts the resource versions, as a restore of the store from a backup does.
     pub fn restore(&self) {
         self.shared.state.lock().store.restart_versions();
     }

@@ -5,8 +5,8 @@ use ambit_model::{
     Scope, Service, StringMatch, Workload, WorkloadKind,
 };
 
-/// Returns a captured pod of namespace `ns` with these addresses, on node `node1`, with service
-/// account and other names `name`.
+/// Returns a captured pod of namespace `ns` on node `node1` with these addresses. The pod, its service account, its
+/// workload and its canonical service are all called `name`.
 pub fn workload(name: &str, ips: &[&str]) -> Workload {
     Workload {
         uid: format!("Kubernetes//Pod/ns/{name}").into(),

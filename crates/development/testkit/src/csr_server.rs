@@ -40,7 +40,7 @@ pub struct ReceivedCsr {
     pub headers: MetadataMap,
 }
 
-/// Running server, which stops when dropped.
+/// Running scripted server of the CSR API, which stops when dropped.
 #[derive(Debug)]
 pub struct CsrServer {
     /// Address of the server, whose certificate is for `localhost` and `127.0.0.1`.
@@ -80,7 +80,7 @@ impl CsrServer {
         }
     }
 
-    /// Scripts the next response.
+    /// Queues a scripted response for the next call.
     pub fn queue_response(&self, answer: CsrResponse) {
         self.shared.script.lock().push_back(answer);
     }

@@ -68,7 +68,7 @@ pub fn steps(text: &str, runner: &str) -> Vec<DocumentStep> {
     steps
 }
 
-/// Parses the steps of one block.
+/// Parses the steps of one block of commands.
 fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<DocumentStep>) {
     let mut in_document = false;
     for (index, line) in block {
@@ -125,8 +125,8 @@ fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Runs steps in order. Each is repeated until its output is as shown, since the mesh needs a
-/// moment for changes; panics with the output if that takes longer than `timeout`.
+/// Runs steps in order. Each is repeated until its output is as shown, since the mesh needs a moment for changes;
+/// panics with the last output if a step takes longer than `timeout`.
 pub fn run_steps(steps: &[DocumentStep], timeout: Duration, run: impl Fn(&str) -> Output) {
     for step in steps {
         let deadline = Instant::now() + timeout;

@@ -45,17 +45,17 @@ impl FakeCa {
         }
     }
 
-    /// Holds every fetch until [`Self::release_fetches`].
+    /// Holds every certificate fetch until [`Self::release_fetches`].
     pub fn hold_fetches(&self) {
         self.state.lock().holding = true;
     }
 
-    /// Releases this number of held fetches.
+    /// Lets this number of held fetches complete.
     pub fn release_fetches(&self, fetches: usize) {
         self.gate.add_permits(fetches);
     }
 
-    /// Makes this number of fetches fail.
+    /// Makes this number of certificate fetches fail.
     pub fn fail_fetches(&self, fetches: usize) {
         self.queue_failures(fetches, || {
             tonic::Status::unavailable("the fake CA is set to fail")
@@ -74,7 +74,7 @@ impl FakeCa {
         failures.extend((0..fetches).map(|_| status()));
     }
 
-    /// Makes fetches succeed again.
+    /// Makes all later certificate fetches succeed.
     pub fn recover(&self) {
         self.state.lock().failures.clear();
     }

@@ -19,8 +19,8 @@ pub fn helm_command() -> Command {
     command
 }
 
-/// Returns the path of the Helm binary, and builds it if needed. Tests of one process share it; several processes build
-/// it under separate names and rename it into place.
+/// Returns the path of the Helm binary, and builds it if needed. Tests of one process share the binary. Concurrent
+/// processes build it under separate names, and rename it into place.
 fn path() -> &'static Path {
     static HELM: OnceLock<PathBuf> = OnceLock::new();
     HELM.get_or_init(|| {

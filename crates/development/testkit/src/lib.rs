@@ -1,5 +1,5 @@
 //! Support for tests: waiting for a condition, a PKI, fake CAs, scripted HTTP/2 peers, builders of mesh objects,
-//! commands of documents, real Helm and real SPIRE. A dev-dependency only.
+//! commands of documents, real Helm and real SPIRE. This crate is only ever a dev-dependency.
 //!
 //! Functions panic with a clear message when a test is set up incorrectly.
 #![forbid(unsafe_code)]

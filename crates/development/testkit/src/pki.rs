@@ -15,8 +15,8 @@ use crate::SpiffeSvid;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Replaces the accepted trust domains: aliases of the mesh's own, and the roots of other meshes
-/// for their trust domains.
+/// Replaces the accepted trust domains: `aliases` of the mesh's own trust domain, and other meshes' trust domains, each
+/// with its root CA.
 pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(&str, &Pki)]) {
     let roots = roots.iter();
     let contents = Contents {
@@ -60,7 +60,7 @@ impl Pki {
         Self::with_settings(TlsSettings::default())
     }
 
-    /// Creates a PKI with other TLS settings.
+    /// Creates a PKI like [`Self::new`], with these TLS settings.
     pub fn with_settings(settings: TlsSettings) -> Self {
         // Backdated so that expired certificates can be issued, too.
         let born = SystemTime::now() - 30 * DAY;

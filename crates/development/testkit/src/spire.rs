@@ -118,7 +118,8 @@ plugins {{
         }
     }
 
-    /// Creates a registration entry for a SPIFFE ID, with selectors and further options.
+    /// Creates a registration entry for a SPIFFE ID, with selectors and additional options of
+    /// `spire-server entry create`.
     pub fn register(&self, id: &str, selectors: &[&str], options: &[&str]) {
         let mut arguments = vec!["entry", "create", "-parentID", NODE_ID, "-spiffeID", id];
         for selector in selectors {

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 /// Timeout of a condition, much longer than needed even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Maximum pause between two checks.
+/// Maximum pause between two checks of a condition.
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Waits until `condition` holds; panics, naming `what`, if it does not within 20 seconds.
+/// Waits until `condition` holds; panics with the description `what` after 20 seconds.
 #[track_caller]
 pub fn until(
     what: &str,
@@ -62,7 +62,7 @@ pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
     until_within(DEADLINE, what, condition);
 }
 
-/// Waits like [`until_blocking`], with this timeout.
+/// Waits like [`until_blocking`], with the timeout `timeout`.
 #[track_caller]
 pub fn until_within(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + timeout;

@@ -10,7 +10,7 @@ use std::{
 
 use crate::http1::{Connection, Url};
 
-/// Exit code for an HTTP error status, as curl has it.
+/// Exit code for an HTTP error status, the same as curl's.
 const HTTP_ERROR_EXIT_CODE: u8 = 22;
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
@@ -66,7 +66,7 @@ fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     Err(last)
 }
 
-/// Returns the exit code that curl has for a failure, so that callers can distinguish failures.
+/// Returns the exit code that curl uses for this kind of failure, so that callers can distinguish failures.
 fn exit_code(error: &io::Error) -> u8 {
     use io::ErrorKind as E;
     match error.kind() {

@@ -1,5 +1,5 @@
-//! Addresses of nodes, pods and services of a lab. They are the same in every lab, since each has networks of its own.
-//! Pure.
+//! Addresses of nodes, pods and services of a lab. They are the same in every lab, since each lab has networks of its
+//! own. The module performs no I/O.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,7 +1,7 @@
 //! Packet capture between the nodes: frames of the fabric, assigned to TCP connections, checked for TLS record by
 //! record, and searched for texts that must not be readable.
 //!
-//! [`Traffic`] is pure; [`Capture`] feeds it from a packet socket.
+//! [`Traffic`] performs no I/O; [`Capture`] feeds it from a packet socket.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -59,7 +59,7 @@ pub struct FlowReport {
     pub markers: u64,
 }
 
-/// Captured traffic, by flow.
+/// Captured traffic, summed up for each flow.
 #[derive(Debug, Default)]
 pub struct Traffic {
     markers: Vec<Vec<u8>>,
@@ -69,7 +69,7 @@ pub struct Traffic {
     flows: BTreeMap<(IpAddr, SocketAddr, bool), FlowReport>,
 }
 
-/// One direction of a TCP connection.
+/// State of one direction of a captured TCP connection.
 #[derive(Debug)]
 struct TcpStreamState {
     next: u32,
@@ -104,8 +104,7 @@ impl Traffic {
         }
     }
 
-    /// Adds an Ethernet frame. A frame that equals a recent one is that frame on another port of the bridge, and is
-    /// ignored.
+    /// Adds an Ethernet frame. Ignores a frame that equals a recent one: the bridge shows each frame on two ports.
     pub fn frame(&mut self, frame: &[u8]) {
         let mut hasher = DefaultHasher::new();
         frame.hash(&mut hasher);
@@ -354,7 +353,7 @@ fn number(bytes: &[u8]) -> u16 {
     bytes.try_into().map_or(0, u16::from_be_bytes)
 }
 
-/// Running packet capture, on a thread of its own until [`Capture::finish`] or until it is dropped.
+/// Running packet capture, on a separate thread, until [`Capture::finish`] or until the value is dropped.
 #[derive(Debug)]
 pub struct Capture {
     stop: Arc<AtomicBool>,

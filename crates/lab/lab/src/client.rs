@@ -127,7 +127,7 @@ impl Client {
     /// Runs a command in a container with the given standard streams, and returns its exit code.
     ///
     /// # Errors
-    /// When there is no such pod or the command cannot be started.
+    /// When the pod does not exist, or the command cannot be started.
     pub fn exec(
         &self,
         pod: &str,
@@ -182,7 +182,7 @@ impl Client {
     /// Copies a log to `out`, and follows it if requested.
     ///
     /// # Errors
-    /// When there is no such log.
+    /// When the log does not exist.
     pub fn logs(
         &self,
         source: LogSource,
@@ -196,7 +196,7 @@ impl Client {
     /// Returns the current text of a log.
     ///
     /// # Errors
-    /// When there is no such log.
+    /// When the log does not exist.
     pub fn log_text(&self, source: LogSource) -> Result<String, ClientError> {
         let (mut reader, writer) = io::pipe()?;
         let reading = thread::spawn(move || {
@@ -240,7 +240,8 @@ impl Client {
         ))
     }
 
-    /// Starts a packet capture in a network namespace; in the fabric's it captures the traffic between the nodes.
+    /// Starts a packet capture in a network namespace; in the fabric's namespace, it captures the traffic between the
+    /// nodes.
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.
@@ -270,8 +271,8 @@ impl Client {
             .map(drop)
     }
 
-    /// Replaces a daemon's process by a new one, as an upgrade does; the old one is terminated (SIGTERM) and may drain.
-    /// Returns when the new one has been started and the old one signalled.
+    /// Replaces a daemon's process by a new process, as an upgrade does. The old process is terminated (SIGTERM) and
+    /// may drain. Returns when the new process is ready and the old process has been signalled.
     ///
     /// # Errors
     /// When the daemon cannot be replaced, or the new process does not become ready.

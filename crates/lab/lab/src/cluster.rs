@@ -1,5 +1,5 @@
-//! State machine that acts as a lab's API server, controllers and scheduler: manifests in; pods to start and stop, and
-//! objects to write, out. Pure.
+//! State machine that acts as a lab's API server, controllers and scheduler. It takes changes of manifests and of pods'
+//! states, and returns effects: pods to start and stop, and objects to write.
 //!
 //! It does not use files, processes or namespaces; [`crate::supervisor`] executes its effects.
 
@@ -49,11 +49,11 @@ pub(crate) struct Cluster {
     new_uid: Box<dyn FnMut() -> String + Send>,
 }
 
-/// Input of the state machine.
+/// Input of the cluster's state machine.
 pub(crate) enum Event {
     /// Objects of the manifests that were added, changed or deleted.
     Manifests(Vec<ObjectEvent>),
-    /// New state of a pod, from the task that runs it.
+    /// New state of a pod, as the task that runs the pod reports it.
     Observed {
         uid: String,
         observed: PodObservation,
@@ -62,7 +62,7 @@ pub(crate) enum Event {
     Gone { uid: String },
 }
 
-/// Action that the supervisor carries out.
+/// Output of the cluster's state machine, which the supervisor carries out.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Effect {
     /// Write the fields that the lab adds to an object, to be merged into its manifest.
@@ -71,7 +71,7 @@ pub(crate) enum Effect {
     Remove(ObjectKey),
     /// Start a pod, whose object has been written before.
     Start(PodPlan),
-    /// Stop a pod; it has its grace period.
+    /// Stop a pod, with the pod's termination grace period.
     Stop { uid: String },
     /// Publish all services, with their current addresses and endpoints.
     Services(Vec<ServiceView>),
@@ -326,8 +326,8 @@ impl Cluster {
         self.added = desired;
     }
 
-    /// Returns the status for a waypoint's Gateway (addresses and conditions), or for one that cannot have a waypoint;
-    /// `None` for other Gateways.
+    /// Returns the status (addresses and conditions) of a Gateway for a waypoint, also if the waypoint cannot be
+    /// generated; `None` for Gateways that are not for waypoints.
     fn gateway(&self, key: &ObjectKey) -> Option<Value> {
         let problem = self.waypoints.problems.get(key);
         let is_gateway = self.waypoints.gateways.contains(key);

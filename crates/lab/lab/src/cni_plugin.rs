@@ -211,7 +211,7 @@ fn veth_name(container: &str) -> String {
 }
 
 /// Allocated addresses, one file each, under a lock. An address is reused only after all others of its network, so that
-/// state about an old pod is not applied to a new one.
+/// other components do not apply state of a deleted pod to a new pod.
 struct Leases {
     dir: PathBuf,
     _lock: File,

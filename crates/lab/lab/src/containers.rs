@@ -32,7 +32,7 @@ use crate::{
 /// is used interactively.
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(200);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
-/// Running time of a container after which the restart delay is its initial value again.
+/// Running time of a container after which its restart delay is reset to [`MIN_RESTART_DELAY`].
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Sandbox of a running pod: its node, network namespace and addresses.
@@ -202,7 +202,8 @@ impl RestartPolicy {
     }
 }
 
-/// Runs a container with restarts until it has ended for good, or until `stop` is set and the grace period is over.
+/// Runs a container with restarts until the restart policy requires no further restart, or until `stop` is set and the
+/// grace period is over.
 pub(crate) async fn run(
     context: PodContext,
     container: Container,

@@ -23,7 +23,7 @@ use crate::{
 /// Initial delay before a restart, doubled each time up to [`MAX_RESTART_DELAY`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(20);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(2);
-/// Running time of a process after which the restart delay is its initial value again.
+/// Running time of a process after which its restart delay is reset to [`MIN_RESTART_DELAY`].
 const STABLE_AFTER: Duration = Duration::from_secs(2);
 
 /// Timeout for a replacing process to become ready.
@@ -92,8 +92,8 @@ impl Daemon {
         }
     }
 
-    /// Starts a new process in place of `child`, terminates the old one in the order of `how`, and waits until the new
-    /// one is ready.
+    /// Starts a new process in place of `child`, terminates the old process before the start or after readiness, as
+    /// `how` says, and waits until the new process is ready.
     async fn replace(
         &self,
         board: &LabState,

@@ -26,7 +26,7 @@ pub(crate) struct Node {
     pub(crate) dir: PathBuf,
 }
 
-/// Namespaces of a lab that exist before any pod: its own, the control plane's and those of the nodes.
+/// Network namespaces of a lab that exist before any pod: the lab's own, the control plane's, and those of the nodes.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) root: Host,
@@ -132,8 +132,8 @@ fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Parent of pods' interfaces with the `macvlan` plugin: one end of a veth pair whose other end has the node's address,
-/// since pods cannot reach the node through the parent itself.
+/// Parent interface of pods' interfaces with the `macvlan` plugin. The parent is one end of a veth pair whose other end
+/// has the node's address, since macvlan interfaces cannot reach their parent.
 pub(crate) const MACVLAN_MASTER: &str = "pods1";
 const MACVLAN_GATEWAY: &str = "pods0";
 

@@ -55,7 +55,7 @@ pub(crate) struct PodTarget {
     pub(crate) container: String,
 }
 
-/// State of one pod on the board.
+/// State of one pod of the lab.
 #[derive(Debug)]
 struct PodEntry {
     plan: PodPlan,
@@ -212,7 +212,7 @@ impl LabState {
         }
     }
 
-    /// Returns a network namespace of the lab.
+    /// Returns the handle of a network namespace of the lab.
     pub(crate) fn netns(&self, place: &LabNetns) -> Result<Netns, String> {
         match place {
             LabNetns::Fabric => Ok(self.fabric.clone()),
@@ -232,8 +232,8 @@ impl LabState {
             .ok_or_else(|| format!("there is no node {name:?}"))
     }
 
-    /// Finds a pod for a new process by `name`: `namespace/name`, a name, the beginning of either (so that a
-    /// Deployment's name finds one of its pods), or `deploy/NAME`.
+    /// Finds a pod for a new process by `name`: `namespace/name`, the pod's name alone, a prefix of one of these (so
+    /// that a Deployment's name finds one of its pods), or `deploy/NAME`.
     pub(crate) fn in_pod(&self, name: &str, container: Option<&str>) -> Result<PodTarget, String> {
         let inner = self.inner.lock();
         let entry = inner.find(name)?;
@@ -376,7 +376,7 @@ impl PodEntry {
     }
 }
 
-/// Whether the agent has written its annotation of a captured pod to the status directory.
+/// Returns whether the agent has written the annotation of a captured pod to the status directory.
 fn is_captured(directory: &std::path::Path, plan: &PodPlan) -> bool {
     let file = directory.join(format!("{}.{}.yaml", plan.namespace(), plan.name()));
     std::fs::read_to_string(file).is_ok_and(|text| {

@@ -95,7 +95,7 @@ fn io_failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
 /// Starts a lab and returns when its supervisor accepts requests. Pods may still be starting.
 ///
 /// # Errors
-/// When a lab of that name is running, or any step fails; nothing is left then.
+/// When a lab of that name is running, or any step fails; in both cases the lab's processes and files are removed.
 pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     options.check().map_err(LaunchError::Options)?;
     check_binaries(options).map_err(LaunchError::Options)?;
@@ -246,8 +246,8 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes over the lock of the lab's directory from standard input, by which the launching process passes it, so that a
-/// starting lab always holds it. No process of the lab inherits it.
+/// Takes over the lock of the lab's directory from standard input, where the launching process has passed it, so that a
+/// starting lab always holds the lock. Processes inside the lab do not inherit the lock.
 fn inherited_lock() -> io::Result<File> {
     let lock = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

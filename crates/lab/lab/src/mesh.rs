@@ -61,8 +61,8 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// Returns the objects of the node proxies' pods, as a cluster has them: node proxies authenticate to the control plane
-/// as these pods.
+/// Returns the Pod objects of the node proxies and their Namespace, as in a cluster. Node proxies authenticate to the
+/// control plane as these pods.
 pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
     let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM_NAMESPACE);

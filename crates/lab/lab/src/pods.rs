@@ -364,7 +364,7 @@ fn sandbox_id() -> String {
     format!("{:08x}lab", COUNT.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
-/// Returns the id of this process as `/proc` has it, which may be that of an outer PID namespace.
+/// Returns the process ID under which this process appears in `/proc`, which may belong to an outer PID namespace.
 fn own_pid() -> String {
     let link = fs::read_link("/proc/self").ok();
     let name = link

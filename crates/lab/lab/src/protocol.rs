@@ -47,7 +47,7 @@ pub enum LabNetns {
     Pod(String),
 }
 
-/// Log that a client requests.
+/// Container or process whose log a client requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LogSource {
@@ -79,7 +79,7 @@ pub enum Replacement {
     OldFirst,
 }
 
-/// Request of a client to the supervisor.
+/// Request of a client on the control socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
@@ -130,7 +130,7 @@ pub(crate) enum Request {
     Down,
 }
 
-/// Response of the supervisor to a request.
+/// Reply of the supervisor to a client's request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
@@ -147,7 +147,7 @@ pub(crate) enum Reply {
 pub struct Status {
     /// Name of the lab.
     pub name: String,
-    /// Directory of the manifests.
+    /// Directory of the lab's manifests.
     pub manifests: String,
     /// Whether the lab runs the mesh, or only pods.
     pub mesh: bool,

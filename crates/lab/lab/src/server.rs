@@ -28,7 +28,7 @@ use crate::{
 
 /// Suffix after a daemon's name that selects its worker process.
 const WORKER_SUFFIX: &str = "-worker";
-/// Timeout for a killed process to disappear.
+/// Timeout until a killed process has ended.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout for a TCP connection that is opened for a client.
@@ -242,8 +242,8 @@ fn process_of(board: &LabState, name: &str, node: Option<&str>) -> Result<Pid, S
         .ok_or_else(|| format!("{name} does not run"))
 }
 
-/// Stops (SIGSTOP) or continues a daemon's process and its descendants, parents first, so that a stopped one starts no
-/// others.
+/// Stops (SIGSTOP) or continues a daemon's process and its descendants, parents first, so that no stopped process can
+/// start another one.
 fn hang(board: &LabState, name: &str, node: Option<&str>, hangs: bool) -> Result<(), String> {
     let signal = if hangs { Signal::STOP } else { Signal::CONT };
     let mut pids = vec![process_of(board, name, node)?];
@@ -336,7 +336,7 @@ fn log_files(board: &LabState, source: &LogSource) -> Result<Vec<(String, PathBu
     }
 }
 
-/// Copies the bytes of a file after `position`, each line after the prefix if there is one, and returns the new
+/// Copies the bytes of a file from `position` on, with `prefix` before each line if it is set, and returns the new
 /// position.
 fn copy_from(
     path: &std::path::Path,

@@ -18,8 +18,8 @@ const NFT_TABLE_NAME: &str = "lab-services";
 
 /// Formats the nftables script that translates the addresses of the services `views`.
 ///
-/// Pods in the networks `direct` reach each other without the node, so that replies on translated connections would
-/// bypass it: for connections between those, the node also translates the source address.
+/// Pods in the networks `direct` reach each other without passing through the node, so that replies on translated
+/// connections would bypass the node. For connections between these pods, the node also translates the source address.
 pub(crate) fn render(views: &[ServiceView], direct: &[IpNet]) -> String {
     let mut script = String::new();
     for (family, v4) in [("ip", true), ("ip6", false)] {

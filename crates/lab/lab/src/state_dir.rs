@@ -1,4 +1,4 @@
-//! Directories of labs: which labs are running, and removal of what dead ones left.
+//! Directories of labs: finds the running labs, and removes the directories of dead ones.
 
 use std::{
     env, fs,
@@ -150,7 +150,7 @@ impl StateDir {
         self.layout.root()
     }
 
-    /// Removes the directory, unless a lab of its name is running.
+    /// Removes the directory, unless a lab of this name is running.
     ///
     /// # Errors
     /// When the file system returns an error.
@@ -198,8 +198,9 @@ fn is_alive(path: &Path) -> bool {
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Locks the base directory, so that only one process at a time creates or removes directories of labs. Otherwise a lab
-/// could start after another process found the lab of its name dead, and before that process removes the directory.
+/// Locks the base directory, so that only one process at a time creates or removes directories of labs. Without this
+/// lock, one process could find a lab dead, a lab of the same name could start, and the first process would remove the
+/// new lab's directory.
 fn lock_base(base: &Path) -> Result<File, StateError> {
     lock(&base.join(".lock"))
 }

@@ -218,7 +218,7 @@ fn observations(events: &[Event]) -> Vec<(String, PodObservation)> {
     events.iter().filter_map(observed).collect()
 }
 
-/// Truncates logs that exceed [`MAX_LOG_BYTES`] at intervals, since they are in memory.
+/// Truncates logs that exceed [`MAX_LOG_BYTES`], checking at intervals: the log files are in memory.
 async fn truncate_large_logs(dir: std::path::PathBuf) {
     loop {
         tokio::time::sleep(LOG_CHECK_INTERVAL).await;

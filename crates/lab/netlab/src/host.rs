@@ -169,9 +169,9 @@ impl Host {
         }
     }
 
-    /// Adds a bridge with a fixed MAC address and brings it up. Without one the kernel uses the lowest MAC address of
-    /// the bridge's ports, so that each added or removed port may invalidate the gateway's entry in the neighbours'
-    /// caches.
+    /// Adds a bridge with a fixed MAC address and brings it up. Without a fixed address, the kernel uses the lowest MAC
+    /// address of the bridge's ports, so that each added or removed port may invalidate the gateway's entry in the
+    /// neighbours' caches.
     ///
     /// # Errors
     /// Errors of the kernel, for instance if an interface of that name exists.

@@ -23,7 +23,7 @@ pub fn new_netns() -> io::Result<Netns> {
 /// created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Create a user namespace only if the caller lacks the privileges for the others.
+    /// Create a user namespace only if the caller lacks the privileges to create the other namespaces.
     AsNeeded,
     /// Create a user namespace in any case, in which the caller is root.
     UserNamespace,
@@ -39,7 +39,7 @@ pub enum Unshared {
 }
 
 /// Moves the calling process into new namespaces. Its next child is process 1 of the new PID namespace: when that
-/// process dies, the kernel kills all others in the namespace.
+/// process dies, the kernel kills all other processes in the namespace.
 ///
 /// Must be called while the process has a single thread.
 ///

@@ -1,8 +1,8 @@
 //! The directory of CNI network configurations (`/etc/cni/net.d`), and which of its files the container runtime uses.
 //!
-//! Runtimes use the first valid file by name that ends in `.conf`, `.conflist` or `.json`; some
-//! stop at a broken one before it. A recently written broken file is assumed to be still being
-//! written: we wait for it, since using the next file would give pods another network.
+//! Runtimes use the first valid file by name that ends in `.conf`, `.conflist` or `.json`; some stop at an invalid file
+//! that sorts before it. A recently written invalid file is assumed to be incomplete: the agent and the plugin wait for
+//! it, since the next file would give pods another network.
 
 use std::{
     fs,
@@ -35,10 +35,11 @@ pub struct ConfFile {
 pub enum PrimaryConf<'a> {
     /// Primary configuration in use: the file and its contents.
     Valid(&'a ConfFile, Network),
-    /// Incomplete file that sorts before every usable one, written less than [`FILE_SETTLE_TIME`] ago.
+    /// Invalid file that sorts before every valid one and was written less than [`FILE_SETTLE_TIME`] ago, so that it
+    /// may be incomplete; with the parse error.
     Settling(&'a ConfFile, InvalidConf),
-    /// File that precedes every usable one and cannot be read here, with the error. The runtime may be able to read
-    /// it: a symbolic link may resolve on the node and dangle in the agent's container.
+    /// File that sorts before every valid one and cannot be read by this process, with the error. The runtime may be
+    /// able to read it: a symbolic link may resolve on the node and dangle in the agent's container.
     Unreadable(&'a ConfFile, &'a str),
     /// The directory has no primary configuration.
     None,
@@ -50,8 +51,8 @@ pub fn is_candidate(name: &str) -> bool {
     matches!(extension, Some("conf" | "conflist" | "json"))
 }
 
-/// Finds the first usable configuration that is not ours; `pinned` names the only file to look at,
-/// whichever of `.conf` and `.conflist` it ends in. `files` are in the order of their names.
+/// Finds the first valid configuration that is not Ambit's. `pinned` names the only file to consider, with either of
+/// the extensions `.conf` and `.conflist`. `files` are sorted by name.
 pub fn primary<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> PrimaryConf<'a> {
     for file in files {
         if pinned.is_some_and(|pinned| stem(pinned) != stem(&file.name)) {

@@ -1,4 +1,5 @@
-//! Appends Ambit's plugin to a plugin list that another owner wrote, and removes it again without a trace.
+//! Appends Ambit's plugin to a plugin list that belongs to another owner, and removes it again; all other bytes stay
+//! unchanged.
 
 use serde_json::{Value, value::RawValue};
 
@@ -7,7 +8,8 @@ use crate::{
     json::{self, Object},
 };
 
-/// Returns the plugin list with `entry` as its last plugin and no other plugin of Ambit's; `None` if nothing changes.
+/// Returns the plugin list `text` with `entry` as its last plugin and without other entries of Ambit's plugin; `None`
+/// if `text` needs no change.
 ///
 /// # Errors
 /// When `text` is not a list of plugins.

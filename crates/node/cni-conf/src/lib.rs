@@ -1,6 +1,6 @@
-//! CNI network configuration files: which file runtimes use, its contents, and edits that leave
-//! every other byte of it unchanged. Used by the agent, which installs the plugin, and by the
-//! plugin, which calls the plugins they name.
+//! CNI network configuration files: which file runtimes use, its contents, and edits that leave every other byte of it
+//! unchanged. The agent uses this crate to install Ambit's plugin, and the plugin uses it to call the plugins of the
+//! primary CNI.
 //!
 //! Everything but [`directory::read`] is pure.
 #![forbid(unsafe_code)]

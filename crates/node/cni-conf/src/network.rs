@@ -10,7 +10,7 @@ use crate::{
     json::{self, Object},
 };
 
-/// Reason why a file is no network configuration. Runtimes skip such files, or stop at them.
+/// Reason why a file is no valid network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidConf {
     /// Invalid JSON, for instance of a file that is still being written.
@@ -60,7 +60,8 @@ pub struct Plugin {
 }
 
 impl Network {
-    /// Reads the contents of the file called `name`: a `.conflist` holds a list, any other a plugin.
+    /// Parses the contents of the file called `name`: a `.conflist` holds a plugin list, any other file a single
+    /// plugin.
     ///
     /// # Errors
     /// When a runtime could not use it.
@@ -109,8 +110,8 @@ impl Network {
         all.cloned().collect()
     }
 
-    /// Returns the CNI version for calls of the plugins: `requested` if the configuration offers it, else the newest
-    /// version that it offers and that `known` (oldest first) contains.
+    /// Returns the CNI version in which the plugins are called: `requested` if the configuration offers it, else the
+    /// newest version that the configuration offers and `known` (oldest first) contains.
     pub fn select_version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
@@ -162,7 +163,7 @@ impl Plugin {
     }
 }
 
-/// Returns the value of a boolean member, which older configurations write as a string.
+/// Returns the value of the boolean member `key`, which older configurations write as a string.
 fn flag(object: &Object<'_>, key: &str) -> bool {
     #[derive(Deserialize)]
     #[serde(untagged)]

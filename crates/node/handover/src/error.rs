@@ -8,10 +8,10 @@ pub enum RunError {
     /// The signal handlers cannot be installed.
     #[error("cannot follow signals")]
     Signals(#[source] io::Error),
-    /// The socket or lock of the pair of supervisors cannot be used.
+    /// The socket or the file lock that the active supervisor shares with its standby cannot be used.
     #[error("cannot meet the other one of the pair: is {path} writable?")]
     Pair {
-        /// Path of the pair's socket.
+        /// Path of the socket at which the standby connects.
         path: PathBuf,
         /// Cause of the error.
         #[source]

@@ -50,7 +50,7 @@ impl Gate {
         }
     }
 
-    /// Polls `next` while the gate is open, and returns its result; pauses while the gate is closed.
+    /// Polls `next` while the gate is open, and returns its result; does not poll it while the gate is closed.
     pub async fn poll_while_open<T>(
         &mut self,
         mut next: impl FnMut(&mut Context<'_>) -> Poll<T>,

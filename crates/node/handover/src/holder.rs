@@ -1,11 +1,11 @@
 //! Holds the descriptors of supervisors of another container, so that they survive the death of all supervisors.
 //!
-//! A supervisor that connects receives the stored items. The supervisor that accepts connections
-//! then sends its own items, and owns the stored ones from then on, until another does. Files, and
-//! so keys, never come here. Items of an owner that is gone stay until the next one sends.
-//! Meanwhile connections wait in the queues of the stored sockets, for [`MAX_QUEUE_TIME`]; then
-//! waiting and new connections are reset until a supervisor exists again: connections that cannot
-//! be served are refused rather than left without a response.
+//! A supervisor that connects receives the stored items (sets of descriptors with metadata). The supervisor that
+//! accepts connections then sends its own items, and owns the stored ones until another supervisor does the same. Files
+//! of workers, which may contain private keys, are never stored here. Items of a supervisor that is gone stay until the
+//! next one sends its own. Meanwhile connections wait in the accept queues of the stored sockets, for
+//! [`MAX_QUEUE_TIME`]; then waiting and new connections are reset until a supervisor exists again: connections that
+//! cannot be served are refused rather than left without a response.
 
 use std::{
     os::fd::OwnedFd,
@@ -26,12 +26,12 @@ use crate::{
 /// Maximum concurrent connections from supervisors: one of them serves, the others drain.
 const MAX_SUPERVISORS: usize = 64;
 
-/// Time for which connections may queue without a supervisor before they are reset.
+/// Time for which connections may wait in accept queues without a supervisor before they are reset.
 const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
-/// Interval at which the queues are emptied by resets after [`MAX_QUEUE_TIME`].
+/// Interval at which the connections in the accept queues are reset after [`MAX_QUEUE_TIME`].
 const QUEUE_RESET_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Stores the items of supervisors of another container, as described for the module.
+/// Store of the sockets and other descriptors of supervisors in another container, which outlives all of them.
 #[derive(Debug)]
 pub struct Holder {
     listener: plain::Listener,
@@ -55,8 +55,8 @@ struct SupervisorConnection {
 }
 
 impl Holder {
-    /// Listens at `path` for supervisors. A failure is only logged: without the holder, the sockets close when all
-    /// supervisors die.
+    /// Listens at `path` for supervisors. A failure is only logged: without the holder, the supervisors' sockets close
+    /// when the last of them dies.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let listener = plain::Listener::bind(path).inspect_err(|error| {
             tracing::warn!(path = %path.display(), %error, "cannot hold sockets for the node proxy");
@@ -78,12 +78,12 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// Returns when queued connections must be reset next, by calling [`Self::process_events`].
+    /// Returns the time of the next reset of queued connections, at which [`Self::process_events`] must be called.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.next_queue_reset
     }
 
-    /// Accepts supervisors, reads their records, and resets queued connections if that is due.
+    /// Accepts connections of supervisors, reads their records, and resets queued connections if that is due.
     pub(crate) fn process_events(&mut self, now: Instant) {
         while let Some(socket) = accept_pending(Some(&self.listener)) {
             self.connected(socket);
@@ -96,7 +96,7 @@ impl Holder {
     }
 
     /// Resets queued connections if no supervisor has been connected for [`MAX_QUEUE_TIME`]. A connected supervisor
-    /// accepts them itself, unless it drains.
+    /// accepts queued connections itself, unless it drains.
     fn reset_queued_connections(&mut self, now: Instant) {
         let is_served = self.connections.iter().any(|line| !line.drains);
         if is_served || self.handover.is_empty() {

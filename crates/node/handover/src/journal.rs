@@ -24,10 +24,10 @@ use crate::Supervisor;
 const MIN_COMPACTION_BYTES: u64 = 4 << 20;
 /// Size of one write, in bytes.
 const WRITE_BUFFER_BYTES: usize = 64 << 10;
-/// Maximum length of an entry; a longer one means that the file is corrupt.
+/// Maximum length of an entry in bytes; a longer one means that the file is corrupt.
 const MAX_ENTRY_BYTES: u64 = 16 << 20;
 
-/// Identity of a journal: its number among the files that the supervisor holds, its name and its storage.
+/// Identity of a journal: the number under which the supervisor holds its file, its name and its storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
     /// Number of the journal's file at the supervisor, unique in the program; the next worker finds the file by it.
@@ -58,7 +58,7 @@ pub struct Entry {
     pub value: Zeroizing<Vec<u8>>,
 }
 
-/// Key-value file that outlives the process, as described for the module.
+/// Append-only key-value file without a name, which outlives the process because the supervisor holds its descriptor.
 #[derive(Debug)]
 pub struct Journal {
     purpose: Purpose,
@@ -72,7 +72,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the file that the previous worker left at the supervisor, or creates one and stores it there.
+    /// Opens the journal's file `held`, which the supervisor kept from the previous worker, or creates a file and
+    /// stores it at the supervisor.
     ///
     /// # Errors
     /// When no file can be created.
@@ -205,7 +206,7 @@ fn encode_header(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     (u64::from(length) <= MAX_ENTRY_BYTES).then_some([l0, l1, l2, l3, tag, a, b])
 }
 
-/// Iterator over a file's entries with their begin and end offsets, up to the first incomplete entry.
+/// Iterator over a journal's entries, each with its start and end offset, up to the first incomplete entry.
 struct Entries {
     reader: BufReader<PositionedReader>,
     at: u64,

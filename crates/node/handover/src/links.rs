@@ -1,5 +1,5 @@
-//! Socket to another supervisor, a worker or a holder. Records are sent from a queue, so that a slow reader does not
-//! block the supervisor.
+//! Connection to another supervisor, a worker or a holder. Records are sent from a queue, so that a slow reader does
+//! not block the supervisor.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use crate::record::{MAX_RECORD_BYTES, Record};
 /// Shared descriptor; it is closed with its last clone.
 pub(crate) type Descriptor = Arc<OwnedFd>;
 
-/// Connection to another process with a queue of records to send, as described for the module.
+/// SEQPACKET connection to another supervisor, a worker or a holder, with a queue of records to send.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
@@ -94,7 +94,7 @@ impl Link {
         }
     }
 
-    /// Receives all available records with their descriptors; true if the peer closed the link after them.
+    /// Receives all available records with their descriptors; the second value is whether the peer has closed the link.
     pub(crate) fn receive_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
         let mut received = Vec::new();
         loop {
@@ -106,8 +106,8 @@ impl Link {
         }
     }
 
-    /// Returns the socket with the events to poll for; `None` if it is broken, since its end would be reported
-    /// repeatedly.
+    /// Returns the link's socket with the events to poll for; `None` for a broken link, which `poll` would report as
+    /// closed at every call.
     pub(crate) fn poll_fds(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

@@ -33,7 +33,8 @@ use crate::{
     waiting::{drain_pipe, wait_for},
 };
 
-/// Interval of attempts to connect to a holder that does not respond.
+/// Interval of attempts to connect to the holder, the process that stores copies of the items, while it does not
+/// respond.
 const HOLDER_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Program that is run as the worker: this executable, with other arguments.
@@ -43,7 +44,7 @@ pub struct Program {
     pub name: &'static str,
     /// The worker's arguments.
     pub arguments: Vec<OsString>,
-    /// Sockets by which the process finds its peers.
+    /// Sockets on which the supervisor reaches its successor, its standby and its holder.
     pub sockets: SupervisorSockets,
 }
 
@@ -100,7 +101,8 @@ struct Process {
     program: Program,
     /// Listener at which successors connect, [`SupervisorSockets::handover`].
     listener: Option<plain::Listener>,
-    /// Listener at which the standby connects, and the file lock that makes this process the active one.
+    /// Socket at which the standby connects, and the file lock that makes this process the active supervisor of the
+    /// pair.
     pair: Option<(plain::Listener, File)>,
     worker: Option<(Pid, Link)>,
     predecessor: Option<Link>,
@@ -109,7 +111,7 @@ struct Process {
     holder: Option<Link>,
     /// Time of the next attempt to connect to the holder; `None` while connected, or without a holder.
     next_holder_attempt: Option<Instant>,
-    /// Holder that this process is for supervisors of other containers.
+    /// Store of the items of supervisors in other containers, if this process is a holder for them.
     hosted_holder: Option<Holder>,
     exit: Option<u8>,
 }
@@ -180,7 +182,7 @@ impl Process {
         }
     }
 
-    /// Connects to the holder, and returns whether it responded.
+    /// Connects to the holder, and returns whether the holder accepted the connection.
     fn find_holder(&mut self) -> bool {
         let Some(path) = &self.program.sockets.holder else {
             return false;
@@ -311,8 +313,8 @@ impl Process {
         end
     }
 
-    /// Listens for successors again if nobody answers at the socket's path: a successor that ended may have replaced
-    /// and removed the file.
+    /// Listens for successors again if no process listens at the socket's path: a successor that has ended may have
+    /// replaced and removed the socket's file.
     fn listen_again(&mut self) {
         if let Some(path) = self.program.sockets.handover.clone()
             && plain::connect_to(&path).is_err()
@@ -321,7 +323,8 @@ impl Process {
         }
     }
 
-    /// Receives records from the worker. Its death is reported by `SIGCHLD`, so the end of the link is ignored.
+    /// Receives records from the worker. The end of the link is ignored, since the death of the worker is reported by
+    /// `SIGCHLD`.
     fn receive_from_worker(&mut self) {
         let received = self.worker.as_mut().map(|(_, link)| link.receive_all().0);
         for (record, fd) in received.into_iter().flatten() {
@@ -428,8 +431,8 @@ fn worker_exit(status: WaitStatus) -> WorkerExit {
     }
 }
 
-/// Starts this executable as the worker, with the link as its standard input. The worker gets its own process group, so
-/// that a terminal's signals reach it only through the supervisor.
+/// Starts this executable as the worker, with a socket to the supervisor as its standard input. The worker gets its own
+/// process group, so that a terminal's signals reach it only through the supervisor.
 fn spawn_worker(program: &Program) -> io::Result<(Pid, Link)> {
     let (ours, theirs) = plain::pair()?;
     let name = std::env::args_os().next();

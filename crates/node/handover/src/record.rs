@@ -20,8 +20,8 @@ pub const MAX_RECORD_BYTES: usize = 2048;
 /// Message between a supervisor and its worker, another supervisor or a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Adds or replaces the item of this name, a set of descriptors with metadata; the descriptors follow in records of
-    /// their own.
+    /// Adds or replaces an item, a named set of descriptors with metadata; the descriptors follow in records of their
+    /// own.
     Item {
         /// Name of the item.
         key: Arc<str>,
@@ -30,25 +30,26 @@ pub enum Record {
         /// Number of [`Record::Descriptor`] records that follow.
         descriptors: u16,
     },
-    /// Carries the next descriptor of the item sent last.
+    /// Carries the next descriptor of the item that was sent last.
     Descriptor,
-    /// Replaces the metadata of an item.
+    /// Replaces the metadata of the item called `key`.
     About {
         /// Name of the item.
         key: Arc<str>,
         /// New metadata for the next worker.
         about: Arc<[u8]>,
     },
-    /// Removes the item, which closes its descriptors.
+    /// Removes the item called `key` from the receiver's store, which closes the item's descriptors.
     Release {
         /// Name of the item.
         key: Arc<str>,
     },
-    /// Tells a worker whether to accept connections. The first such record also marks the end of the items.
+    /// Tells a worker whether to accept connections. The first such record on a link also marks the end of the stored
+    /// items.
     Accept(Accept),
     /// Reports that the worker has read its configuration and runs.
     Started,
-    /// Reports that the sender now accepts the connections of all items.
+    /// Reports that the sender accepts connections on the sockets of all items.
     Accepting,
     /// Stores or replaces the file of this number for the next worker; its descriptor is attached.
     File(u8),
@@ -57,11 +58,11 @@ pub enum Record {
 /// Command to a worker about accepting connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// Accepts connections at once.
+    /// The worker accepts connections at once.
     Now,
-    /// Accepts connections once ready; until then the predecessor accepts them.
+    /// The worker accepts connections once it is ready; until then its predecessor accepts them.
     WhenReady,
-    /// Does not accept connections, since the successor does.
+    /// The worker accepts no connections, since its successor does.
     Paused,
 }
 
@@ -167,7 +168,7 @@ impl Record {
 /// Item without its name: descriptors that a supervisor holds for its worker, with metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
-    /// Metadata for the next worker, opaque to supervisors.
+    /// Metadata of the item for the next worker, opaque to supervisors.
     pub about: Arc<[u8]>,
     /// Descriptors in the order of sending.
     pub descriptors: Vec<F>,
@@ -200,8 +201,8 @@ impl<F> Default for Handover<F> {
 }
 
 impl<F> Handover<F> {
-    /// Applies a record that adds, changes or removes an item or a file; ignores other records. Returns the name of an
-    /// item whose last descriptor this is.
+    /// Applies a record that adds, changes or removes an item or a file; ignores other records. Returns the name of the
+    /// item that the record completes, if it does.
     ///
     /// # Errors
     /// When the record is unexpected here; stored items stay.
@@ -269,12 +270,12 @@ impl<F> Handover<F> {
         Some(key)
     }
 
-    /// Drops the incomplete item, since its sender is gone.
+    /// Drops the item whose descriptors have not all arrived, since its sender is gone.
     pub fn discard_incomplete(&mut self) {
         self.incomplete_item = None;
     }
 
-    /// Removes and returns the file of this number.
+    /// Removes and returns the file stored under `number`.
     pub fn take_file(&mut self, number: u8) -> Option<F> {
         self.files.remove(&number)
     }
@@ -311,24 +312,24 @@ impl<F> Handover<F> {
 }
 
 impl<F: Clone> Handover<F> {
-    /// Returns the stored files as records that add them to another store.
+    /// Returns the stored files as records that add them to the store of another process.
     fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         let files = self.files.iter();
         files.map(|(number, file)| (Record::File(*number), Some(file.clone())))
     }
 
-    /// Returns all items and files as records that add them to another store.
+    /// Returns all items and files as records that add them to the store of another process.
     pub fn all_records(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         self.records().into_iter().chain(self.files())
     }
 
-    /// Returns all items as records that add them to another store.
+    /// Returns all items, without files, as records that add them to the store of another process.
     pub fn records(&self) -> Vec<(Record, Option<F>)> {
         let items = self.items.iter();
         items.flat_map(|(key, item)| item.records(key)).collect()
     }
 
-    /// Returns the records that add this item to another store; none if it is not stored.
+    /// Returns the records that add the item `key` to the store of another process; none if it is not stored.
     pub fn records_of(&self, key: &str) -> Vec<(Record, Option<F>)> {
         let item = self.items.get_key_value(key);
         item.into_iter()

@@ -31,8 +31,8 @@ pub struct AcceptControl {
 }
 
 impl AcceptControl {
-    /// Follows the supervisor's commands for the life of the process. `prepared` returns a future that completes when
-    /// connections can be served; it is polled while a predecessor accepts them.
+    /// Executes the supervisor's commands about accepting connections for the life of the process. `prepared` returns a
+    /// future that completes when connections can be served; it is polled while a predecessor accepts them.
     pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
         let mut accept = self.supervisor.accept();
         loop {

@@ -33,20 +33,20 @@ const LISTEN_CHECK_INTERVAL: Timespec = Timespec {
 pub(crate) struct ActiveRole {
     /// Listener at which the next standby connects.
     pub(crate) listener: plain::Listener,
-    /// Items that the previous active process held when it died; `None` if there was none.
+    /// Items that the previous active process had stored when it died; `None` if there was no such process.
     pub(crate) held: Option<Handover<Descriptor>>,
     /// File lock of the active process, held for the rest of its life.
     pub(crate) lock: File,
 }
 
-/// Why the link to the other supervisor ended.
+/// Reason why the link to the active supervisor ended.
 enum LinkEnd {
     Gone,
     Terminated,
 }
 
-/// Waits as a standby until this process gets the lock; `None` if it is terminated before. `path` is the socket of the
-/// pair, in a private directory.
+/// Waits as a standby until this process gets the lock and so becomes active; `None` if it is terminated before. `path`
+/// is the socket of the pair, in a private directory.
 ///
 /// # Errors
 /// When the directory cannot be used at all.
@@ -98,8 +98,8 @@ fn pause(terminate: &UnixStream) -> io::Result<LinkEnd> {
     })
 }
 
-/// Receives the active supervisor's items into `held`. Items of an earlier supervisor stay until all new ones have
-/// arrived.
+/// Receives the active supervisor's items into `held`, until the link ends. Items of an earlier supervisor stay until
+/// all new ones have arrived.
 fn follow(
     mut other: Link,
     held: &mut Option<Handover<Descriptor>>,

@@ -19,9 +19,9 @@ use crate::record::{Accept, Handover, Record};
 const ITEMS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Minimum run time of a worker for an immediate restart after its crash.
 const MIN_STABLE_RUN: Duration = Duration::from_millis(400);
-/// Restart delay after the second of several quick crashes; it doubles with each further crash.
+/// Restart delay after the second of several quick crashes of the worker; it doubles with each further crash.
 const INITIAL_RESTART_DELAY: Duration = Duration::from_millis(10);
-/// Restart delay from which on the stored files are suspected to cause the crashes, and dropped.
+/// Restart delay from which on the worker's stored files are suspected to cause its crashes, and are dropped.
 const SUSPECT_FILES_DELAY: Duration = Duration::from_millis(40);
 /// Maximum restart delay, however often a worker crashes.
 const MAX_RESTART_DELAY: Duration = Duration::from_millis(500);
@@ -36,7 +36,8 @@ pub(crate) enum WorkerExit {
 }
 
 impl WorkerExit {
-    /// Returns the exit code of the supervisor for this end, with 128 added to signals as in shells.
+    /// Returns the supervisor's exit code for this end of its worker: the worker's code, or 128 plus the signal's
+    /// number as in shells.
     fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -48,7 +49,7 @@ impl WorkerExit {
 /// Event that the state machine of the supervisor handles.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// The process started; the fields are whether a predecessor and a holder responded.
+    /// The supervisor started; `predecessor` and `holder` are whether the supervisor connected to such a process.
     Started {
         predecessor: bool,
         holder: bool,
@@ -56,14 +57,14 @@ pub(crate) enum Event<F> {
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
     PredecessorDisconnected,
-    /// A successor connected; it replaces any earlier one.
+    /// A successor connected to this supervisor; it replaces any earlier successor.
     SuccessorConnected,
     FromSuccessor(Record),
     SuccessorDisconnected,
-    /// A standby connected; it replaces any earlier one.
+    /// A standby connected to this supervisor; it replaces any earlier standby.
     StandbyConnected,
     StandbyDisconnected,
-    /// A holder that did not respond before is connected.
+    /// The supervisor connected to a holder that had not responded before.
     HolderConnected,
     FromHolder(Record, Option<F>),
     HolderDisconnected,
@@ -90,12 +91,12 @@ pub(crate) enum Effect<F> {
         ended: WorkerExit,
         wait: Duration,
     },
-    /// Logs a record that the peer must not send in this state.
+    /// Logs an error about a record that the peer must not send in this state.
     LogUnexpectedRecord(String),
     Exit(u8),
 }
 
-/// State of the link to the process that stores a copy of the items.
+/// State of the link to the holder, the process that stores a copy of the items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderState {
     Disconnected,
@@ -107,16 +108,16 @@ enum HolderState {
 
 #[derive(Debug)]
 enum Worker {
-    /// Waits for the items of the predecessor or the holder, until this time at the latest.
+    /// The supervisor waits for the items of its predecessor or of the holder, until this time at the latest.
     WaitingForItems(Instant),
-    /// Waits until this time to restart the worker, which has died.
+    /// The worker has died, and is restarted at this time.
     WaitingForRestart(Instant),
     Running {
         since: Instant,
     },
 }
 
-/// State machine of a supervisor, as described for the module.
+/// State machine of a supervisor: replaces a dead worker, sends everything to a successor, and forwards signals.
 #[derive(Debug)]
 pub(crate) struct State<F> {
     handover: Handover<F>,
@@ -124,12 +125,12 @@ pub(crate) struct State<F> {
     /// Whether a worker has ever started, so that its death is a crash rather than a configuration
     /// error.
     ever_started: bool,
-    /// Delay between the worker's next death and its restart.
+    /// Restart delay that applies when the worker dies next.
     wait: Duration,
     /// Whether a predecessor exists and still accepts the connections.
     predecessor_accepts: bool,
     predecessor: bool,
-    /// Whether a successor has taken over the connections.
+    /// Whether a successor accepts the connections in place of this supervisor's worker.
     superseded: bool,
     successor: bool,
     standby: bool,
@@ -140,7 +141,7 @@ pub(crate) struct State<F> {
 }
 
 impl<F: Clone> State<F> {
-    /// Creates the state machine with the items that it took over as a standby; `None` if it was no standby.
+    /// Creates the state machine with the items that the process took over as a standby; `None` if it was no standby.
     pub(crate) fn new(taken_over: Option<Handover<F>>, now: Instant) -> Self {
         Self {
             // A configuration that started there can start here: ports may be in use for another
@@ -315,8 +316,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Stores an item from the predecessor or the holder, unless the worker has started. Returns whether it was the
-    /// last one.
+    /// Stores an item from the predecessor or the holder, unless the worker has started. Returns whether the record
+    /// marks the end of the items.
     fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
         // Too late otherwise: the worker has received other items.
         let waiting = matches!(self.worker, Worker::WaitingForItems(_));
@@ -326,7 +327,8 @@ impl<F: Clone> State<F> {
         waiting && matches!(record, Record::Accept(_))
     }
 
-    /// Sends all items to the holder if this supervisor accepts the connections and the holder does not follow yet.
+    /// Sends all items to the holder if this supervisor accepts the connections and the holder does not store its items
+    /// yet.
     fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.holder == HolderState::StoresOthersItems && self.accepting && !self.superseded {
             self.holder = HolderState::StoresOwnItems;
@@ -342,8 +344,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Returns the record that makes the standby's copy valid. Sent only after a worker has started, so that the
-    /// standby does not retry items that crash workers.
+    /// Returns the record that makes the standby's copy of the items valid. Sent only after a worker has started, so
+    /// that the standby does not retry items that crash workers.
     fn standby_complete() -> Effect<F> {
         Effect::ToStandby(Record::Accept(Accept::Paused), None)
     }
@@ -382,8 +384,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Accepts connections again after the successor is gone. A terminating worker has closed its sockets already, so
-    /// the supervisor stays superseded.
+    /// Tells the worker to accept connections again after the successor is gone. A terminating worker has closed its
+    /// sockets already, so its supervisor stays superseded.
     fn cancel_succession(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.superseded && !self.ending {
             self.superseded = false;

@@ -32,16 +32,16 @@ pub enum SupervisorError {
     Record(#[from] RecordError),
 }
 
-/// A worker's connection to its supervisor, as described for the module. Without a supervisor
-/// nothing is stored, and connections are always accepted.
+/// Connection of a worker to its supervisor, which stores items for it and commands when it accepts connections. In a
+/// process without a supervisor, the handle stores nothing, and connections are always accepted.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     link: Option<Arc<SeqPacket>>,
     accept: watch::Receiver<Accept>,
 }
 
-/// Makes the kernel kill this process when its supervisor dies, and sets the process name, which both share. Must be
-/// called before anything else.
+/// Makes the kernel kill this process when its supervisor dies, and sets the process name `name`, equal for both
+/// processes. Must be called before anything else.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -59,7 +59,7 @@ impl Supervisor {
         }
     }
 
-    /// Connects to the supervisor over standard input, and receives the stored items.
+    /// Connects to the supervisor over standard input, and receives the items that the supervisor holds.
     ///
     /// # Errors
     /// When the supervisor does not send its items in time.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ambit_rt::Env;
 
-/// Paths of the sockets by which supervisors, holders and standbys find each other; each is optional.
+/// Paths of the sockets by which supervisors, holders and standbys find each other; each socket is optional.
 #[derive(Clone, Debug, Default)]
 pub struct SupervisorSockets {
     /// Socket at which a successor connects to its predecessor, in a directory that both can access.
@@ -13,13 +13,14 @@ pub struct SupervisorSockets {
     pub pair: Option<PathBuf>,
     /// Socket of the holder: a process that stores a copy of the items in case no supervisor is left.
     pub holder: Option<PathBuf>,
-    /// Socket at which this process is the holder for other supervisors. Its own worker does not use those items.
+    /// Socket at which this process serves as the holder of supervisors in other containers. Its own worker does not
+    /// use their items.
     pub hold_for_others: Option<PathBuf>,
 }
 
 impl SupervisorSockets {
-    /// Reads `AMBIT_HANDOVER_UDS` and `AMBIT_HOLDER_UDS`, by default beside the node agent's
-    /// socket, and `AMBIT_PAIR_UDS`, without which there is no standby.
+    /// Reads the paths from `AMBIT_HANDOVER_UDS` and `AMBIT_HOLDER_UDS`, by default beside the node agent's socket, and
+    /// from `AMBIT_PAIR_UDS`, without which there is no standby.
     pub fn from_env(env: &Env, agent: &Path) -> Self {
         let named = |variable| {
             env.get(variable)

@@ -91,7 +91,7 @@ fn host_members() -> impl Strategy<Value = Vec<HostMember>> {
     })
 }
 
-/// Generates the desired table, a damaged copy of it, or any table.
+/// Generates a table that Ambit plans, any other table, or none.
 fn table() -> impl Strategy<Value = Option<Table>> {
     let planned = prop_oneof![
         spec().prop_map(|spec| nft::lower(&plan(&spec).unwrap())),
@@ -114,7 +114,7 @@ proptest! {
         prop_assert_eq!(changes.is_empty(), a == b);
     }
 
-    /// Checks that guards are removed before their redirects and added after them.
+    /// Checks that guard chains are removed before the redirects change, and added afterwards.
     #[test]
     fn steps_lead_to_the_other_table_without_guards_that_only_one_has(a in planned_table(), b in planned_table()) {
         let guards = |table: &Option<Table>| -> Vec<String> {
@@ -259,7 +259,7 @@ fn foreign() -> impl Strategy<Value = Vec<(TableName, String)>> {
     })
 }
 
-/// Simulates iptables with the features that the scripts use: chains as lists of lines.
+/// Simulates iptables with the features that the scripts use: chains as lists of rule lines.
 #[derive(Debug, Default)]
 struct Kernel {
     chains: BTreeMap<(TableName, String), Vec<String>>,

@@ -22,8 +22,8 @@ pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
     netns.run(dump)?
 }
 
-/// Returns the routers of `netns`' default routes. On most networks a pod's router is the node:
-/// kubelet calls the pod from that address.
+/// Returns the gateways of the default routes of `netns`. On most networks a pod's gateway is the node: kubelet calls
+/// the pod from that address.
 ///
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not respond.

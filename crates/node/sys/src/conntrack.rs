@@ -24,7 +24,7 @@ pub(crate) use spoofed::track_open_connections_in;
 const CTNETLINK_SUBSYSTEM: u16 = 1 << 8;
 const IPCTNL_MSG_CT_GET: u16 = CTNETLINK_SUBSYSTEM | 1;
 const IPCTNL_MSG_CT_DELETE: u16 = CTNETLINK_SUBSYSTEM | 2;
-/// Attributes of the two tuples, `CTA_TUPLE_ORIG` and `CTA_TUPLE_REPLY`.
+/// Netlink attributes of a conntrack entry's tuples, in the original direction and in the reply direction.
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 /// Length of `struct nfgenmsg`, which precedes the attributes of every message.
@@ -68,19 +68,19 @@ pub fn original_destination(
     }
 }
 
-/// UDP sockets of a pod whose conntrack entries are deleted.
+/// Selects the UDP sockets of a pod whose conntrack entries are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConntrackOwners {
-    /// Closed sockets: a new socket may get the same port.
+    /// Selects closed sockets: a new socket may get the same port.
     Closed,
-    /// All sockets, open and closed.
+    /// Selects all sockets, open and closed.
     All,
 }
 
 /// Deletes the conntrack entries of datagrams that were redirected to `listener`, so that later datagrams go to their
-/// original destination. `asked` lists source ports that sent DNS queries to the proxy. Nothing is done for a pod that
-/// has ended, since it has no addresses. Each entry is deleted by its tuple: listing them would make the kernel scan
-/// the entries of all namespaces, a tenth of a second for each pod on a node with many connections.
+/// original destination. `asked` lists source ports that sent DNS queries to the proxy. A pod that has ended has no
+/// addresses, so nothing is deleted. Each entry is deleted by its tuple: listing them would make the kernel scan the
+/// entries of all namespaces, a tenth of a second for each pod on a node with many connections.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.
@@ -148,14 +148,14 @@ fn family_of(ip: IpAddr) -> [u8; 4] {
     [family, 0, 0, 0]
 }
 
-/// Message type and attributes (`CTA_*`) that create the entry of an established connection.
+/// Netlink message type and attributes (`CTA_*`) that create the conntrack entry of an established connection.
 const IPCTNL_MSG_CT_NEW: u16 = CTNETLINK_SUBSYSTEM;
 const CTA_STATUS: u16 = 3;
 const CTA_PROTOINFO: u16 = 4;
 const CTA_TIMEOUT: u16 = 7;
 /// Status of a connection in use: `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
 const IN_USE_STATUS_BITS: u32 = 1 << 1 | 1 << 2 | 1 << 3;
-/// State of established connections, `TCP_CONNTRACK_ESTABLISHED`.
+/// Conntrack state of established connections, `TCP_CONNTRACK_ESTABLISHED`.
 const ESTABLISHED: u8 = 3;
 /// Flag `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or
 /// sees one direction only, and must not check sequence numbers.

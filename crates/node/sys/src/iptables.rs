@@ -41,8 +41,8 @@ impl IptablesError {
     }
 }
 
-/// Locks the rules of the calling thread's namespace against other threads and processes of Ambit between reading and
-/// writing, until the value is dropped.
+/// Locks the iptables rules of the calling thread's namespace against other threads and processes of Ambit, from
+/// reading to writing them; the lock ends when the file is dropped.
 pub(crate) fn lock() -> Result<File, IptablesError> {
     let locked = || {
         let namespace = File::open("/proc/thread-self/ns/net")?;
@@ -59,7 +59,7 @@ pub(crate) struct Iptables {
 }
 
 impl Iptables {
-    /// Selects the programs for a backend; `None` if the backend is not iptables.
+    /// Selects the programs of a backend and address family; `None` if the backend is not iptables.
     pub(crate) fn new(backend: Backend, family: Family) -> Option<Self> {
         let stem = match (backend, family) {
             (Backend::IptablesNft, Family::V4) => "iptables-nft",

@@ -1,10 +1,10 @@
 //! Finds the interfaces of a pod on which the node sees every frame.
 //!
-//! Kubelet's probes bypass the proxy because of their source address, and the node's rules keep all
-//! others from having it. They can do so only where frames pass through the node's own network
-//! stack: over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours
-//! on a macvlan, an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the
-//! node's rules.
+//! Kubelet's probes bypass the proxy because of their source address, and the node's rules prevent all
+//! others from using it. The rules are effective only where frames pass through the node's own network
+//! stack: over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours on a
+//! macvlan, an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the node's
+//! rules.
 
 use std::{
     io,
@@ -48,7 +48,7 @@ pub struct PodLinks {
     pub hidden_from_node: Vec<(String, String)>,
 }
 
-/// Examines the interfaces of `pod`, a pod of the node whose namespace is `node`.
+/// Classifies the interfaces of `pod`, a pod on the node whose own namespace is `node`.
 ///
 /// # Errors
 /// When one of the namespaces cannot be entered or the kernel does not answer.

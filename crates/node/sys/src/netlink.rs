@@ -1,6 +1,6 @@
 //! Encodes and decodes netlink messages, and exchanges them with the kernel. Blocks, with a timeout.
 //!
-//! Handles framing and attributes only; `nft` and `route` give them their meaning.
+//! The module handles framing and attributes only; the modules `nft` and `route` interpret them.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -32,7 +32,7 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLA_F_NESTED: u16 = 0x8000;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 const NLMSG_HEADER_BYTES: usize = 16;
-/// Timeout for the kernel's response, which normally arrives at once.
+/// Timeout for the kernel's response to a netlink request; normally it arrives at once.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receive buffer in bytes, larger than any datagram of the kernel.
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -102,7 +102,7 @@ pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns the value of the first attribute of this kind.
+/// Returns the value of the first attribute of type `kind`.
 pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attrs(bytes)
         .find(|(k, _)| *k == kind)
@@ -241,7 +241,8 @@ impl Socket {
         }
     }
 
-    /// Reads responses until the message numbered `last` is acknowledged, and returns the first error of any message.
+    /// Reads responses until the message with sequence number `last` is acknowledged, and returns the first error of
+    /// any message.
     pub(crate) fn wait_for_ack(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
         let mut first_error = None;
         loop {
@@ -287,7 +288,7 @@ impl Socket {
         }
     }
 
-    /// Requests all objects of a kind, and passes each message's payload to `each`.
+    /// Requests all objects by a dump of message type `kind`, and passes each message's payload to `each`.
     pub(crate) fn dump(
         &mut self,
         kind: u16,

@@ -15,8 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const THREAD_NETNS_PATH: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// Namespace of the thread as remembered by [`Netns::remember_home_netns`]. Taken while the thread is in another
-    /// namespace, so that a nested [`Netns::run`] returns to the enclosing one.
+    /// Home namespace of the thread, as set by [`Netns::remember_home_netns`]. It is `None` while the thread is in
+    /// another namespace, so that a nested [`Netns::run`] returns to the enclosing one.
     static HOME_NETNS: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
@@ -68,7 +68,7 @@ impl Netns {
         })
     }
 
-    /// Opens the namespace of the calling thread.
+    /// Opens the network namespace of the calling thread.
     ///
     /// # Errors
     /// When /proc is not mounted.
@@ -142,9 +142,9 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 struct ReturnGuard {
     home: Option<File>,
-    /// Whether the thread's own namespace stays remembered for the next [`Netns::run`].
+    /// Whether `home` is remembered again for the next [`Netns::run`] after the return.
     stays: bool,
-    /// Whether the thread is in another namespace.
+    /// Whether the thread is in another namespace than `home`.
     away: bool,
 }
 

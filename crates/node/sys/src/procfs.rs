@@ -24,7 +24,7 @@ pub use cgroup::{CgroupError, pod_of_cgroups};
 /// Maximum size of one file in a process' `/proc` directory, in bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// Method by which a process is attributed to a pod.
+/// Method by which a process is attributed to its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
     /// By the pod UID in the cgroup's path, as kubelet and container runtimes name it.
@@ -38,9 +38,9 @@ pub enum Attribution {
 pub struct PodTarget {
     /// UID of the pod.
     pub uid: String,
-    /// Alternative to the UID in cgroup names: the configuration hash of a static pod.
+    /// Alternative to the UID in the names of the pod's cgroups: the configuration hash of a static pod.
     pub alias: Option<String>,
-    /// Addresses of the pod, one of which its namespace must have; without any, the namespace is not found.
+    /// Addresses of the pod, one of which its namespace must have; if this list is empty, no namespace is accepted.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -134,7 +134,7 @@ pub fn discover(
     })
 }
 
-/// Returns the namespaces that belong to no pod: those of the node's first process and of this one.
+/// Returns the namespaces that belong to no pod: those of the node's first process and of the calling process.
 fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
     let mut ids = Vec::new();
     for opened in [Netns::open(proc.join("1/ns/net")), Netns::current()] {
@@ -208,7 +208,8 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Checks that `netns` belongs to a pod with these addresses: one of its interfaces has one of them.
+/// Checks that `netns` is the namespace of a pod with these addresses: one of its interfaces must have one of
+/// `addresses`.
 ///
 /// # Errors
 ///

@@ -1,6 +1,8 @@
 //! `SOCK_SEQPACKET` over Unix sockets, with at most one descriptor a record.
 //!
-//! [`SeqPacket`] and [`SeqPacketListener`] are for tasks; [`plain`] is for a process without a runtime.
+//! [`SeqPacket`] and [`SeqPacketListener`] are for async tasks; [`plain`] is for a process without an async runtime.
+//! This module does not interpret records. A record that is too long or carries more than one descriptor is an error,
+//! and no received descriptor is ever leaked.
 //!
 //! Does not interpret records. What a peer sends beyond the contract (longer records, more
 //! descriptors) is an error of that record, and no descriptor is ever leaked.

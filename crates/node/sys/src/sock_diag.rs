@@ -33,8 +33,8 @@ pub enum TcpStateFilter {
     Established,
     /// Sockets of connections that can still carry data in at least one direction, including half-closed ones.
     Open,
-    /// Sockets of connections that may still receive a significant packet: also those being opened from outside, and
-    /// those closed by both sides with data in flight.
+    /// Sockets of connections that may still receive a significant packet, including those whose handshake is
+    /// incomplete, and those closed by both sides with data in flight.
     InUse,
     /// Sockets that listen for connections.
     Listening,

@@ -273,7 +273,7 @@ pub fn outbound(
     Ok(TcpSocket::from_std_stream(socket.into()))
 }
 
-/// Sets the socket options of an accepted connection that it does not inherit from its listener.
+/// Sets those socket options of an accepted connection that are not inherited from the listener.
 ///
 /// # Errors
 /// When the kernel refuses an option, as it does when the peer is already gone.

@@ -32,13 +32,13 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When the processes of the node cannot be listed.
     fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
-    /// Opens the network namespace at the path that the plugin sent, and brings its loopback interface up.
+    /// Opens the network namespace at the path that the CNI plugin sent, and brings its loopback interface up.
     ///
     /// # Errors
     /// If the namespace does not exist or is the node's own, or its loopback interface stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Applies redirection to a pod. On which interfaces kubelet's probes are exempt depends on the pod's current
-    /// interfaces, not on `spec`.
+    /// Applies redirection to a pod. The pod's current interfaces, not `spec`, decide on which of them kubelet's probes
+    /// are exempt.
     ///
     /// # Errors
     /// If the kernel refuses the rules.
@@ -62,12 +62,13 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// If a part of the redirection stays.
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
-    /// Installs the rules that exempt kubelet's probes in the node's namespace; existing members stay.
+    /// Installs the rules in the node's namespace that exempt kubelet's probes; existing members (addresses and ports
+    /// of pods) stay.
     ///
     /// # Errors
     /// If the kernel refuses the rules.
     fn ensure_host(&self) -> Result<(), ActionError>;
-    /// Exempts the probes of a pod at exactly these addresses and ports.
+    /// Exempts kubelet's probes of a pod from redirection at exactly these addresses and ports.
     ///
     /// # Errors
     /// If the kernel refuses the change.
@@ -77,12 +78,12 @@ pub trait Actions: Send + Sync + 'static {
         addresses: &[IpAddr],
         ports: &ProbePorts,
     ) -> Result<(), ActionError>;
-    /// Removes a pod from the exemption of probes.
+    /// Removes all addresses and ports of a pod from the exemption of kubelet's probes.
     ///
     /// # Errors
     /// If the exemption stays.
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
-    /// Replaces the addresses and ports of all pods in the exemption of probes.
+    /// Replaces the addresses and ports of all pods that are exempt for kubelet's probes.
     ///
     /// # Errors
     /// If the kernel refuses the change.
@@ -119,7 +120,7 @@ pub enum PriorRedirection {
     InPart(String),
 }
 
-/// Pre-capture connections to be closed, formatted for logs.
+/// Outcome of closing a pod's pre-capture connections, formatted for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedConnections {
     /// Connections that were closed; both peers see a reset.
@@ -167,7 +168,7 @@ pub enum ActionError {
     /// Redirection in a pod cannot be changed.
     #[error("cannot {what} its redirection")]
     Redirection {
-        /// Operation that failed, as a verb for the message.
+        /// Operation that failed, as a verb for the error message.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -182,7 +183,7 @@ pub enum ActionError {
     /// The node's rules that exempt kubelet's probes cannot be changed.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
-        /// Operation that failed, as a verb for the message.
+        /// Operation that failed, as a verb for the error message.
         what: &'static str,
         /// Cause of the error.
         #[source]

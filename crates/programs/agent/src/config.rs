@@ -147,9 +147,9 @@ pub enum ConfigError {
     /// A listening address cannot be parsed.
     #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
     Address {
-        /// Server that would listen there, for the message.
+        /// Name of the server that would listen at the address, for the error message.
         purpose: &'static str,
-        /// Text that cannot be parsed.
+        /// Text that is no valid address.
         value: String,
     },
     /// The node's network namespace cannot be opened.
@@ -249,7 +249,7 @@ impl Args {
         Duration::from_secs(self.reconcile_seconds.max(1))
     }
 
-    /// Returns the listening addresses of the metrics and health servers; `None` is disabled.
+    /// Returns the listening addresses of the metrics server and the health server; `None` for a disabled server.
     ///
     /// # Errors
     /// When one is neither empty nor an address. `:8000` means every address.

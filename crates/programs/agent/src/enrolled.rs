@@ -1,4 +1,5 @@
-//! Keeps the record of enrolled pods that node proxies read: see [`ambit_wire::enrolled`].
+//! Writes the record of enrolled pods that node proxies read, see [`ambit_wire::enrolled`]. The previous agent's file
+//! stays until this agent knows every pod.
 //!
 //! The previous agent's file stays until this agent knows every pod.
 
@@ -93,7 +94,7 @@ impl EnrolledFile {
         });
     }
 
-    /// Keeps the entry of the previous agent's file for a pod whose namespace is not known yet.
+    /// Keeps the previous agent's entry for a pod whose network namespace is not known yet.
     pub(crate) fn keep_earlier(&self, uid: &PodUid) {
         let mut before = self.earlier.iter();
         let Some(pod) = before.find(|pod| *pod.uid == **uid) else {

@@ -43,7 +43,8 @@ pub struct Settings {
     pub enablement: Enablement,
     /// Redirection of a pod without annotations and probe ports.
     pub redirection: RedirectionSpec,
-    /// Whether connections of the node's processes are exempt on a pod's probe ports only, rather than on every port.
+    /// Whether connections of the node's processes are exempt only on the ports that a pod's probes and hooks name,
+    /// rather than on every port.
     pub exempt_probe_ports_only: bool,
 }
 
@@ -71,7 +72,7 @@ pub struct Enrolment<N> {
     synced: bool,
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
-    /// Pods and labels that the previous agent recorded; dropped once the initial pods are known.
+    /// Pods and namespace labels that the previous agent recorded; dropped once the initial pods are known.
     record: Option<EarlierObjects>,
 }
 
@@ -91,7 +92,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// Whether the source has sent all objects that existed at the start, and they were processed.
+    /// Whether the source has sent all objects that existed at the agent's start, and they were processed.
     pub fn is_ready(&self) -> bool {
         self.scanning.initial_done()
     }
@@ -113,7 +114,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether a pod that left the mesh still has redirection, or a proxy still serves it.
+    /// Whether a pod that left the mesh still has redirection, or a node proxy still serves it.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
@@ -122,7 +123,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         leaving.any(|pod| pod.may_be_served || pod.probes.is_some() || pod.running_step.is_some())
     }
 
-    /// Returns when the next [`Event::Tick`] is due.
+    /// Returns the time at which the next [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let pods = self.pods.values().filter_map(Pod::deadline);
         pods.chain(self.parked.deadline())
@@ -385,7 +386,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Reports a failure to the pod's owner, unless it is the one that was reported last.
+    /// Reports a failure to the pod's owner, unless the same failure was reported last.
     fn report_failure(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.gone) else {
             return;
@@ -435,7 +436,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Replaces the node's probe set by the members of captured pods, once the addresses of all are known.
+    /// Replaces the members of the node's probe set by the addresses and ports of captured pods, once the addresses of
+    /// all are known.
     fn set_probe_members(&self, effects: &mut Vec<Effect<N>>) {
         let captured: Vec<_> = self
             .pods

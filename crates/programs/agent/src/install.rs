@@ -2,7 +2,7 @@
 //! runtime call it, and the data that the plugin needs while the agent is unavailable.
 //!
 //! [`plan`] computes the desired content of the directory of configurations, [`uninstall`] decides whether a
-//! terminating agent is being replaced or removed; both are pure. This module is the loop around them: at each change
+//! terminating agent is being replaced or removed; both are pure. This module runs the loop around them: at each change
 //! and in regular intervals it compares the whole directory with its desired content.
 //!
 //! The plugin is activated only once the agent can respond to it. When the agent is removed, the configuration is
@@ -68,7 +68,8 @@ pub struct InstallPaths {
     pub run_dir: PathBuf,
 }
 
-/// Handle of the task that keeps the plugin installed. Dropping it stops the task and changes nothing on the node.
+/// Handle of the task that keeps the CNI plugin installed. Dropping the handle stops the task and changes nothing on
+/// the node.
 #[derive(Debug)]
 pub struct Installation {
     paths: InstallPaths,
@@ -205,7 +206,8 @@ impl InstallReconciler {
         }
     }
 
-    /// Checks and repairs the installation once. Returns the time of the next check, if it is before the regular one.
+    /// Checks and repairs the installation once. Returns the time of the next check if it is due before the regular
+    /// one.
     async fn reconcile(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let held_back = self.throttle.next_allowed().filter(|until| *until > now);
@@ -323,7 +325,7 @@ fn reconcile_directory(
     Ok((pass, absent))
 }
 
-/// Removes the plugin's configuration; blocks.
+/// Removes the plugin's configuration from the node; blocks.
 fn remove_installed(places: &InstallPaths, mode: u32) -> Result<(), ReconcileError> {
     let net_dir = &places.net_dir;
     // Twice where another process writes at the same time.

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Installation of the CNI plugin over the agent's life; it starts when the agent can serve the plugin.
+/// Installation of the CNI plugin over the agent's life; begins when the agent can serve the plugin.
 #[derive(Clone, Debug)]
 pub(crate) struct Installing {
     args: Arc<Args>,
@@ -49,7 +49,7 @@ impl Installing {
         }
     }
 
-    /// Starts the installation; further calls do nothing.
+    /// Starts the installation on the first call; further calls do nothing.
     pub(crate) fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let InstallerStage::Prepared(..) = &*stage
@@ -66,8 +66,8 @@ impl Installing {
         }
     }
 
-    /// Delays the shutdown until it is decided whether the plugin is uninstalled, and that is done: the agent still
-    /// serves the plugin meanwhile. The flag is set afterwards if the agent is being removed.
+    /// Delays the shutdown until the plugin is uninstalled, or it is decided that the plugin stays: meanwhile the agent
+    /// still serves the plugin. The flag is then true if the agent is being removed.
     pub(crate) fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
@@ -101,8 +101,8 @@ impl Installing {
         daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await
     }
 
-    /// Decides at shutdown whether the agent is being removed, and uninstalls the plugin then. `before` is the node's
-    /// object as read at the start.
+    /// Decides at shutdown whether the agent is being removed, and uninstalls the plugin in that case. `before` is the
+    /// node's object as read at the start.
     async fn end(&self, before: Option<Node>) -> bool {
         let stage = {
             let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);

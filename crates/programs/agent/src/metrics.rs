@@ -32,7 +32,7 @@ pub struct StepOutcome {
     pub result: &'static str,
 }
 
-/// Labels of `ambit_agent_earlier_connections_total`.
+/// Labels of `ambit_agent_earlier_connections_total`, the number of pre-capture connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PreCaptureOutcome {
     /// Outcome of closing the connection: `closed` or `failed`.
@@ -52,9 +52,9 @@ pub struct Metrics {
     pub steps: Family<StepOutcome, Counter>,
     /// Duration of plugin calls that ended with the pod captured, in seconds.
     pub enrolment_seconds: Histogram,
-    /// Number of pre-capture connections of late captures, by outcome of closing them.
+    /// Number of pre-capture connections of pods that were captured late, by outcome of closing them.
     pub earlier_connections: Family<PreCaptureOutcome, Counter>,
-    /// Number of connections of the node's processes that were exempt as kubelet's probes.
+    /// Number of connections of the node's processes that were exempt from redirection as kubelet's probes.
     pub probe_connections: Counter,
     desired: Gauge,
     captured: Gauge,

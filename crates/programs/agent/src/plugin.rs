@@ -89,7 +89,7 @@ struct Membership {
     mesh: bool,
 }
 
-/// Bound socket. Dropping it removes its file, unless a successor has replaced it.
+/// Listening socket for the CNI plugin. Dropping it removes its file, unless a successor has replaced it.
 #[derive(Debug)]
 pub struct PluginSocket {
     listener: UnixListener,
@@ -265,7 +265,7 @@ async fn send_call(calls: &CallSender, call: PluginCall) -> Reply {
     }
 }
 
-/// Serves `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
+/// Serves the reports `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
 pub async fn report(request: &Request, calls: &CallSender) -> Option<Response> {
     let pod = match request.uri().path() {
         "/v1/status" => None,

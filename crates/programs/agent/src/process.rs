@@ -45,8 +45,8 @@ use executor::Executor;
 /// Maximum attempts to install the node's probe rules at the start, and the delay between them.
 const PROBE_RULE_ATTEMPTS: (u32, Duration) = (10, Duration::from_secs(2));
 
-/// Time for which a terminating agent continues to unenrol pods that have just left the mesh, since no agent may
-/// follow.
+/// Time for which a terminating agent continues to unenrol pods that have just left the mesh, since no other agent may
+/// follow to do it.
 const UNENROLMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout of the last export of metrics and logs before the process ends.
@@ -252,7 +252,7 @@ struct Agent<A> {
     enrolment: Enrolment<Netns>,
     pending_replies: HashMap<RequestId, oneshot::Sender<PluginResponse>>,
     next_request: u64,
-    /// Whether the source reported that its pods may be outdated.
+    /// Whether the source last reported that its pods may be outdated.
     trouble: bool,
     identity: AgentIdentity,
     executor: Executor<A>,

@@ -51,7 +51,7 @@ type DeliverySender = oneshot::Sender<Result<(), DeliverError>>;
 pub struct Zds(mpsc::UnboundedSender<ZdsCommand>);
 
 impl Zds {
-    /// Orders the newest proxy to serve the pod; completes when the proxy has acknowledged it.
+    /// Orders the newest node proxy to serve the pod; completes when the proxy has acknowledged the order.
     pub fn add(
         &self,
         uid: PodUid,
@@ -70,19 +70,19 @@ impl Zds {
         )
     }
 
-    /// Orders every proxy to stop serving the pod; completes when the proxies have acknowledged it.
+    /// Orders every node proxy to stop serving the pod; completes when the proxies have acknowledged the order.
     pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.send_command(ZdsCommand::Del { uid, done }, outcome)
     }
 
-    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
+    /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
     pub fn hold(&self, uid: PodUid) {
         // The server ends only with the process.
         self.0.send(ZdsCommand::Hold(uid)).ok();
     }
 
-    /// Lets proxies connect, since every pod is known now.
+    /// Lets node proxies connect, since every pod is known now.
     pub fn open(&self) {
         self.0.send(ZdsCommand::Open).ok();
     }
@@ -128,7 +128,7 @@ pub fn bind(path: &Path) -> io::Result<(Zds, ZdsServer)> {
     Ok((Zds(sender), ZdsServer { listener, commands }))
 }
 
-/// Input from the tasks of a proxy's connection.
+/// Input from the tasks that read from and write to a proxy's connection.
 enum ConnectionEvent {
     Record(ConnectionId, Vec<u8>),
     Broken(ConnectionId, String),
@@ -151,7 +151,7 @@ struct Server<F> {
 }
 
 impl ZdsServer {
-    /// Serves proxies until the future is dropped. `synced` is called when a proxy knows every pod.
+    /// Serves node proxies until the future is dropped. `synced` is called whenever a proxy has received every pod.
     pub async fn run(mut self, connected: Gauge, synced: impl Fn() + Send) {
         let (sender, mut inputs) = mpsc::unbounded_channel();
         let mut server = Server {

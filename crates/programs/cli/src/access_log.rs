@@ -1,4 +1,4 @@
-//! Lines of a node proxy's access log, ours or Istio's: text with `key=value` fields.
+//! Lines of a node proxy's access log, Ambit's or Istio's: text with `key=value` fields.
 
 use std::collections::BTreeMap;
 

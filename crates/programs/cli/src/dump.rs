@@ -1,5 +1,5 @@
-//! Parts of a `/config_dump` that commands need. Parsing is lenient: Ambit's dump, Istio's of several versions and the
-//! `/debug/ambientz` of Ambit's control plane share these keys, and each has other keys besides.
+//! Sections of a `/config_dump` that commands need. Parsing is lenient: the dumps of Ambit's and of Istio's node
+//! proxies and the `/debug/ambientz` of Ambit's control plane share these keys, and each has other keys besides.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{CliError, ErrorKind};
 
-/// Records and pods in a proxy's `/config_dump`.
+/// Sections of a node proxy's `/config_dump` with the records of the mesh and the served pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Dump {
@@ -24,7 +24,7 @@ pub(crate) struct Dump {
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Part of a dump about the proxy itself, without the records of the mesh.
+/// Section of a `/config_dump` about the proxy itself, without the records of the mesh.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ProxyDump {
@@ -32,7 +32,7 @@ pub(crate) struct ProxyDump {
     pub(crate) certificates: Entries<CertificateEntry>,
 }
 
-/// Part of a dump about open connections.
+/// Section of a `/config_dump` about open connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ConnectionsDump {
@@ -41,11 +41,11 @@ pub(crate) struct ConnectionsDump {
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Entries of one section of a dump, written as a list, or as a map by name.
+/// Entries of one section of a `/config_dump`, written as a list, or as a map by name.
 #[derive(Debug)]
 pub(crate) struct Entries<T>(Vec<Entry<T>>);
 
-/// Entry of a dump: its fields known here, and its complete JSON for the output.
+/// Entry of a section: the parsed fields, and its complete JSON for the output.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) parsed: T,
@@ -190,7 +190,7 @@ pub(crate) struct PodInfo {
     pub(crate) name: String,
 }
 
-/// An open connection. Unknown fields are kept, so that JSON output has them.
+/// Open connection of a pod in a `/config_dump`. Unknown fields are kept, so that JSON output has them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Connection {

@@ -93,12 +93,12 @@ pub(crate) async fn get_namespace(cluster: &ClusterApi, name: &str) -> Result<Na
         .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }
 
-/// Progress of capturing the pods of a namespace, or of releasing them.
+/// Progress of capturing, or of releasing, the pods of a namespace.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EnrolProgress {
     /// Number of pods that are captured, or released, as desired.
     done: usize,
-    /// Pods that are not yet captured, or released, as desired: pod, node.
+    /// Pods that are not yet captured, or released, as desired, each with its node.
     pending: Vec<(String, String)>,
     /// Pods whose membership differs from the namespace's label, with the reason.
     exceptions: Vec<(String, String)>,

@@ -133,8 +133,8 @@ pub(crate) fn explain(
     Ok(reports)
 }
 
-/// Whether the server's node proxy rejects a plaintext connection, since the waypoint that it enforces is another
-/// controller's and cannot receive the original peer.
+/// Whether the server's node proxy rejects a plaintext connection: the waypoint that it enforces is another
+/// controller's, to which the original peer cannot be passed.
 fn is_plaintext_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     let attached = attached_waypoint(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
@@ -206,7 +206,7 @@ impl ClientWorkload {
         Err(not_found_error("--from", from))
     }
 
-    /// Returns the client's address of the family of `other`; the unspecified address if it has none.
+    /// Returns the client's address of the same family as `other`; the unspecified address if it has none.
     fn address_like(&self, other: IpAddr) -> IpAddr {
         let same = self.ips.iter().find(|ip| ip.is_ipv4() == other.is_ipv4());
         same.copied().unwrap_or(match other {

@@ -155,7 +155,7 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
     format_table(&header, services.iter().map(row))
 }
 
-/// Formats the target port of a service's port: its number, or the numbers that a named port has at the endpoints.
+/// Formats the target port of a service port: its number, or for a named port the numbers that it has at the endpoints.
 fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     if target > 0 {
         return target.to_string();

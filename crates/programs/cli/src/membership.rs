@@ -25,7 +25,7 @@ pub(crate) enum Membership {
     In(String),
     /// The pod does not belong to the mesh, for this reason.
     Out(String),
-    /// Only the agents know: their selectors cannot be parsed here.
+    /// Only the agents know whether the pod belongs to the mesh: their label selectors cannot be parsed here.
     Unknown,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Membership {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum CaptureState {
     Yes,
-    /// The agent has not finished, or does not know the pod's state.
+    /// The agent has not finished capturing the pod, or does not know the pod's state.
     Pending,
     No,
 }

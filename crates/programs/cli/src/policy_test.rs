@@ -100,7 +100,7 @@ pub(crate) fn build_index(config: MeshConfig, objects: &[ObjectEvent]) -> Index 
     index
 }
 
-/// Reads the objects of a lab or cluster that determine to which workloads policies apply.
+/// Reads the objects of a lab or cluster that decide which policies apply to which workloads.
 pub(crate) fn load_objects(
     lab: Option<&str>,
     target: &Target,
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &PolicyTestArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Rehearses the policies in `text` with the recorded traffic of a lab or cluster.
+/// Evaluates the recorded traffic of a lab or cluster with the policies in `text` added.
 pub(crate) fn run_with_text(
     lab: Option<String>,
     target: Target,

@@ -57,7 +57,7 @@ pub(crate) fn explain(args: &RequestExplainArgs) -> Result<Report, CliError> {
     ))
 }
 
-/// Prediction in progress: the request, and the proxies that have been queried so far.
+/// State of a prediction: the request, and the proxies that have been queried so far.
 struct RequestPrediction {
     mesh: MeshClient,
     request: HttpQuery,
@@ -139,8 +139,8 @@ impl RequestPrediction {
         })
     }
 
-    /// Returns the client's response when the last proxy rejects the connection: a 503 of the first of the waypoints
-    /// directly before that proxy, or else a reset.
+    /// Returns the response that the client gets when the last proxy rejects the connection: a 503 of the first of the
+    /// waypoints directly before that proxy, or else a reset.
     fn refused(&self, by: String, why: String) -> FinalResponse {
         let before = self.proxies.iter().rev().skip(1);
         let waypoint = before.take_while(|part| part.is_waypoint).last();

@@ -39,13 +39,13 @@ pub(crate) struct RolloutArgs {
     output: OutputFormat,
 }
 
-/// Replaced node proxy that still serves its connections.
+/// Node proxy that was replaced, and still serves its open connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DrainingProxy {
     node: String,
     pod: String,
-    /// Time at which Kubernetes ends the pod, from its `deletionTimestamp`.
+    /// Time at which Kubernetes kills the pod, from its `deletionTimestamp`.
     until: String,
     /// Number of open connections; `None` if the proxy does not respond.
     connections: Option<usize>,

@@ -12,7 +12,7 @@ use crate::{
     result,
 };
 
-/// Name prefixes of node agents' pods, which must start without the agent.
+/// Name prefixes of the node agents' own pods, which must start without the agent.
 const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 
 /// Name prefixes of the mesh's other components, which must start on a node whose agent is

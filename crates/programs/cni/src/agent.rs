@@ -163,8 +163,8 @@ impl<'a> Agent<'a> {
     /// Returns whether the pod belongs to the mesh. The timeout is short for a pod that the membership file records as
     /// outside; for all others it is the configured one.
     ///
-    /// The record may be of any age: an agent that is available again reconciles what changed while
-    /// it could not write the record, as it does for every running pod.
+    /// The membership file may be of any age: an agent that is available again reconciles what changed while it could
+    /// not write the file, as it does for every running pod.
     pub(crate) fn is_member(&self, pod: Pod<'_>) -> Result<bool, CniError> {
         let path = format!(
             "/v1/membership?namespace={}&pod={}&uid={}",
@@ -217,7 +217,7 @@ impl<'a> Agent<'a> {
         membership::recorded_membership(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
-    /// Decides membership by the file alone, for agents that do not serve `/v1/membership`.
+    /// Decides membership by the membership file alone, for agents that do not serve `/v1/membership`.
     fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, AttemptError> {
         self.recorded_membership(pod).ok_or_else(|| {
             AttemptError::Permanent(CniError::new(
@@ -236,7 +236,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Enrols the pod; returns once its redirection is in place and its proxy listens.
+    /// Requests the agent to enrol the pod; returns once the pod's redirection is in place and its proxy listens.
     pub(crate) fn enrol(&self, pod: Pod<'_>, event: &AddEvent<'_>) -> Result<(), CniError> {
         let body = serde_json::to_string(event).map_err(|error| {
             CniError::new(

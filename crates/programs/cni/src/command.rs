@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// Generates texts that resemble a network configuration, valid or not.
+    /// Generates texts that resemble a CNI network configuration, valid or not.
     fn nearly() -> impl Strategy<Value = String> {
         let word = prop_oneof![
             Just(r#""cniVersion":"1.0.0""#.to_owned()),

@@ -26,7 +26,7 @@ use crate::{
 /// Interval of checks while the primary CNI's configuration is missing.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Delegation of a command to the primary CNI's plugins.
+/// Delegation of one CNI command to the primary CNI's plugins.
 #[derive(Debug)]
 pub(crate) struct DelegateCall<'a> {
     environment: &'a Environment,
@@ -37,7 +37,8 @@ pub(crate) struct DelegateCall<'a> {
 }
 
 impl<'a> DelegateCall<'a> {
-    /// Creates the delegation; `None` in chained mode, where the runtime calls the primary's plugins itself.
+    /// Creates the delegation of a command; `None` in chained mode, where the runtime calls the primary's plugins
+    /// itself.
     ///
     /// # Errors
     ///
@@ -66,8 +67,8 @@ impl<'a> DelegateCall<'a> {
         }))
     }
 
-    /// Carries out ADD: calls every plugin in order, each with the result of the previous one, and returns the last
-    /// result.
+    /// Carries out ADD: calls every plugin of the primary CNI in order, each with the result of the previous one, and
+    /// returns the last result.
     pub(crate) fn add(&self) -> Result<Option<Box<RawValue>>, CniError> {
         let attachment = self.current_attachment(self.config.agent_wait())?;
         let network = parse_network(&attachment)?;
@@ -98,7 +99,8 @@ impl<'a> DelegateCall<'a> {
         Ok(result)
     }
 
-    /// Carries out DEL: calls every plugin in reverse order. Does nothing without a record of the attachment.
+    /// Carries out DEL: calls every plugin of the primary CNI in reverse order. Does nothing without a record of the
+    /// attachment.
     pub(crate) fn del(&self) -> Result<(), CniError> {
         let store = self.store();
         let Some(attachment) = store
@@ -117,7 +119,7 @@ impl<'a> DelegateCall<'a> {
         Ok(())
     }
 
-    /// Carries out CHECK: calls every plugin in order.
+    /// Carries out CHECK: calls every plugin of the primary CNI in order.
     pub(crate) fn check(&self) -> Result<(), CniError> {
         let saved = self.store().load();
         let attachment = saved.map_or_else(|| self.current_attachment(Duration::ZERO), Ok)?;
@@ -133,7 +135,7 @@ impl<'a> DelegateCall<'a> {
         Ok(())
     }
 
-    /// Carries out STATUS: checks whether every plugin could serve an ADD.
+    /// Carries out STATUS: checks whether every plugin of the primary CNI could serve an ADD.
     pub(crate) fn status(&self) -> Result<(), CniError> {
         let attachment = self.current_attachment(Duration::ZERO)?;
         let network = parse_network(&attachment)?;
@@ -147,7 +149,7 @@ impl<'a> DelegateCall<'a> {
         Ok(())
     }
 
-    /// Carries out GC: calls every plugin, even after one has failed, and returns the first error.
+    /// Carries out GC: calls every plugin of the primary CNI, even after one has failed, and returns the first error.
     pub(crate) fn gc(&self) -> Result<(), CniError> {
         if let Some(valid) = self.valid_attachments()? {
             collect_garbage(&self.delegate.state_dir, &valid);
@@ -230,7 +232,7 @@ impl<'a> DelegateCall<'a> {
         )
     }
 
-    /// Returns the runtime's `prevResult` in this version, for the primary's plugins.
+    /// Returns the runtime's `prevResult` in the format of `version`, for the primary's plugins.
     fn previous_result(&self, version: CniVersion) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(previous) = &self.config.prev_result else {
             return Ok(None);

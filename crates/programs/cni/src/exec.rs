@@ -1,4 +1,4 @@
-//! Runs another plugin with the execution protocol of the CNI specification, as container runtimes do.
+//! Runs another CNI plugin with the execution protocol of the CNI specification, as container runtimes do.
 
 use std::{
     env,
@@ -16,7 +16,7 @@ use crate::{
     error::{CniError, code},
 };
 
-/// Maximum attempts, and their interval, while an executable is being replaced in place (`ETXTBSY`).
+/// Maximum attempts to execute a plugin, and their interval, while its file is being replaced in place (`ETXTBSY`).
 const BUSY_RETRY: (u32, Duration) = (50, Duration::from_millis(100));
 
 /// Runs the plugin `kind` with this configuration on its stdin; returns its stdout.

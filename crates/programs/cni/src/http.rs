@@ -48,7 +48,7 @@ pub(crate) fn request(
     parse(&bytes)
 }
 
-/// Connection whose reads and writes share the deadline `until`.
+/// Connection to the agent whose reads and writes share the deadline `until`.
 struct DeadlineStream {
     stream: UnixStream,
     until: Instant,
@@ -83,7 +83,7 @@ impl Write for DeadlineStream {
     }
 }
 
-/// Connects without blocking: an agent that hangs with a full backlog would otherwise block
+/// Connects to the agent's socket without blocking: a hanging agent with a full backlog would otherwise block
 /// forever.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -101,8 +101,8 @@ fn malformed_error(problem: &str) -> io::Error {
     )
 }
 
-/// Returns the error of a response that ends early, as when the agent is killed. It may be retried, so its kind is not
-/// `InvalidData`.
+/// Returns the error for a response that ends early, as when the agent is killed. The request may be retried, so the
+/// error's kind is not `InvalidData`.
 fn early_end_error() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,

@@ -1,4 +1,4 @@
-//! Result of the previous plugins, which is passed on, and parsed for the pod's addresses.
+//! Result of the previous CNI plugins, which is passed on, and parsed for the pod's addresses.
 
 use std::net::IpAddr;
 
@@ -36,7 +36,7 @@ struct ListedAddress {
     interface: Option<i64>,
 }
 
-/// Address in the result format before version 0.3.0, which has one of each family.
+/// Address in the CNI result format before version 0.3.0, which has one address of each family.
 #[derive(Deserialize)]
 struct LegacyAddress {
     ip: String,

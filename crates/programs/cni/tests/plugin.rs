@@ -40,7 +40,7 @@ enum AgentReaction {
     Response(u16, &'static str),
     /// Closes the connection without a response, like a killed agent.
     HangUp,
-    /// Sends a byte of the response now and then, without an end.
+    /// Sends a byte of an endless response now and then.
     Dribble,
 }
 
@@ -423,8 +423,8 @@ fn hanging_agent_is_timed_out() {
     assert_eq!(error_of_failure(command("ADD", &config))["code"], 11);
 }
 
-/// Checks that a pod recorded as outside waits half a second for an unavailable agent, and not `agent_wait_seconds`
-/// like others.
+/// Checks that a pod recorded as outside of the mesh waits half a second for an unavailable agent, and not
+/// `agent_wait_seconds` like other pods.
 fn assert_passes_as_outside(agent: &FakeAgent) {
     let text = r#"{"version":1,"namespaces":{"shop":false}}"#;
     fs::write(agent.dir.path().join("membership.json"), text).unwrap();

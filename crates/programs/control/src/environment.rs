@@ -35,7 +35,7 @@ pub struct Environment {
     pub publisher: TrustPublisher,
     /// Verifier of callers' tokens.
     pub authenticator: Arc<dyn Authenticator>,
-    /// Kubernetes cluster, if there is one.
+    /// Kubernetes cluster; `None` if objects come from manifests.
     pub cluster: Option<Cluster>,
 }
 
@@ -197,7 +197,7 @@ async fn run_mesh_election(
     drop(work);
 }
 
-/// Opens the CA in a directory, and follows its files.
+/// Publishes the CA `material`, and follows the CA's files in `dir`, if there is such a directory.
 fn load_plugged_in_ca(
     dir: Option<&Path>,
     material: &CaMaterial,

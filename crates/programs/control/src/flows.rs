@@ -2,9 +2,9 @@
 //! the control plane's Service.
 //!
 //! A user's bearer token is in a separate header, since the API server consumes `authorization`. The API server decides
-//! to whom the token belongs and of which namespaces the user may `get` flow events; for users who may not read all
-//! namespaces, proxies confine the events to these ([`ambit_flow::Filter::confined`]). Any replica reads the events of
-//! all proxies, and passes their lines on without parsing them.
+//! to whom the token belongs and of which namespaces the user may `get` flow events; for a user who may not read all
+//! namespaces, proxies send only the events of permitted namespaces ([`ambit_flow::Filter::confined`]). Any replica
+//! reads the events of all proxies, and passes their lines on without parsing them.
 
 mod bandwidth;
 mod identity;
@@ -65,8 +65,8 @@ impl std::fmt::Debug for FlowService {
 }
 
 impl FlowService {
-    /// Creates a server that serves events of `proxies` to users whom `users` authorizes, until the drain starts. Users
-    /// of open streams are authorized again every `check_again`.
+    /// Creates a server that serves events of `proxies` to users whom `users` authorizes, until the drain starts. The
+    /// user of an open stream is authorized again at the interval `check_again`.
     pub fn new(
         users: Users,
         proxies: MeshProxies,
@@ -129,7 +129,8 @@ impl FlowService {
     }
 }
 
-/// Parses the filter of events in a request. Its confinement is overwritten by the user's rights.
+/// Parses the filter of events in a request's query parameters. The user's rights override its confinement to
+/// namespaces.
 fn filter(request: &Request) -> Result<Filter, AccessError> {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters
@@ -196,7 +197,7 @@ impl EventStream {
         }
     }
 
-    /// Returns the proxies, restricted to names that the user may see.
+    /// Returns the mesh's proxies, with the names of only those waypoint pods that the user may see.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
             true => self.flows.proxies.restricted_to(&self.filter.namespaces),

@@ -26,7 +26,7 @@ use schedule::FetchSchedule;
 /// Capacity of the queue of fetched key sets.
 const QUEUE_CAPACITY: usize = 64;
 
-/// Handle of the task that fetches key sets, which sets the desired ones and receives the results.
+/// Handle of the task that fetches key sets: sets which key sets are desired, and receives the results.
 #[derive(Debug)]
 pub(crate) struct KeySets {
     desired: watch::Sender<BTreeSet<KeySource>>,
@@ -76,7 +76,7 @@ impl KeySets {
         });
     }
 
-    /// Waits for the next result or inquiry of a fetch.
+    /// Waits for the next fetched key set, or for the next request to decide about an address.
     pub(crate) async fn next(&mut self) -> KeySetEvent {
         tokio::select! {
             Some((source, state)) = self.results.recv() => KeySetEvent::Fetched(source, state),

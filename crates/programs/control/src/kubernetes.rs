@@ -126,7 +126,7 @@ struct KindStarter {
     /// Whether to watch Secrets.
     secrets: bool,
     updates: Updates,
-    /// Counter of changes of CRDs, see [`definitions`].
+    /// Counter that grows whenever a CRD of the cluster changes.
     definitions: signal::Receiver<u64>,
     waiting: BTreeSet<Kind>,
 }

@@ -30,7 +30,7 @@ use crate::{
 const DEBOUNCE: Duration = Duration::from_millis(10);
 /// Maximum delay between a change of an object and the publication of its records.
 const MAX_DELAY: Duration = Duration::from_millis(100);
-/// Capacity of the queue of inquiries to the index.
+/// Capacity of the queue of requests to the task that owns the index.
 const QUERY_QUEUE_CAPACITY: usize = 4;
 
 /// Handle of the mesh's objects and records for other parts of the process.
@@ -40,7 +40,7 @@ pub struct Mesh {
     pub store: Arc<RwLock<Store>>,
     /// Pods with their nodes and service accounts.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Problems of single objects; [`Mesh::problems`] also returns problems of their combination.
+    /// Problems of single objects; [`Mesh::problems`] also returns problems that several objects cause together.
     pub problems: Arc<RwLock<Problems>>,
     queries: mpsc::Sender<MeshQuery>,
     /// Number of publications of records; 0 before the first.
@@ -74,7 +74,7 @@ pub struct Problems {
 }
 
 impl Mesh {
-    /// Returns the problems of all objects, by themselves and in combination.
+    /// Returns the problems of all objects, including problems that several objects cause together.
     pub async fn problems(&self) -> Problems {
         let mut problems = self.problems.read().clone();
         // When objects are no longer followed, the last known problems remain.

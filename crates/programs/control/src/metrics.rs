@@ -26,7 +26,7 @@ struct SeverityLabels {
 /// Metrics of the control plane, with the registry that they are exported from.
 pub struct Metrics {
     registry: Mutex<Registry>,
-    /// Metrics of xDS.
+    /// Metrics of the xDS server.
     pub xds: XdsMetrics,
     records: Family<TypeLabels, Gauge>,
     problems: Family<SeverityLabels, Gauge>,

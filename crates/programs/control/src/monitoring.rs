@@ -43,7 +43,7 @@ static PAGE_SEMAPHORE: Semaphore = Semaphore::const_new(1);
 pub struct Monitoring {
     /// Records and problems of the mesh.
     pub mesh: Mesh,
-    /// Counters of the process.
+    /// Metrics of the control plane, for `/metrics`.
     pub metrics: Arc<Metrics>,
     /// Open xDS streams.
     pub sessions: Sessions,
@@ -51,7 +51,7 @@ pub struct Monitoring {
     pub readiness: Readiness,
     /// Name of the cluster.
     pub cluster_id: Arc<str>,
-    /// Kubernetes cluster, if there is one.
+    /// Kubernetes cluster; `None` if objects come from manifests.
     pub cluster: Option<Cluster>,
 }
 

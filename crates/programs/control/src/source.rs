@@ -14,7 +14,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Waits for the next change; `None` if the source has ended. Cancelling loses nothing.
+    /// Waits for the next change; `None` if the source has ended. Cancelling the future loses no change.
     pub async fn next_change(&mut self) -> Option<Change> {
         match self {
             Self::Manifests(dirs) => dirs.next_change().await.map(Change::from),

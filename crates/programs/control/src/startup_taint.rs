@@ -23,7 +23,7 @@ const REQUIRED_PODS: [&str; 2] = ["k8s-app=istio-cni-node", "app=ztunnel"];
 /// First and longest backoff after a write that failed.
 const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Node with the startup taint: its version, and its other taints.
+/// Node with the startup taint: its resource version, and its other taints.
 #[derive(Clone, Debug, PartialEq)]
 struct TaintedNode {
     version: String,
@@ -82,7 +82,7 @@ fn node_of_ready_pod(pod: &Pod) -> Option<String> {
     (is_ready && stays).then_some(node)
 }
 
-/// Returns the node's version and other taints, if it has a taint with this key.
+/// Returns the node's resource version and other taints, if the node has a taint with this key.
 fn tainted_node(node: &Node, key: &str) -> Option<TaintedNode> {
     let taints = node.spec.as_ref()?.taints.as_deref()?;
     let others: Vec<_> = taints

@@ -657,7 +657,7 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
     second.running.stop().await;
 }
 
-/// Returns a mesh pod on a node, as a DaemonSet creates it.
+/// Creates a mesh pod on a node, as a DaemonSet does.
 fn mesh_pod(cluster: &Cluster, name: &str, label: (&str, &str), node: &str, ready: bool) {
     let ready = if ready { "True" } else { "False" };
     cluster.server.put(

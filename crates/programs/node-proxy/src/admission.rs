@@ -38,7 +38,7 @@ impl DenialReason {
     /// Evaluates the policies for a connection that is in the pod's connection table already, with the pod's current
     /// record: the record includes every earlier change, and later ones are left to the recheck. A connection that must
     /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
-    /// Returns the record, and the course of the connection: direct or through the waypoint.
+    /// Returns the record, and the connection's path: direct or through the waypoint.
     pub(crate) fn authorize(
         pod: &Pod,
         peer: &Peer,
@@ -139,8 +139,8 @@ pub(crate) fn connection_path(
     Ok((local, course))
 }
 
-/// Acquires a slot for the setup of a connection from `peer`; logs and counts the connection as denied if there is
-/// none.
+/// Acquires a permit for the setup of a connection from `peer`; if the limit is reached, logs and counts the connection
+/// as denied.
 pub(crate) fn acquire_setup_permit(
     pod: &Pod,
     peer: SocketAddr,
@@ -161,7 +161,8 @@ pub(crate) fn acquire_setup_permit(
         .ok()
 }
 
-/// Acquires a slot for the setup of a connection from `peer`; counts the connection as refused if there is none.
+/// Acquires a permit for the setup of a connection from `peer`; if the limit is reached, counts the connection as
+/// refused.
 pub(crate) fn acquire_counted_permit(
     pod: &Pod,
     peer: SocketAddr,

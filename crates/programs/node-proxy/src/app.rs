@@ -237,7 +237,7 @@ struct MeshClient {
     certificates: Certificates,
     /// Path or variable (`LOCAL_XDS`) from which the mesh state was loaded, for dumps; null with a control plane.
     static_config: Value,
-    /// Turns true when the control plane's first complete state was received.
+    /// Channel that turns true when the control plane's first complete state was received.
     is_synced: watch::Receiver<bool>,
 }
 

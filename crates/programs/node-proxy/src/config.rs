@@ -33,7 +33,7 @@ pub enum ConfigError {
     /// `PROXY_CONFIG` or the mesh configuration file is invalid.
     #[error(transparent)]
     Mesh(#[from] MeshConfigError),
-    /// Both of these variables are set, which exclude each other.
+    /// Two variables are set that exclude each other.
     #[error("{0} and {1} cannot both be set")]
     Exclusive(&'static str, &'static str),
     /// `PROXY_MODE` is the dedicated mode, which is not supported.
@@ -119,7 +119,7 @@ pub struct Config {
     pub dns_proxy: bool,
     /// `LOCAL_XDS_PATH` or `LOCAL_XDS`: source of the mesh state instead of the control plane.
     pub local_xds: Option<LocalXds>,
-    /// `SECRET_TTL`: requested lifetime of certificates.
+    /// `SECRET_TTL`: lifetime that is requested for certificates.
     pub secret_ttl: Duration,
     /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`: TCP socket options of connections.
     #[serde(skip)]

@@ -62,7 +62,7 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// Looks up a mesh name for pods of a namespace.
+/// Resolves a mesh name as for pods of the namespace `namespace`.
 pub(crate) fn find_client_pod(
     config: &Config,
     state: &SharedState,

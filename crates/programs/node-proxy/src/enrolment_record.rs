@@ -38,7 +38,7 @@ enum RestorePodError {
     NotOwned(#[source] RejectReason),
 }
 
-/// Returns the path of the record, in the directory of the agent's socket.
+/// Returns the path of the agent's record of enrolled pods, in the directory of the agent's socket.
 pub(crate) fn record_path(agent: &Path) -> PathBuf {
     agent.with_file_name(ENROLLED_FILE)
 }
@@ -92,8 +92,8 @@ fn open_netns(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RestorePodEr
     Ok(netns)
 }
 
-/// Polls the record until the receiver is dropped; the value is `None` until there is a record. An unreadable record
-/// changes nothing.
+/// Polls the agent's record of enrolled pods until the receiver is dropped; the value is `None` until there is a
+/// record. An unreadable record changes nothing.
 pub(crate) fn watch_record(record: PathBuf) -> watch::Receiver<Option<EnrolledPods>> {
     let (sender, receiver) = watch::channel(None);
     ambit_rt::spawn_essential("record of enrolled pods", async move {

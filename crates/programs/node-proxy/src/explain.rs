@@ -92,7 +92,7 @@ impl ExplanationSteps {
         Explanation { steps: self.0, end }
     }
 
-    /// Ends the prediction with a step that rejects the connection.
+    /// Ends the prediction with a step in which the connection is rejected.
     fn refused(mut self, step: StepKind, why: &str) -> Explanation {
         self.push(step, StepResult::Refused, why);
         let why = why.to_owned();
@@ -368,7 +368,7 @@ fn waypoint_text(route: &Route) -> String {
     }
 }
 
-/// Returns for a tunnel's authority the destination that policies match, and the application's address.
+/// Returns the destination that policies match and the application's address, for the authority of a tunnel.
 async fn resolve_inbound_route(
     pod: &Pod,
     local: &LocalPod,

@@ -101,7 +101,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection, shared by its tunnels.
+/// State of one inbound HBONE connection, shared by its tunnels.
 struct TunnelClient {
     shard: Arc<Shard>,
     peer: SocketAddr,
@@ -245,8 +245,8 @@ async fn open_tunnel(
     None
 }
 
-/// Returns the header lines of a response that rejects a tunnel: the denying policies, only for the workload's own
-/// waypoint. Other peers do not learn which policies a workload has.
+/// Returns the header lines of a response that rejects a tunnel: the names of the denying policies, only for the
+/// workload's own waypoint. Other peers do not learn which policies a workload has.
 fn refusal_headers(pod: &Pod, local: &LocalPod, who: &Peer, error: &StreamError) -> HeaderMap {
     let attached = local.workload.endpoint_waypoint.as_ref();
     let is_waypoint = |peer| attached.is_some_and(|one| one.identities.contains(peer));

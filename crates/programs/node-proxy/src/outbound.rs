@@ -173,7 +173,7 @@ fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     Ok(dst)
 }
 
-/// Routes the connection to an endpoint other than those in `failed`, and resolves its host name.
+/// Selects the connection's route to an endpoint other than those in `failed`, and resolves the route's host name.
 async fn select_resolved_route(
     pod: &Pod,
     local: &LocalPod,
@@ -186,7 +186,7 @@ async fn select_resolved_route(
     Ok(route)
 }
 
-/// Routes the connection to an endpoint other than those in `failed`, without resolving host names.
+/// Selects the connection's route to an endpoint other than those in `failed`, without resolving host names.
 pub(crate) async fn select_route(
     pod: &Pod,
     local: &LocalPod,
@@ -251,7 +251,7 @@ fn record_route(pod: &Pod, route: &Route, report: &mut Report, handle: &Connecti
     }
 }
 
-/// Opens the tunnel, nested tunnels or plain connection of a route.
+/// Opens the tunnel, the nested tunnels or the plain connection that a route demands.
 async fn dial(
     shard: &Shard,
     local: &LocalPod,
@@ -284,8 +284,8 @@ async fn dial(
     }
 }
 
-/// Opens a tunnel to a pod of the waypoint, or to an endpoint of the service; if one fails, to another. Also returns
-/// the route that succeeded.
+/// Opens a tunnel to a pod of the waypoint or to an endpoint of the service; if that fails, to another one. Also
+/// returns the route that succeeded.
 async fn connect_replica(
     shard: &Shard,
     local: &LocalPod,

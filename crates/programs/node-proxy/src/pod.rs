@@ -59,7 +59,7 @@ pub struct Pod {
     pub uid: ArcStr,
     /// Network namespace of the pod's sockets.
     pub netns: Netns,
-    /// Whether connections to the application may have the client's address as their source.
+    /// Whether connections from the proxy to the application may have the client's address as their source.
     pub(crate) preserves_client_address: bool,
     pub(crate) config: Arc<Config>,
     pub(crate) state: SharedState,
@@ -71,18 +71,19 @@ pub struct Pod {
     pub(crate) guard: Guard,
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
-    /// Number of connections whose setup is in flight, and its limits.
+    /// Limits and number of the pod's connections whose setup is in flight.
     pub(crate) in_flight: SetupCounters,
-    /// Inode numbers of the pod's listeners, by which those of other processes are recognized.
+    /// Inode numbers of the pod's listeners in this process, by which listeners of other processes are recognized.
     listeners: HashSet<u64>,
-    /// Whether another proxy's own listeners accept the pod's connections: this proxy's are drained and closed.
+    /// Whether another proxy accepts the pod's connections on listeners of its own, so that this proxy's listeners are
+    /// drained and closed.
     is_surrendered: AtomicBool,
     lifecycle: Lifecycle,
 }
 
 impl Pod {
-    /// Opens the pod's listeners, one set a worker, and creates its proxy. Listeners among
-    /// `inherited` are used unchanged, also surplus ones: connections may wait in any of them.
+    /// Opens the pod's listeners, one set for each worker, and creates its proxy. Listeners among `inherited` are used
+    /// unchanged, also surplus ones: connections may wait in any of them.
     ///
     /// # Errors
     ///
@@ -231,7 +232,7 @@ impl Pod {
         self.lifecycle.drain_watcher()
     }
 
-    /// Whether another process listens on the pod's ports too, with sockets of its own instead of this proxy's.
+    /// Whether another process has opened listeners of its own on all of the pod's proxy ports.
     pub(crate) fn others_listen(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, TcpStateFilter::Listening)?;
         let others: HashSet<u16> = listening
@@ -243,14 +244,14 @@ impl Pod {
         Ok(ports.iter().all(|port| others.contains(port)))
     }
 
-    /// Marks that another proxy's own listeners accept the pod's connections. Called before
+    /// Records that another proxy accepts the pod's connections on listeners of its own. Called before
     /// [`Self::drain_connections`].
     pub(crate) fn surrender(&self) {
         self.is_surrendered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether connections in the accept queues must be served when the listeners close; not if a successor has the
-    /// same sockets and accepts them.
+    /// Whether this proxy must serve the connections in the accept queues when it closes the listeners; false if a
+    /// successor accepts them on the same sockets.
     pub(crate) fn serves_backlog(&self) -> bool {
         self.gate.is_open() || self.is_surrendered.load(Ordering::Relaxed)
     }

@@ -17,7 +17,7 @@ pub(crate) struct RestoredPod {
     pub(crate) info: WorkloadInfo,
     /// Network namespace of the pod.
     pub(crate) netns: Netns,
-    /// Sockets of the pod, of any kind; empty if they must be opened again.
+    /// Sockets of the pod, of any kind; empty if the proxy must open new ones.
     pub(crate) sockets: Vec<OwnedFd>,
 }
 

@@ -33,7 +33,7 @@ use crate::{
     pre_capture,
 };
 
-/// Interval at which a proxy with a successor checks whether that has opened listeners of its own.
+/// Interval at which a proxy with a successor checks whether the successor has opened listeners of its own.
 const LISTENER_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pods that this proxy serves, for dumps and for the termination.
@@ -68,8 +68,8 @@ impl ServedPods {
             .find(|pod| pod.name().namespace == namespace && pod.name().name == name)
     }
 
-    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`, since the end of
-    /// the process terminates them.
+    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`: the end of the
+    /// process terminates them.
     pub async fn wait_until_drained(&self, limit: Duration) {
         self.leaving.close();
         let _late = tokio::time::timeout(limit, self.leaving.wait()).await;
@@ -83,8 +83,8 @@ impl ServedPods {
         });
     }
 
-    /// Whether the end of this proxy would leave a pod without a proxy: false if a successor that cannot take over
-    /// sockets has opened its own for all pods.
+    /// Whether a pod would be without a proxy if this process ended. False if a successor that cannot take over sockets
+    /// has opened its own for all pods.
     pub(crate) fn is_needed(&self) -> bool {
         let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
         !self.pods().iter().all(others_listen)
@@ -256,7 +256,7 @@ impl EnrolmentClient {
         }
     }
 
-    /// Waits for this time; meanwhile retries the start of pods that failed.
+    /// Waits for `wait`; meanwhile retries the start of pods that failed to start.
     async fn wait_ticking(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {

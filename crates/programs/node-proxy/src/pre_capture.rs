@@ -1,6 +1,6 @@
-//! Pre-capture connections of a pod, which the proxy does not carry. They continue in plaintext, and are listed. A
-//! setting closes all of them; inbound ones are closed when a policy begins to deny them, and, like the proxy's own,
-//! when all connections to the pod must pass its waypoint.
+//! Pre-capture connections of a pod: opened before the pod was captured, and not carried by the proxy. They continue in
+//! plaintext, and are listed in dumps. A setting closes all of them; inbound ones are closed when a policy begins to
+//! deny them, and, like the proxy's own, when all connections to the pod must pass its waypoint.
 
 use std::{
     collections::BTreeMap,
@@ -161,7 +161,8 @@ pub(crate) async fn enforce_policies(pod: Arc<Pod>) {
     }
 }
 
-/// Downgrades the reference, for a task that waits and must not keep a removed pod and its namespace alive.
+/// Downgrades the reference to the pod for a task that waits, so that the task does not keep a removed pod and its
+/// namespace alive.
 fn weak(pod: Arc<Pod>) -> Weak<Pod> {
     Arc::downgrade(&pod)
 }
@@ -199,7 +200,7 @@ fn evaluate(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Evaluation {
     }
 }
 
-/// Inbound pre-capture connections: whether each, by its socket cookie, was allowed at the last check.
+/// Inbound pre-capture connections by socket cookie, each with whether it was allowed at the last check.
 #[derive(Debug, Default)]
 struct PreCaptureConnections(BTreeMap<u64, bool>);
 
@@ -208,8 +209,8 @@ impl PreCaptureConnections {
         self.0.is_empty()
     }
 
-    /// Returns open connections that were allowed at the last check and are denied now, except for those that
-    /// `is_spared`.
+    /// Returns open connections that were allowed at the last check and are denied now, except for connections for
+    /// which `is_spared` is true.
     fn newly_denied(
         &mut self,
         found: Vec<TcpSocket>,

@@ -1,4 +1,4 @@
-//! Guards the destinations that a pod's connections are redirected to: never loopback, link-local, or a cloud's
+//! Checks the destinations that a pod's connections are redirected to: never loopback, link-local, or a cloud's
 //! metadata service, unless the administrator's settings allow it.
 //!
 //! The sockets are opened in the pod's own namespace, so that the pod cannot reach more than by

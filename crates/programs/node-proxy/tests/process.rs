@@ -33,7 +33,7 @@ impl Testbed {
         }
     }
 
-    /// Starts one supervisor of a pair, with its worker.
+    /// Starts a supervisor that may become active or standby of the pair, with its worker.
     fn start(&self) -> Running {
         self.start_with(&[])
     }

@@ -53,7 +53,7 @@ fn records(file: &str) -> Vec<(String, Vec<u8>)> {
     text(file).lines().map(record).collect()
 }
 
-/// Workloads by UID and services by host name, from the recorded resources.
+/// Mesh of the recorded resources: workloads by UID, and services by host name.
 #[derive(Default)]
 struct Mesh {
     workloads: BTreeMap<String, Workload>,

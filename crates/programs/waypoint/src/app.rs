@@ -47,11 +47,12 @@ use ambit_waypoint_engine::{
 /// with the missing prerequisite as the reason.
 const QUEUE_TIME: Duration = Duration::from_secs(5);
 
-/// Grace period for requests in flight after the last connection was accepted, if no other pod of the waypoint serves.
+/// Grace period for requests in flight after the last connection was accepted, if no other pod of the waypoint serves
+/// requests.
 const LAST_REQUEST_GRACE: Duration = Duration::from_secs(5);
 
-/// Multiple of [`Config::linger`] for which a terminating pod keeps serving while no other pod of the waypoint does,
-/// even without callers.
+/// Multiple of [`Config::linger`] for which a terminating pod continues to serve while the waypoint has no other
+/// serving pod, even without callers.
 const STAND_IN_LINGER_FACTOR: u32 = 15;
 
 /// Timeout of the last export of metrics and logs before the process ends.
@@ -196,7 +197,7 @@ async fn run_with(
     Ok(())
 }
 
-/// Creates the admin server's pages of a waypoint.
+/// Creates the pages of a waypoint's admin server.
 fn admin(
     env: &Env,
     waypoint: &Arc<Waypoint>,

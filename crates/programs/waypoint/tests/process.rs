@@ -165,14 +165,14 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
     drop(running);
 }
 
-/// Requests a page of the waypoint's process with this host name, and returns the HTTP status.
+/// Requests a page of the waypoint's process with the host name `name`, and returns the HTTP status.
 fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) -> u16 {
     let answer = respond(running, port, method, path, name);
     let status = answer.split(' ').nth(1).unwrap_or_default();
     status.parse().unwrap()
 }
 
-/// Requests a page of the waypoint's process with this host name, and returns the response as text.
+/// Requests a page of the waypoint's process with the host name `name`, and returns the response as text.
 fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -> String {
     let mut stream = running.try_connect(port).unwrap();
     let request = format!(

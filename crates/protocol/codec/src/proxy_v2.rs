@@ -1,7 +1,7 @@
-//! PROXY protocol version 2, which precedes connections in tunnels from a node proxy to a waypoint, and those of a
-//! waypoint to endpoints if a `DestinationRule` requires it; for the latter also version 1.
+//! PROXY protocol version 2, as a header of connections in tunnels from a node proxy to a waypoint, and of a waypoint's
+//! connections to endpoints if a `DestinationRule` requires it. To endpoints, version 1 can be sent as well.
 //!
-//! TCP over IPv4 or IPv6 only, with the client's SPIFFE ID in TLV 0xD0 if known.
+//! Supports only TCP over IPv4 or IPv6. The TLV 0xD0 contains the client's SPIFFE ID, if known.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -13,11 +13,11 @@ const TCP6: u8 = 0x21;
 const TLV_IDENTITY: u8 = 0xd0;
 /// Maximum length of a SPIFFE ID (SPIFFE-ID specification, section 2).
 const MAX_IDENTITY_BYTES: usize = 2048;
-/// Maximum length that a header may declare, in bytes: more than any SPIFFE ID and the other fields need.
+/// Maximum accepted length of a header after its fixed part, in bytes: more than the addresses and any SPIFFE ID need.
 const MAX_DECLARED_BYTES: usize = 4096;
 const FIXED_HEADER_BYTES: usize = 16;
 
-/// Connection that a PROXY header describes.
+/// Addresses and client identity that a PROXY protocol header describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
     /// Address of the client.
@@ -43,15 +43,15 @@ pub enum ParseProxyError {
     /// The header declares this length, which exceeds 4 KiB.
     #[error("the PROXY header declares {0} bytes, more than 4096")]
     TooLong(usize),
-    /// Addresses or TLVs do not fit the declared length, or there are several SPIFFE IDs or an invalid one (1 to 2048
-    /// bytes of text).
+    /// The addresses or TLVs do not fit the declared length, a SPIFFE ID is repeated, or it is not 1 to 2048 bytes of
+    /// text.
     #[error("the PROXY header's contents do not fit its length")]
     Malformed,
 }
 
 impl ProxyHeader {
-    /// Encodes the header. If the addresses are of different families, both are written as IPv6. An identity that is
-    /// too long for the format is omitted.
+    /// Encodes a header of version 2. If the addresses have different families, both are written as IPv6. An identity
+    /// that is too long for the format is omitted.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(128);
         let family = match (self.source.ip(), self.destination.ip()) {
@@ -86,8 +86,8 @@ impl ProxyHeader {
         out
     }
 
-    /// Encodes a header of version 1, which has no identity. If the addresses are of different families, both are
-    /// written as IPv6.
+    /// Encodes a header of version 1, which has no identity. If the addresses have different families, both are written
+    /// as IPv6.
     pub fn encode_text(&self) -> String {
         let (source, destination) = (self.source, self.destination);
         let (family, from, to) = match (source.ip(), destination.ip()) {
@@ -98,7 +98,7 @@ impl ProxyHeader {
         format!("PROXY {family} {from} {to} {source} {destination}\r\n")
     }
 
-    /// Parses a header at the beginning of a stream; also returns its length.
+    /// Parses a header of version 2 at the beginning of a stream. Also returns the header's length in bytes.
     ///
     /// # Errors
     ///

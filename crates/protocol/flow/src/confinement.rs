@@ -1,14 +1,13 @@
-//! Restricts flow events for users who may read some namespaces only.
+//! Restricts flow events for users who may read only some namespaces.
 //!
-//! Such a reader sees what proxies do for workloads of those namespaces; of the peers of those workloads, only what
-//! the traffic itself reveals to them.
+//! Such a reader sees the events of proxies that act for workloads in these namespaces. Of the peers of these
+//! workloads, the reader sees only the attributes that the traffic itself reveals to them.
 
 use crate::{Flow, Peer, ReporterKind};
 
 impl Flow {
-    /// Whether the reporter acts for a workload, or for a service outside of the cluster, of one of
-    /// `namespaces`: the client's node proxy acts for the client, the server's and a waypoint for
-    /// the server.
+    /// Whether the reporting proxy acts for a workload in one of `namespaces`, or for an external service of one. The
+    /// client's node proxy acts for the client; the server's node proxy and a waypoint act for the server.
     pub fn concerns_namespaces(&self, namespaces: &[String]) -> bool {
         let is_readable = |namespace: &String| namespaces.contains(namespace);
         let destination = self.destination.namespace.as_ref();
@@ -24,9 +23,10 @@ impl Flow {
         }
     }
 
-    /// Returns the event as seen by readers of `namespaces` only, for events that [concern
-    /// them](Self::concerns_namespaces). Peers of other namespaces are reduced to what the traffic reveals: a client's
-    /// namespace, identity and address; a server's namespace, and its address if the client called it.
+    /// Returns the event as readers of `namespaces` may see it, for events that [concern
+    /// them](Self::concerns_namespaces). Of peers in other namespaces only attributes that the traffic reveals remain:
+    /// a client's namespace, identity and address; a server's namespace, and its address if the client called it
+    /// directly.
     #[must_use]
     pub fn reduced_to_namespaces(&self, namespaces: &[String]) -> Self {
         let is_foreign = |peer: &Peer| {

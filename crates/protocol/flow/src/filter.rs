@@ -1,4 +1,4 @@
-//! Filters of flow events, as query parameters: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
+//! Filters of flow events as query parameters: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
 
 use std::{fmt, str::FromStr};
 
@@ -7,21 +7,21 @@ use crate::{Flow, Peer, ServiceName, Transport};
 /// Maximum number of namespaces in one filter.
 const MAX_NAMESPACES: usize = 1024;
 
-/// Filter of a reader's flow events. The default matches all.
+/// Filter that selects flow events for a reader. The default selects all events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Whether only refusals and failures match.
+    /// Whether only refusals and failures are selected.
     pub refused: bool,
-    /// Whether only plaintext traffic matches.
+    /// Whether only plaintext traffic is selected.
     pub plaintext: bool,
-    /// Client that must match; `None` matches all.
+    /// Filter on the client; `None` selects every client.
     pub from: Option<PeerFilter>,
-    /// Server or service that must match; `None` matches all.
+    /// Filter on the server or service; `None` selects every server.
     pub to: Option<PeerFilter>,
-    /// Namespaces, one of which the client, server or service must be in; any if empty.
+    /// Namespaces, of which the client, server or service must be in one; every namespace is selected if empty.
     pub namespaces: Vec<String>,
-    /// Whether the reader may read only `namespaces`: see [`Flow::reduced_to_namespaces`]. Without namespaces it
-    /// reads nothing.
+    /// Whether the reader may read only `namespaces`, see [`Flow::reduced_to_namespaces`]. If `namespaces` is empty,
+    /// the reader sees no events.
     pub confined: bool,
 }
 
@@ -44,7 +44,7 @@ pub enum PeerFilter {
 pub enum FilterError {
     /// The parameter's name is unknown.
     Unknown(String),
-    /// The parameter's value has no name of a workload or service.
+    /// The value of `from` or `to` names no workload or service.
     Empty(String),
     /// The filter has more than `MAX_NAMESPACES` namespaces.
     TooManyNamespaces,

@@ -1,4 +1,4 @@
-//! JSON forms of gateway addresses and ports. Names are strings, as they display.
+//! JSON forms of gateway addresses and port maps. Names are serialized as strings, as they display.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct GatewayJson {
 }
 forms!(GatewayJson of GatewayAddress);
 
-/// JSON form of a map of ports. If a service has a port twice (TCP and UDP), the last one counts.
+/// JSON form of a map of ports. If a service lists a port twice (TCP and UDP), the last entry applies.
 pub(crate) struct PortsJson;
 
 impl SerializeAs<PortMap> for PortsJson {

@@ -57,7 +57,7 @@ pub(crate) fn optional_duration<S: Serializer>(
     }
 }
 
-/// Serializes a secret as a placeholder, or as null if it is empty.
+/// Serializes a secret as the redaction placeholder, or as null if it is empty.
 pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
     of: &T,
     serializer: S,
@@ -68,7 +68,7 @@ pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
     }
 }
 
-/// Serializes names with redacted values.
+/// Serializes pairs of name and secret value with redacted values.
 pub(crate) fn secret_values<S: Serializer>(
     of: &[(ArcStr, ArcStr)],
     serializer: S,
@@ -76,7 +76,7 @@ pub(crate) fn secret_values<S: Serializer>(
     serializer.collect_map(of.iter().map(|(name, _)| (name, SECRET)))
 }
 
-/// Serializes a map with redacted values, like [`secret_values`].
+/// Serializes a map of secret values with redacted values.
 pub(crate) fn secret_map<S: Serializer>(
     of: &BTreeMap<ArcStr, ArcStr>,
     serializer: S,

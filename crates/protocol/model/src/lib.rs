@@ -1,6 +1,7 @@
-//! The model of the mesh: identities, names, addresses, workloads, services, policies.
+//! Data model of the mesh: identities, names, addresses, workloads, services, policies.
 //!
-//! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
+//! The types are pure data with their invariants. The crate does not depend on protobuf, Kubernetes, sockets, tasks or
+//! a clock.
 #![forbid(unsafe_code)]
 
 mod authentication;

@@ -38,7 +38,7 @@ impl ParseNameError {
     }
 }
 
-/// Address in a network, formatted as `network/ip`; the default network is empty (`/10.0.0.1`).
+/// Address in a network, formatted as `network/ip`. The default network has an empty name (`/10.0.0.1`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkAddress {
     /// Name of the network; empty for the cluster's default network.
@@ -48,7 +48,7 @@ pub struct NetworkAddress {
 }
 
 impl NetworkAddress {
-    /// Builds an address and converts IPv4-mapped addresses to IPv4.
+    /// Creates an address; converts an IPv4-mapped address to IPv4.
     pub fn new(network: impl Into<ArcStr>, address: IpAddr) -> Self {
         Self {
             network: network.into(),
@@ -83,7 +83,7 @@ pub struct NamespacedHostname {
 }
 
 impl NamespacedHostname {
-    /// Builds a name from its parts.
+    /// Creates a service name from namespace and hostname.
     pub fn new(namespace: impl Into<ArcStr>, hostname: impl Into<ArcStr>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -111,7 +111,7 @@ impl FromStr for NamespacedHostname {
     }
 }
 
-/// Destination of a [`GatewayAddress`].
+/// Destination in a [`GatewayAddress`]: an address or the name of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
     /// Address of a service (VIP) or workload.
@@ -176,7 +176,7 @@ pub struct GatewayName {
 }
 
 impl GatewayName {
-    /// Builds a name from its parts.
+    /// Creates the name of a Gateway from namespace and name.
     pub fn new(namespace: impl Into<ArcStr>, name: impl Into<ArcStr>) -> Self {
         Self {
             namespace: namespace.into(),

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use arcstr::ArcStr;
 
-/// Path template. `{*}` and `{**}` are whole segments; only text may follow `{**}`, and no other asterisk or brace is
-/// allowed (Istio's rules). `{**}` matches any text between its neighbours, including none.
+/// Path template with Istio's rules: `{*}` and `{**}` must be whole segments, only text may follow `{**}`, and no other
+/// asterisk or brace is allowed. `{**}` matches any text between its neighbours, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTemplate {
     /// Segments before `{**}`, or all segments if there is no `{**}`.
@@ -29,7 +29,7 @@ pub enum PathTemplateError {
     /// A segment is neither text nor exactly one operator.
     #[error("{0:?}: a segment is {{*}}, {{**}} or has neither braces nor asterisks")]
     Segment(String),
-    /// An operator follows `{**}`, which must be the last one.
+    /// Another operator follows `{**}`, although `{**}` must be the last operator.
     #[error("{{**}} is the last operator of a path template")]
     NotLast,
 }
@@ -40,8 +40,8 @@ impl PathTemplate {
         text.contains("{*}") || text.contains("{**}")
     }
 
-    /// Returns the template with its literal segments mapped, for instance to the normalized form in which paths are
-    /// compared.
+    /// Returns the template with each literal text replaced by `map` of it, for instance to normalize the text like
+    /// paths.
     #[must_use]
     pub fn map_text(self, map: impl Fn(&str) -> ArcStr) -> Self {
         let segments = self.segments.into_iter().map(|segment| match segment {

@@ -1,4 +1,4 @@
-//! Reasons why a connection ended: a small set of values for metrics, access logs and callers.
+//! Reasons why a connection failed, as a small set of values for metrics, access logs and callers.
 
 use std::fmt;
 

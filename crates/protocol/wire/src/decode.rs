@@ -1,9 +1,9 @@
-//! Decodes WDS records and authorization policies to the model, strictly.
+//! Decodes WDS records and authorization policies strictly to the model.
 //!
-//! A record that is not understood in full is rejected as a whole, with the field and the reason: ignoring a part
-//! would widen or narrow a policy, or send traffic elsewhere. The exceptions are unknown extensions and unknown
-//! fields of workloads and services, which are ignored (fields are counted). In a policy they are errors. Decoded
-//! addresses are canonical.
+//! A record that cannot be decoded in full is rejected as a whole, with the field and the reason: ignoring a part could
+//! widen or narrow a policy, or send traffic elsewhere. Unknown extensions and unknown fields of workloads and services
+//! are the exception: they are ignored (fields are counted). In a policy, they are errors. Decoded addresses are
+//! canonical.
 
 mod address;
 mod delta;

@@ -1,8 +1,8 @@
-//! External authorization, `envoy.service.auth.v3.Authorization/Check`: the request of a waypoint, and the response of
-//! an authorization provider.
+//! Messages of external authorization, `envoy.service.auth.v3.Authorization/Check`: the request of a waypoint, and the
+//! response of an authorization provider.
 //!
-//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Other fields of a response are ignored, as
-//! protobuf defines it.
+//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Unknown fields of a response are ignored, as
+//! usual in protobuf.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ mod tests;
 /// Path of the gRPC method `Check`.
 pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 
-/// Source or destination of the checked request.
+/// Client or server of the checked request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     /// Address of the peer.
@@ -37,7 +37,7 @@ pub struct Peer<'a> {
     pub principal: Option<&'a str>,
 }
 
-/// HTTP request that is checked.
+/// HTTP attributes of the checked request.
 #[derive(Clone, Debug, Default)]
 pub struct HttpCheckRequest {
     /// Id of the request, for logs of the provider.
@@ -54,13 +54,13 @@ pub struct HttpCheckRequest {
     pub size: Option<u64>,
     /// HTTP version in Envoy's notation, such as `HTTP/1.1`.
     pub protocol: &'static str,
-    /// Beginning of the body, as far as the provider receives it.
+    /// Beginning of the body, up to the provider's limit.
     pub body: Vec<u8>,
     /// Whether the body is sent as bytes instead of text.
     pub body_as_bytes: bool,
 }
 
-/// Request for a check of an HTTP request or connection, `envoy.service.auth.v3.CheckRequest`.
+/// Check of an HTTP request or connection, `envoy.service.auth.v3.CheckRequest`.
 #[derive(Clone, Debug)]
 pub struct CheckRequest<'a> {
     /// Client of the request.
@@ -75,7 +75,7 @@ pub struct CheckRequest<'a> {
     pub sni: Option<&'a str>,
 }
 
-/// Header change in a provider's response.
+/// Header change that a provider requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderMutation {
     /// Name of the header as the provider sent it.
@@ -86,16 +86,16 @@ pub struct HeaderMutation {
     pub action: HeaderAction,
 }
 
-/// How a provider changes a header.
+/// Way in which a provider changes a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderAction {
-    /// Replaces existing values.
+    /// Replaces existing values of the header.
     Set,
-    /// Appends to existing values.
+    /// Appends to existing values of the header.
     Append,
     /// Adds the header if it is absent.
     AddIfAbsent,
-    /// Replaces the header if it is present.
+    /// Replaces the header only if it is present.
     SetIfPresent,
 }
 
@@ -137,19 +137,19 @@ pub struct DeniedResponse {
 /// Error of decoding a provider's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckResponseError {
-    /// Bytes that are not protobuf.
+    /// The response is not a protobuf message of this type.
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// The response neither allows nor denies.
     #[error("the response neither allows nor denies")]
     Empty,
-    /// The gRPC status of the response allows, but its content denies, or the reverse.
+    /// The response's gRPC status allows the request, but its content denies it, or the reverse.
     #[error("the answer contradicts itself")]
     Contradiction,
 }
 
 impl CheckRequest<'_> {
-    /// Encodes the protobuf message.
+    /// Encodes the check as a protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let of_epoch = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = prost_types::Timestamp {
@@ -262,8 +262,8 @@ fn refused(from: DeniedHttpResponse) -> DeniedResponse {
     }
 }
 
-/// Converts a header change. Without the deprecated `append`, the zero value of `append_action`, which is also that
-/// of an unset field, means `default`, which depends on the list that the header is in.
+/// Converts a header change. If the deprecated field `append` is unset and `append_action` is zero, which can also mean
+/// unset, the action is `default`; the default depends on the list that contains the header.
 fn header(from: HeaderValueOption, default: HeaderAction) -> Option<HeaderMutation> {
     let action = match (from.append, from.append_action()) {
         (Some(true), _) => HeaderAction::Append,

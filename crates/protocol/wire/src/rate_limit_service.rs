@@ -1,8 +1,8 @@
-//! Global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a waypoint, and
-//! the response of a rate-limit service.
+//! Messages of global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a
+//! waypoint, and the response of a rate-limit service.
 //!
-//! The messages are a subset of Envoy's API (`proto/rate_limit.proto`). Other fields of a response are ignored, as
-//! protobuf defines it.
+//! The messages are a subset of Envoy's API (`proto/rate_limit.proto`). Unknown fields of a response are ignored, as
+//! usual in protobuf.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ pub const SHOULD_RATE_LIMIT_PATH: &str =
 /// Request to a rate-limit service, `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShouldRateLimitRequest {
-    /// Domain of the limits, by which the service selects its configuration.
+    /// Rate-limit domain, by which the service selects its configuration.
     pub domain: String,
-    /// Descriptors of the checked request, each a list of keys and values.
+    /// Rate-limit descriptors of the checked request, each a list of keys and values.
     pub descriptors: Vec<Vec<(String, String)>>,
     /// Number of hits that the checked request counts as.
     pub hits: u32,
@@ -37,17 +37,17 @@ pub struct ShouldRateLimitRequest {
 pub struct ShouldRateLimitResponse {
     /// Whether the checked request exceeds a limit.
     pub is_over: bool,
-    /// Limit with the least remaining quota, of those that the service evaluated.
+    /// Status of the limit with the least remaining quota among those that the service evaluated.
     pub nearest_limit: Option<LimitStatus>,
     /// Headers to add to the response.
     pub response_headers: Vec<(String, Vec<u8>)>,
     /// Headers to add to the request.
     pub request_headers: Vec<(String, Vec<u8>)>,
-    /// Body of the response to a request over a limit.
+    /// Body of the response to a request that exceeds a limit.
     pub body: Vec<u8>,
 }
 
-/// Rate limit that the service evaluated, with its remaining quota.
+/// Status of one rate limit in the response: rate and remaining quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitStatus {
     /// Requests allowed in an interval.
@@ -63,16 +63,16 @@ pub struct LimitStatus {
 /// Error of decoding a rate-limit service's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShouldRateLimitError {
-    /// Bytes that are not protobuf.
+    /// The response is not a protobuf message of this type.
     #[error("the answer is no RateLimitResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
-    /// The overall code is UNKNOWN, or not one of the API.
+    /// The response's overall code is UNKNOWN, or a number that the API does not define.
     #[error("the answer has the code {0}: neither OK nor OVER_LIMIT")]
     UndecidedCode(i32),
 }
 
 impl ShouldRateLimitRequest {
-    /// Encodes the protobuf message.
+    /// Encodes the request as a protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let entry = |(key, value)| Entry { key, value };
         let descriptors = self.descriptors.into_iter();
@@ -89,7 +89,7 @@ impl ShouldRateLimitRequest {
 }
 
 impl ShouldRateLimitResponse {
-    /// Decodes a response.
+    /// Decodes a response of a rate-limit service.
     ///
     /// # Errors
     ///

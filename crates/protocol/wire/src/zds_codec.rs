@@ -1,4 +1,5 @@
-//! Encodes and decodes ZDS records: one protobuf message each, converted to and from the messages of `ambit-zds`.
+//! Encodes and decodes ZDS records. Each record is one protobuf message, converted to and from the messages of
+//! `ambit-zds`.
 
 use std::net::IpAddr;
 
@@ -17,7 +18,7 @@ pub enum ZdsDecodeError {
     /// The record is not valid protobuf.
     #[error("the record does not decode as {what}")]
     Protobuf {
-        /// Message that the record should contain.
+        /// Name of the message that the record should contain.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -26,10 +27,10 @@ pub enum ZdsDecodeError {
     /// The message has no payload.
     #[error("the {what} is empty")]
     Empty {
-        /// Message that the record should contain.
+        /// Name of the message that the record should contain.
         what: &'static str,
     },
-    /// The request names no pod.
+    /// The request has no pod UID.
     #[error("the request has an empty uid")]
     NoUid,
     /// An address of the pod is neither 4 nor 16 bytes long.
@@ -42,7 +43,7 @@ pub enum ZdsDecodeError {
     },
 }
 
-/// Decodes a request of the agent.
+/// Decodes a request that the agent sent.
 ///
 /// # Errors
 ///
@@ -111,7 +112,7 @@ fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
 
 /// Encodes a request to the node proxy.
 ///
-/// Addresses that would make the record too long are omitted, last first: they only speed up the pod's first
+/// Omits the last addresses of the pod if the record would be too long: addresses only speed up the pod's first
 /// connection.
 pub fn encode_request(request: &Request) -> Vec<u8> {
     let payload = match request {
@@ -159,7 +160,7 @@ fn encode_info(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// Decodes a node proxy's acknowledgement.
+/// Decodes an acknowledgement that a node proxy sent.
 ///
 /// # Errors
 ///
@@ -178,7 +179,7 @@ pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
     })
 }
 
-/// Encodes an acknowledgement for the agent; a long error text is truncated to fit a record.
+/// Encodes an acknowledgement for the agent. Truncates a long error text so that it fits into a record.
 pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     let error = match ack {
         Ok(()) => String::new(),
@@ -190,7 +191,7 @@ pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     zds::WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// Encodes a node proxy's hello with version 1 of ZDS.
+/// Encodes the hello of a node proxy, with version 1 of ZDS.
 pub fn encode_hello() -> Vec<u8> {
     zds::ZdsHello {
         version: zds::Version::V1.into(),
@@ -198,7 +199,7 @@ pub fn encode_hello() -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Decodes the ZDS version in a node proxy's hello, which may be an unknown one.
+/// Decodes the ZDS version in the hello of a node proxy. The version may be one that this build does not know.
 ///
 /// # Errors
 ///

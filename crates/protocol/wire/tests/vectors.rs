@@ -78,7 +78,7 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
 
 type Services = std::collections::BTreeMap<String, workload::PortList>;
 
-/// Sorts ports by number, merges those of several transports, and removes application protocols, which only waypoints
+/// Sorts ports by number, merges ports of several transports, and removes application protocols, which only waypoints
 /// need.
 fn in_order(mut services: Services) -> Services {
     for list in services.values_mut() {
@@ -91,8 +91,8 @@ fn in_order(mut services: Services) -> Services {
     services
 }
 
-/// Checks that decoding loses nothing: prost drops unknown fields, so the lengths would differ. The order of map
-/// entries may differ.
+/// Checks that decoding loses no field: prost drops unknown fields, so that the encoded length would differ. The order
+/// of map entries may differ.
 fn assert_same(record: &impl Message, bytes: &[u8], name: &str) {
     let again = record.encode_to_vec();
     assert_eq!(again.len(), bytes.len(), "{name}");

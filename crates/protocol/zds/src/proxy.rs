@@ -1,8 +1,8 @@
 //! Node proxy's side of ZDS: the pods that it serves, and its acknowledgements.
 //!
-//! Differs from ztunnel where that was fragile, never in what the agent sees: a protocol error ends the connection
-//! instead of the process; pods that could not be started stay pending over a reconnect; and an acknowledgement is
-//! only ever sent on its request's connection.
+//! Behaves like Istio's ztunnel towards the agent, but is more robust: a protocol error ends the connection instead of
+//! the process, pods that could not be started remain pending after a reconnect, and an acknowledgement is sent only on
+//! the connection of its request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,49 +11,49 @@ use std::{
 
 use crate::message::{Ack, MAX_ACK_TEXT_BYTES, PodUid, Request, WorkloadInfo, truncate_to_bytes};
 
-/// Delay before the start of a pod's proxy instance is retried.
+/// Delay before the start of a pod's proxy instance is retried after a failure.
 pub const PENDING_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Number of one proxy instance of a pod: each [`ProxyEffect::Start`] has a new one.
+/// Number of one proxy instance of a pod. Each [`ProxyEffect::Start`] has a new number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(u64);
 
 /// Event that the caller passes to [`ProxySide`].
 #[derive(Debug)]
 pub enum ProxyEvent<N> {
-    /// A connection to the agent is established and hello has been sent on it.
+    /// The proxy has connected to the agent and sent its hello.
     Connected,
-    /// The connection to the agent was closed. Pods continue to be served.
+    /// The connection to the agent was closed. The proxy continues to serve its pods.
     Disconnected,
-    /// Received request, with the network namespace that was attached.
+    /// The agent sent a request, with the attached network namespace if it has one.
     Request(Request, Option<N>),
-    /// Received record that is invalid: undecodable, truncated, empty, or with several descriptors.
+    /// The agent sent an invalid record: undecodable, truncated, empty, or with several file descriptors.
     Malformed(String),
-    /// The start of a proxy instance has succeeded: it listens.
+    /// A proxy instance has started: its listeners are open.
     Started {
         /// UID of the pod.
         uid: PodUid,
-        /// Generation of the start.
+        /// Generation of the started instance.
         generation: Generation,
     },
-    /// The start of a proxy instance has failed, and nothing of it is left.
+    /// A proxy instance has failed to start, and its resources are released.
     StartFailed {
         /// UID of the pod.
         uid: PodUid,
-        /// Generation of the start.
+        /// Generation of the failed instance.
         generation: Generation,
         /// Reason of the failure, for operators.
         error: String,
     },
-    /// Time has passed; see [`ProxySide::deadline`].
+    /// Time has passed: the time of [`ProxySide::deadline`] is reached.
     Tick,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event on the proxy's side, which the caller must carry out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProxyEffect<N> {
-    /// Opens the pod's listeners; the caller then reports [`ProxyEvent::Started`] or [`ProxyEvent::StartFailed`] with
-    /// the same generation.
+    /// Starts a proxy instance for the pod. The caller then reports [`ProxyEvent::Started`] or
+    /// [`ProxyEvent::StartFailed`] with the same generation.
     Start {
         /// UID of the pod.
         uid: PodUid,
@@ -64,7 +64,7 @@ pub enum ProxyEffect<N> {
         /// Network namespace of the pod, in which the listeners are opened.
         netns: N,
     },
-    /// Updates the description of a pod that is served already.
+    /// Updates the description of a pod whose instance is running.
     Update {
         /// UID of the pod.
         uid: PodUid,
@@ -73,7 +73,7 @@ pub enum ProxyEffect<N> {
         /// New description of the pod.
         info: WorkloadInfo,
     },
-    /// Stops a proxy instance, also one whose start has not been reported yet.
+    /// Stops a proxy instance, even if its start has not been reported yet.
     Stop {
         /// UID of the pod.
         uid: PodUid,
@@ -82,34 +82,34 @@ pub enum ProxyEffect<N> {
         /// Reason of the stop.
         reason: StopReason,
     },
-    /// Acknowledges the last request.
+    /// Sends the acknowledgement of the last request.
     Reply(Ack),
-    /// Closes the connection; the caller then connects again.
+    /// Closes the connection to the agent; the caller then connects again.
     Disconnect,
 }
 
 /// Reason why a proxy instance is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// The agent deleted the pod: it is gone, or left the mesh. New connections must not be
-    /// accepted; existing ones may end by themselves.
+    /// The agent deleted the pod, which has terminated or left the mesh. The instance accepts no new connections;
+    /// existing ones may end by themselves.
     Deleted,
     /// The agent's snapshot did not contain the pod.
     NotInSnapshot,
-    /// The pod has a new network namespace; nothing runs in the old one.
+    /// The pod has a new network namespace. Nothing runs in the old one any more.
     Replaced,
-    /// Another node proxy process has its own listeners for the pod.
+    /// Another node proxy process serves the pod with its own listeners.
     Surrendered,
 }
 
 #[derive(Debug)]
 enum StartState {
-    /// The start is in flight; the error is that of the previous start, if it failed.
+    /// The instance is starting. `failed` is the error of the previous start, if that failed.
     Starting {
         failed: Option<String>,
     },
     Up,
-    /// The start failed; it is retried at this time.
+    /// The instance failed to start with `error`, and is started again at `retry_at`.
     Pending {
         retry_at: Instant,
         error: String,
@@ -127,17 +127,17 @@ struct ServedPod<N> {
 #[derive(Debug)]
 enum AgentLink {
     Down,
-    /// The snapshot is being received; its pods so far.
+    /// The agent is sending the snapshot, which contains these pods so far.
     Snapshot(BTreeSet<PodUid>),
     Live,
 }
 
-/// State of the pods that the agent requests this node proxy to serve.
+/// State of a node proxy in ZDS: the pods that it serves, and its connection to the agent.
 #[derive(Debug)]
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, ServedPod<N>>,
     link: AgentLink,
-    /// Generation of the start whose outcome is acknowledged to the agent.
+    /// Generation of the starting instance whose outcome will be acknowledged to the agent.
     answering: Option<Generation>,
     next_generation: u64,
 }
@@ -154,13 +154,13 @@ impl<N> Default for ProxySide<N> {
 }
 
 impl<N: Clone + PartialEq> ProxySide<N> {
-    /// Creates the state without pods and without a connection.
+    /// Creates a state without pods and without a connection to the agent.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Restores a pod that was served before this process started, and whose listeners are open already. The agent's
-    /// snapshot decides whether it stays.
+    /// Restores a pod that an earlier process served, and whose listeners are open already. The pod is stopped if the
+    /// agent's snapshot does not contain it.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
         let life = StartState::Up;
@@ -183,12 +183,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         effects
     }
 
-    /// Whether the snapshot has arrived on the current connection and no pod is pending.
+    /// Whether the agent's snapshot is complete on the current connection, and no pod is pending.
     pub fn is_ready(&self) -> bool {
         matches!(self.link, AgentLink::Live) && self.pending().next().is_none()
     }
 
-    /// Returns the pods that could not be started, with the reason.
+    /// Returns the pods whose instances failed to start, with the error.
     pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
         self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
             StartState::Pending { error, .. }
@@ -199,7 +199,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         })
     }
 
-    /// Returns the pods whose proxy instances listen.
+    /// Returns the pods whose proxy instances are running.
     pub fn running_pods(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
@@ -218,7 +218,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             .min()
     }
 
-    /// Handles an event and returns its effects.
+    /// Handles an event. The caller must carry out the returned effects in order.
     pub fn on_event(&mut self, event: ProxyEvent<N>, now: Instant) -> Vec<ProxyEffect<N>> {
         match event {
             ProxyEvent::Connected => {
@@ -468,7 +468,8 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// Handles a protocol violation: acknowledges it with an error and disconnects; the pods stay.
+    /// Handles a protocol violation: acknowledges it with an error and disconnects. The proxy continues to serve its
+    /// pods.
     fn reject_request(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
         self.answering = None;
         self.link = AgentLink::Down;

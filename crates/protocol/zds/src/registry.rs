@@ -1,8 +1,8 @@
-//! Distributes the agent's orders to several connected node proxies (an old and a new one during a rollout).
+//! Distributes the agent's orders to all connected node proxies (an old and a new one during a rollout).
 //!
-//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest disconnects and an
-//! older one is left, the older one is sent the pods that it lacks. Callers have an [`OrderId`] for each order and get
-//! its outcome, at the latest after [`DELIVERY_TIMEOUT`].
+//! A pod is added at the newest proxy that has sent its hello, and deleted at every proxy. When the newest proxy
+//! disconnects and an older one is left, the older one is sent the pods that it lacks. Callers choose an [`OrderId`]
+//! for each order and get its outcome within [`DELIVERY_TIMEOUT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::{
 /// Timeout of an order, including the wait for a proxy to connect.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Number of an accepted connection; newer connections have larger ones.
+/// Number of an accepted connection. Newer connections have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -28,19 +28,19 @@ pub struct OrderId(pub u64);
 /// Event that the caller passes to the [`Registry`].
 #[derive(Debug)]
 pub enum RegistryEvent<N> {
-    /// A node proxy has connected.
+    /// A node proxy has opened this connection.
     Accepted(ConnectionId),
-    /// Hello of the node proxy on a connection.
+    /// The node proxy on this connection has sent its hello.
     Hello(ConnectionId),
-    /// Acknowledgement of a request.
+    /// The node proxy on this connection has acknowledged a request.
     Ack(ConnectionId, Ack),
-    /// Record of another kind than [`Registry::expected_record`] returns.
+    /// The node proxy has sent a record of another kind than [`Registry::expected_record`] returns.
     Unexpected(ConnectionId, String),
     /// The connection was closed.
     Closed(ConnectionId),
     /// Order to serve a pod in a network namespace.
     Add {
-        /// Ticket of the order, whose outcome is reported when a proxy serves the pod.
+        /// Id of the order, under which its outcome is reported once a proxy serves the pod.
         ticket: OrderId,
         /// UID of the pod.
         uid: PodUid,
@@ -49,36 +49,36 @@ pub enum RegistryEvent<N> {
         /// Network namespace of the pod.
         netns: N,
     },
-    /// Pod that an earlier agent process enrolled and whose network namespace is unknown: a proxy that serves it
-    /// continues.
+    /// Order to continue serving a pod if a proxy serves it. For pods that an earlier agent process enrolled and whose
+    /// network namespace is unknown.
     KeepIfServed(PodUid),
     /// Order to stop serving a pod.
     Del {
-        /// Ticket of the order, whose outcome is reported when every proxy has stopped serving the pod.
+        /// Id of the order, under which its outcome is reported once every proxy has stopped serving the pod.
         ticket: OrderId,
         /// UID of the pod.
         uid: PodUid,
     },
-    /// Time has passed; see [`Registry::deadline`].
+    /// Time has passed: the time of [`Registry::deadline`] is reached.
     Tick,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event on the registry, which the caller must carry out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RegistryEffect<N> {
     /// Sends a request on a connection.
     Send(ConnectionId, Request, Option<N>),
-    /// Closes a connection; [`RegistryEvent::Closed`] need not follow.
+    /// Closes a connection. [`RegistryEvent::Closed`] need not follow.
     Close(ConnectionId, CloseReason),
     /// Reports the outcome of an order.
     OrderCompleted(OrderId, Result<(), DeliverError>),
-    /// Reports for the log that a proxy acknowledged a pod with an error.
+    /// Reports, for the log, that a proxy rejected the request for a pod with this error.
     Refused(ConnectionId, PodUid, String),
-    /// Reports that a proxy has been sent every pod.
+    /// Reports that a proxy has acknowledged the whole snapshot.
     Synced(ConnectionId),
 }
 
-/// Reason why an order was not carried out.
+/// Reason why an order failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeliverError {
     /// No proxy is connected.
@@ -90,13 +90,13 @@ pub enum DeliverError {
     /// The connected proxy did not acknowledge the request in time.
     #[error("the node proxy did not answer within {DELIVERY_TIMEOUT:?}")]
     NoAcknowledgement,
-    /// The pod was deleted meanwhile, or added with a newer network namespace.
+    /// The pod was deleted before the order completed, or added with a newer network namespace.
     #[error("the pod was withdrawn meanwhile")]
     Withdrawn,
 }
 
 impl DeliverError {
-    /// Whether the same order may succeed later.
+    /// Whether the same order could succeed later.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Withdrawn)
     }
@@ -111,14 +111,14 @@ struct DesiredPod<N> {
 #[derive(Debug)]
 struct ProxyConnection<N> {
     side: AgentSide<N>,
-    /// Pods that this proxy has been sent, by which missing ones are determined.
+    /// Pods that were sent to this proxy, with their network namespaces.
     sent: BTreeMap<PodUid, N>,
 }
 
 #[derive(Debug)]
 enum OrderKind {
     Add,
-    /// Deletion with the connections whose acknowledgement is pending.
+    /// Deletion of a pod; the connections are those that have not acknowledged it yet.
     Del(BTreeSet<ConnectionId>),
 }
 
@@ -129,7 +129,7 @@ struct OpenOrder {
     order: OrderKind,
 }
 
-/// State of the pods to be served on this node, and of the connected node proxies.
+/// Pods that must be served on this node, connected node proxies, and pending orders.
 #[derive(Debug)]
 pub struct Registry<N> {
     pods: BTreeMap<PodUid, DesiredPod<N>>,
@@ -174,7 +174,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         links.chain(self.open.values().map(|open| open.until)).min()
     }
 
-    /// Handles an event and returns its effects.
+    /// Handles an event. The caller must carry out the returned effects in order.
     pub fn on_event(&mut self, event: RegistryEvent<N>, now: Instant) -> Vec<RegistryEffect<N>> {
         let mut effects = Vec::new();
         match event {
@@ -345,7 +345,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the pending add orders of a pod, whose desired state has changed.
+    /// Ends the pending orders to add a pod with [`DeliverError::Withdrawn`], since its desired state has changed.
     fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
         self.complete_orders(effects, |open| {
             (open.uid == *uid && matches!(open.order, OrderKind::Add))
@@ -353,7 +353,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         });
     }
 
-    /// Runs one connection's state machine, and forwards its effects.
+    /// Passes an input to one connection's state machine, and converts its effects to effects of the registry.
     fn apply_agent_effects(
         &mut self,
         connection: ConnectionId,
@@ -418,8 +418,8 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the wait for one connection's acknowledgement of the deletion of `uid`; of all deletions if `None`, since
-    /// none will arrive.
+    /// Stops waiting for a connection to acknowledge the deletion of `uid`; or all deletions if `None`, since the
+    /// connection is closed. Completes deletions that every connection has acknowledged.
     fn delete(
         &mut self,
         connection: ConnectionId,
@@ -471,7 +471,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Sends an older proxy the pods that it lacks because a newer one was connected meanwhile.
+    /// Sends a proxy the pods that it was not sent while a newer proxy was connected.
     fn send_missing_pods(
         &mut self,
         connection: ConnectionId,

@@ -13,7 +13,7 @@ pub struct Guard(Arc<RwLock<GuardedRanges>>);
 
 #[derive(Debug, Default)]
 struct GuardedRanges {
-    /// Administrator's exceptions in this process's settings.
+    /// Exceptions that the administrator sets for this process.
     own: Vec<IpNet>,
     mesh: Vec<IpNet>,
     /// Addresses of the API server and of the nodes.
@@ -69,7 +69,7 @@ impl Guard {
         known.cluster = cluster;
     }
 
-    /// Whether the administrator's exceptions contain an address.
+    /// Returns whether the administrator's exceptions contain an address.
     pub fn is_allowed(&self, ip: IpAddr) -> bool {
         self.0.read().allows(ip)
     }

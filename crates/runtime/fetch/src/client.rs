@@ -214,7 +214,7 @@ async fn admit<A: Admission>(admission: &A, host: &str, ip: IpAddr) -> Result<()
     Ok(())
 }
 
-/// Response whose body has not been read, with its connection, which is closed when this is dropped.
+/// Response whose body has not been read, with its connection. Dropping the value closes the connection.
 struct Exchange {
     response: http::Response<Incoming>,
     _connection: AbortOnDrop<()>,

@@ -27,7 +27,7 @@ pub(crate) fn format_without_query(uri: &Uri) -> String {
     format!("{scheme}://{authority}{}", uri.path())
 }
 
-/// Returns the target of a redirect, which is never one from TLS to plaintext.
+/// Returns the target of a redirect; an error for a redirect from TLS to plaintext.
 pub(crate) fn redirect_target(from: &Uri, location: &str) -> Result<Uri, FetchError> {
     let to = if location.starts_with('/') && !location.starts_with("//") {
         let (scheme, authority) = (from.scheme_str(), from.authority());

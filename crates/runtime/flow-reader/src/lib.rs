@@ -37,7 +37,7 @@ pub enum ReaderEvent {
     Connected(String),
     /// Complete lines of a proxy's stream, at least one, each with its line feed.
     Lines(Bytes),
-    /// The stream of a proxy failed or ended: name and reason. It is retried.
+    /// The stream of a proxy failed or ended: name and reason. The reader connects to the proxy again.
     Disconnected(String, String),
 }
 
@@ -62,7 +62,7 @@ pub trait Proxies: Send + Sync + 'static {
     /// Identifier of a proxy, which displays the name that users know.
     type Proxy: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static;
 
-    /// Lists the proxies that run now.
+    /// Lists the proxies that are running now.
     fn list(&self) -> impl Future<Output = Result<Vec<Self::Proxy>, String>> + Send;
 
     /// Connects to a proxy, and sends a GET request for `path`.
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(flows_path(&Filter::default()), "/flows");
     }
 
-    /// Proxy whose stream consists of fixed bytes.
+    /// Proxy in the test whose stream consists of fixed bytes.
     struct One(&'static [u8]);
 
     impl Proxies for One {

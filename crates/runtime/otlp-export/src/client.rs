@@ -240,7 +240,7 @@ impl Client {
         }
     }
 
-    /// Reads a response and returns its connection to the pool.
+    /// Reads a response, and keeps its connection for the next export if the response is valid.
     async fn respond(
         &mut self,
         sender: Sender,

@@ -30,7 +30,7 @@ use crate::{
 /// Maximum time for which records are batched before they are sent.
 const MAX_BATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// Exporters of a program's metrics and logs before they are started; possibly none.
+/// Exporters of a program's metrics and logs, before they are started. A program may export either, both or neither.
 #[derive(Debug)]
 pub struct Exporter {
     metrics: Option<Client>,
@@ -145,7 +145,7 @@ impl Exporter {
     }
 }
 
-/// Running export tasks, which end on drop.
+/// Running tasks that export metrics and logs; dropping the value ends them.
 #[derive(Debug)]
 pub struct RunningExporter {
     tasks: Vec<AbortOnDrop<()>>,
@@ -335,7 +335,7 @@ impl ExportSender {
     }
 }
 
-/// Waits until the program ends.
+/// Waits for the signal that the program ends.
 async fn is_over(ended: &mut watch::Receiver<bool>) {
     // Without a sender the tasks are being aborted.
     ended.wait_for(|is_over| *is_over).await.ok();

@@ -61,7 +61,7 @@ impl Value {
     }
 }
 
-/// Parses a complete scrape response.
+/// Parses the metric families of a complete scrape response.
 pub(crate) fn parse(text: &str) -> Vec<Family> {
     let mut families: Vec<Family> = Vec::new();
     let mut help = ("", "");

@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Size of data points above which a further message is begun, in bytes: collectors accept messages of 4 MiB over
-/// gRPC by default.
+/// Size of data points above which the exporter begins a new message, in bytes: collectors accept messages of 4 MiB
+/// over gRPC by default.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
 /// Times of all data points in one export.
@@ -25,7 +25,7 @@ const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 pub(crate) struct MetricTimes {
     /// Start of the process, from which counters count.
     pub(crate) start: SystemTime,
-    /// Time of the export.
+    /// Time of the export, which all data points have.
     pub(crate) now: SystemTime,
 }
 
@@ -181,8 +181,8 @@ fn numbers(family: &Family, times: MetricTimes) -> Vec<NumberPoint> {
 /// Label of a histogram bucket's upper bound.
 const BUCKET_BOUND_LABEL: &str = "le";
 
-/// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this
-/// order; its buckets are cumulative, those of OTLP count the values above the previous bound.
+/// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this order; its buckets
+/// are cumulative, whereas each OTLP bucket counts only the values above the previous bound.
 fn histograms(family: &Family, times: MetricTimes) -> Vec<HistogramPoint> {
     let mut points: Vec<HistogramPoint> = Vec::new();
     let mut below = 0;

@@ -18,11 +18,11 @@ use tokio::sync::Notify;
 
 use crate::records::record_bytes;
 
-/// Maximum queued records.
+/// Maximum number of queued log records.
 pub(crate) const MAX_RECORDS: usize = 8192;
 /// Approximate maximum memory of queued records, in bytes.
 pub(crate) const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Maximum records in one export.
+/// Maximum number of log records in one export.
 pub(crate) const MAX_BATCH_RECORDS: usize = 512;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 

@@ -9,7 +9,7 @@ use crate::message::{Resource, Value, attribute};
 const RANDOM_UUID_PATH: &str = "/proc/sys/kernel/random/uuid";
 
 /// Builds the resource's attributes, in the order of precedence: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, and
-/// those that the program knows of itself and its pod.
+/// the attributes that the program derives from itself and its pod.
 pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]) -> Resource {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     let own = [

@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Scheme};
 
 use crate::tls::{TlsError, TlsRoots};
 
-/// Default timeout of an export.
+/// Default timeout of one export.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Default interval between exports of metrics.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ pub enum SettingsError {
     /// An endpoint contains a user and a password, which the error does not repeat.
     #[error("{variable} holds credentials; put them into OTEL_EXPORTER_OTLP_HEADERS")]
     Credentials {
-        /// Name of the variable.
+        /// Name of the environment variable.
         variable: String,
     },
     /// The TLS configuration cannot be built.
@@ -39,7 +39,7 @@ pub enum SettingsError {
     /// A list of headers is invalid; the error does not repeat its text.
     #[error("{variable} is not a list such as name=value,name=value, with percent-encoded values")]
     Headers {
-        /// Name of the variable.
+        /// Name of the environment variable.
         variable: String,
     },
 }
@@ -52,7 +52,7 @@ pub(crate) enum Signal {
 }
 
 impl Signal {
-    /// Returns the signal's name in environment variables.
+    /// Returns the part of environment variables' names that stands for the signal.
     fn variable(self) -> &'static str {
         match self {
             Self::Metrics => "METRICS",
@@ -216,7 +216,7 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
     }))
 }
 
-/// Whether a signal is exported, by `OTEL_…_EXPORTER`.
+/// Returns whether a signal is exported, by `OTEL_…_EXPORTER`.
 fn is_enabled(env: &Env, signal: Signal, has_endpoint: bool) -> Result<bool, EnvError> {
     let variable = format!("OTEL_{}_EXPORTER", signal.variable());
     let exporters = env.get(&variable).unwrap_or_default();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// How open work is ended at shutdown.
+/// Treatment of open work at shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainMode {
     /// Accepts no new work, lets open work finish until `deadline`, and then terminates it.

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-/// Displays `error: cause: cause…`, omitting causes whose text the errors before already contain.
+/// Displays `error: cause: cause…`, omitting each cause whose text an earlier error already contains.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 

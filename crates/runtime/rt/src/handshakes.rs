@@ -39,7 +39,7 @@ pub struct HandshakeLimits {
 pub enum HandshakeCloseReason {
     /// The source address exceeds its rate of new connections.
     Rate,
-    /// A later connection displaced it from its slot, see [`SlotLimits`].
+    /// A later connection took over the connection's slot, see [`SlotLimits`].
     Displaced,
     /// The handshake failed or timed out.
     Handshake,

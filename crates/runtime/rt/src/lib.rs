@@ -1,7 +1,7 @@
 //! Code that all long-lived Ambit processes share: tasks, drain, signals, readiness, the admin and metrics server,
 //! logging, environment variables, backoff.
 //!
-//! Knows nothing of meshes, TLS or protobuf. The only caller of `tokio::spawn`.
+//! The crate knows nothing of meshes, TLS or protobuf. It is the only caller of `tokio::spawn`.
 #![forbid(unsafe_code)]
 
 pub mod backoff;

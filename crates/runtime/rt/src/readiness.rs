@@ -28,7 +28,7 @@ pub struct ReadyTask {
 }
 
 impl Readiness {
-    /// Creates a readiness without pending tasks.
+    /// Creates a set without pending readiness tasks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -46,7 +46,7 @@ impl Readiness {
         }
     }
 
-    /// Whether no task is pending.
+    /// Returns whether no readiness task is pending.
     pub fn is_ready(&self) -> bool {
         self.lock().iter().all(|task| !task.pending)
     }

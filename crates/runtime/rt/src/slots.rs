@@ -25,7 +25,7 @@ pub struct SlotLimits {
     pub protected_per_source: usize,
 }
 
-/// Connection slots of one listener.
+/// Connection slots of one listener, shared among source addresses.
 #[derive(Clone, Debug)]
 pub struct Slots(Arc<Shared>);
 
@@ -92,7 +92,7 @@ impl Drop for Slot {
     }
 }
 
-/// State machine of the slots: their holders, oldest first.
+/// State machine of the slots: each source address with its connections, oldest first.
 #[derive(Debug)]
 struct Table<T> {
     limits: SlotLimits,

@@ -16,7 +16,7 @@ use crate::panics;
 
 /// Spawns a task on the current runtime. `name` appears in the log if the task panics.
 ///
-/// Dropping the handle lets the task run on; see [`spawn_abortable`] for the opposite.
+/// Dropping the handle lets the task run on; a task of [`spawn_abortable`] is aborted instead.
 pub fn spawn<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,

@@ -13,7 +13,7 @@ use syn::{
 
 use super::{super::code::string_literal, LabelSets};
 
-/// First words of the names of metrics.
+/// Prefixes by which string literals are recognized as metric names.
 const METRIC_PREFIXES: &[&str] = &[
     "ambit",
     "citadel",
@@ -103,7 +103,7 @@ fn fields(file: &syn::File) -> BTreeMap<String, String> {
     types
 }
 
-/// Part of a function that concerns metrics.
+/// Part of a function's code that concerns a metric.
 #[derive(Debug)]
 enum RegistrationEvent {
     Family {
@@ -118,7 +118,7 @@ enum RegistrationEvent {
     /// Value of this metric type, which is a weaker hint than [`RegistrationEvent::Kind`].
     Value(&'static str),
     Labels(Vec<String>),
-    /// Encoding of samples with the labels that precede it.
+    /// Call that encodes samples, with the labels that the code mentions before the call.
     Encoded,
 }
 
@@ -126,7 +126,7 @@ struct FamilyReader {
     fields: BTreeMap<String, String>,
     sets: LabelSets,
     events: Vec<RegistrationEvent>,
-    /// Texts of string variables, by name.
+    /// Texts of the function's string variables, by variable name.
     help: BTreeMap<String, String>,
     /// Initial values of variables, as text, by name.
     locals: BTreeMap<String, String>,

@@ -1,5 +1,5 @@
-//! Rate limit of TokenReviews, which cost the cluster far more than a caller pays for inventing a token. Does not call
-//! the API server.
+//! Cache and rate limit of TokenReviews: a review costs the API server far more than it costs a caller to invent a
+//! token. Does not call the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -42,7 +42,8 @@ pub(super) struct ReviewCache {
 }
 
 impl ReviewCache {
-    /// Creates the limiter; tokens of `issuer` count as known from the start.
+    /// Creates the cache. Tokens of `issuer` count as known from the start, so that [`UNKNOWN_ISSUER_LIMITS`] exempts
+    /// them.
     pub(super) fn new(issuer: Option<String>) -> Self {
         Self {
             accepted: Mutex::default(),
@@ -54,7 +55,7 @@ impl ReviewCache {
         }
     }
 
-    /// Returns the cached result for a token.
+    /// Returns the cached result of a token's review, unless it has expired.
     pub(super) fn cached_result(
         &self,
         hash: &TokenHash,
@@ -66,8 +67,8 @@ impl ReviewCache {
         self.refused.lock().find(hash, now).map(Err)
     }
 
-    /// Waits for one of the permits for in-flight reviews of the address. Concurrent calls of one client have the same
-    /// token, so that the first review serves all.
+    /// Waits for one of the source address's permits for in-flight reviews. Concurrent calls of one client present the
+    /// same token: the first review serves the others from the cache.
     pub(super) async fn permit(&self, source: IpAddr) -> Option<OwnedSemaphorePermit> {
         let permits = {
             let mut permits = self.permits.lock();

@@ -1,4 +1,4 @@
-//! Applies changed objects: parses them, stores their parsed form, and marks the records that depend on them.
+//! Applies changed objects: parses them, stores their parsed form, and marks as stale the records that depend on them.
 
 use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
 use serde_json::Value;
@@ -118,7 +118,7 @@ impl Index {
         (kind_functions(key.kind).remove)(self, key, pods);
     }
 
-    /// Stores the parsed form of an object, and marks the records that depend on it.
+    /// Stores the parsed form of an object, and marks as stale the records that depend on it.
     pub(crate) fn put<K: MeshKind>(
         &mut self,
         key: &ObjectKey,

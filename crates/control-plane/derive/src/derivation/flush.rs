@@ -1,4 +1,4 @@
-//! Flush: renders stale records, publishes those that changed, and updates the states for status conditions.
+//! Flush: renders stale records, publishes those that changed, and updates the derived statuses of objects.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -66,7 +66,7 @@ impl Index {
         self.published.replace(unit, rendered, delta);
     }
 
-    /// Updates the states of the objects that a unit renders.
+    /// Updates the derived statuses of the objects that a render unit belongs to.
     pub(crate) fn update_derived_statuses(&mut self, unit: &RenderUnit) {
         let keys: Vec<ObjectKey> = match unit {
             RenderUnit::Object(key) => vec![key.clone()],
@@ -86,7 +86,7 @@ impl Index {
 }
 
 impl MeshView {
-    /// Renders the records of one unit.
+    /// Renders the records of one render unit: of an object, a host, or the shared STRICT policy.
     pub(crate) fn render(&self, unit: &RenderUnit) -> Rendered {
         match unit {
             RenderUnit::Object(key) => (kind_functions(key.kind).render)(self, key),

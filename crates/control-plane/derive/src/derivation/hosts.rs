@@ -148,7 +148,7 @@ impl MeshView {
         self.references.of(ReferenceKind::Declares, host)
     }
 
-    /// Returns the declared hosts that match a pattern: a name, or `*` and a suffix.
+    /// Returns the declared hosts that match a pattern: an exact host name, or `*` and a suffix.
     pub(crate) fn hosts_matching(&self, pattern: &ArcStr) -> Vec<ArcStr> {
         let Some(end) = pattern.strip_prefix('*') else {
             let is_there = self.references.is_named(ReferenceKind::Declares, pattern);

@@ -35,8 +35,8 @@ impl MeshView {
         }
     }
 
-    /// Reports Namespaces and pods whose labels name a Gateway that does not exist. For Services, ServiceEntries and
-    /// WorkloadEntries their conditions report it.
+    /// Reports Namespaces and pods whose labels name a Gateway that does not exist. Services, ServiceEntries and
+    /// WorkloadEntries have a status condition that reports it.
     fn report_missing_waypoints(&self, all: &mut Vec<Problem>) {
         let missing = self
             .references

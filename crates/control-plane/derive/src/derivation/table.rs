@@ -21,7 +21,7 @@ use crate::{
     view::{MeshView, rendered::Rendered},
 };
 
-/// Functions for objects of one kind, which they find by key.
+/// Table of functions for one kind of object; each function takes the key of the object.
 pub(crate) struct KindFunctions {
     pub(crate) conditions: &'static [ConditionType],
     pub(crate) status_list: Option<StatusListType>,
@@ -69,7 +69,7 @@ fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
     K::readable_part(metadata, value.get("spec"))
 }
 
-/// Visitor that is called for each kind with its Rust type.
+/// Visitor of the fetched kinds: [`visit_kinds`] calls it once for each kind, with the kind's Rust type.
 pub trait KindVisitor {
     /// Visits the kind `K`.
     fn visit<K: FetchedKind>(&mut self);

@@ -1,4 +1,4 @@
-//! Change of one stored object.
+//! Change of one stored object: its parsed forms before and after.
 
 use ambit_k8s_api::ObjectKey;
 

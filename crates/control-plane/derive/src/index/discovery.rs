@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// Updates all pods in the directory: pods of excluded namespaces do not belong to the mesh.
+    /// Updates in the pod directory which pods belong to the mesh; pods of excluded namespaces do not.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {
             for pod in objects.all::<Pod>().values() {

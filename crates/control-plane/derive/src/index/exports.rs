@@ -1,4 +1,4 @@
-//! Marks ServiceEntries whose hosts may have become visible or invisible in other namespaces.
+//! Marks ServiceEntries as stale if their hosts may have become visible or invisible in other namespaces.
 
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
@@ -6,8 +6,8 @@ use ambit_model::ArcStr;
 use crate::{index::Index, relations::references::ReferenceKind};
 
 impl Index {
-    /// Marks the ServiceEntries with hosts that are short names of Services of a namespace, which has been created or
-    /// deleted.
+    /// Marks as stale the ServiceEntries with hosts that are short names of Services of a namespace, which has been
+    /// created or deleted.
     pub(crate) fn mark_short_names_of(&mut self, namespace: &ArcStr) {
         let entries: Vec<_> = self
             .view
@@ -18,7 +18,7 @@ impl Index {
         self.mark_claims(entries);
     }
 
-    /// Marks every ServiceEntry, after a change of the default visibility (`defaultServiceExportTo`).
+    /// Marks as stale every ServiceEntry, after a change of the default visibility (`defaultServiceExportTo`).
     pub(crate) fn mark_service_entries(&mut self) {
         let entries: Vec<_> = self
             .view
@@ -32,7 +32,8 @@ impl Index {
         self.mark_claims(entries);
     }
 
-    /// Marks ServiceEntries that may declare other hosts than before, or have another visibility.
+    /// Marks as stale the records of ServiceEntries that may declare other hosts than before, or have another
+    /// visibility.
     fn mark_claims(&mut self, entries: Vec<ObjectKey>) {
         for key in entries {
             for host in self.view.hosts_of(&key) {

@@ -1,4 +1,5 @@
-//! Marks for changes of hosts: objects that declare a host, and hosts that a wildcard covers.
+//! Marks records as stale after changes of declared hosts: of the objects that declare a host, and of the hosts that a
+//! wildcard covers.
 
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
@@ -6,7 +7,7 @@ use ambit_model::ArcStr;
 use crate::{index::Index, relations::references::ReferenceKind};
 
 impl Index {
-    /// Marks the hosts that a wildcard covers, since the wildcard's waypoints may have changed.
+    /// Marks as stale the hosts that a wildcard covers, since the wildcard's waypoints may have changed.
     pub(crate) fn mark_narrower_hosts(&mut self, host: &ArcStr) {
         if !host.starts_with('*') {
             return;
@@ -33,8 +34,8 @@ impl Index {
         }
     }
 
-    /// Marks the ServiceEntries that declare a host, and their endpoints, since another entry may now own the host's
-    /// record.
+    /// Marks as stale the ServiceEntries that declare a host, and their endpoints, since another entry may now own the
+    /// host's record.
     pub(crate) fn mark_entries_declaring(&mut self, host: &ArcStr) {
         let entries = self.view.objects_declaring(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);

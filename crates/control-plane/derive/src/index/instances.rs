@@ -1,4 +1,4 @@
-//! Updates the pods of Gateways, and marks the Gateways and pods that depend on them.
+//! Updates the pods of Gateways, and marks as stale the Gateways and pods that depend on them.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Index {
-    /// Updates the pods of Gateways after a change of a pod, and marks the Gateways that its label or its service
-    /// account names.
+    /// Updates the pods of Gateways after a change of a pod, and marks as stale the Gateways that its label or its
+    /// service account names.
     pub(crate) fn update_instance(&mut self, change: &Change<'_, PodInput>) {
         let account =
             |pod: &PodInput| GatewayName::new(pod.namespace.clone(), pod.service_account.clone());
@@ -48,8 +48,8 @@ impl Index {
         }
     }
 
-    /// Marks the Gateway that has the name of a workload's service account, since its conditions may report the
-    /// workload.
+    /// Marks as stale the Gateway that has the name of a workload's service account, since its conditions may report
+    /// the workload.
     pub(crate) fn mark_gateway_of_account(&mut self, namespace: &ArcStr, account: &ArcStr) {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), account.clone());
         if self.view.get::<Gateway>(&key).is_some() {
@@ -57,7 +57,7 @@ impl Index {
         }
     }
 
-    /// Marks the pods whose label names a Gateway.
+    /// Marks as stale the pods whose label names a Gateway.
     pub(crate) fn mark_instances(&mut self, gateway: &GatewayName) {
         let pods = self.view.instances.of(gateway).map(|(pod, _)| pod.clone());
         let pods: Vec<_> = pods.collect();

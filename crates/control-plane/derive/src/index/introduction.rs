@@ -1,4 +1,4 @@
-//! Decisions on which waypoints bind objects.
+//! Decides from which time waypoints bind the objects whose labels name them, and updates the decisions.
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::GatewayName;
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Index {
-    /// Decides which waypoints bind objects, and marks the objects that depend on a changed decision.
+    /// Decides which waypoints bind objects, and marks as stale the objects that depend on a changed decision.
     pub(crate) fn decide_introductions(&mut self) {
         let pending = &self.view.introductions.pending;
         if pending.is_empty() {
@@ -43,14 +43,14 @@ impl Index {
         }
     }
 
-    /// Marks the objects that keep using a waypoint until the one that their label names has been ready.
+    /// Marks as stale the objects that keep using a waypoint until the one that their label names has been ready.
     pub(crate) fn mark_objects_keeping(&mut self, gateway: &GatewayName) {
         for key in self.view.introductions.objects_keeping(gateway) {
             self.mark_waypoint_dependents(key);
         }
     }
 
-    /// Updates the waypoint that an object's label names, after a change of the label.
+    /// Updates which waypoint an object keeps, after a change of the label that names its waypoint.
     pub(crate) fn relabel(
         &mut self,
         key: &ObjectKey,

@@ -1,4 +1,4 @@
-//! Stores fetched key sets, and marks the objects that name them.
+//! Stores fetched key sets, and marks as stale the objects that name them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Index {
-    /// Stores the result of an attempt to fetch a key set, and marks the objects that name it.
+    /// Stores the result of an attempt to fetch a key set, and marks as stale the objects that name it.
     pub fn set_keys(&mut self, source: &KeySource, state: KeySetState) {
         let old = self.view.key_sets.insert(source.clone(), state.clone());
         if old.is_some_and(|old| old == state) {

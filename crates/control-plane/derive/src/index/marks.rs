@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Index {
-    /// Marks the records of an object as stale.
+    /// Marks the records of one object as stale.
     pub(crate) fn mark_object(&mut self, key: ObjectKey) {
         self.stale.insert(RenderUnit::Object(key));
     }
@@ -53,14 +53,14 @@ impl Index {
         self.stale.insert(RenderUnit::Host(host));
     }
 
-    /// Marks the hosts that an object declares, and the objects that depend on them.
+    /// Marks as stale the hosts that an object declares, and the objects that depend on them.
     pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
         for host in self.view.hosts_of(key) {
             self.mark_host(host);
         }
     }
 
-    /// Marks the hosts that all objects of a namespace declare, and the objects that depend on them.
+    /// Marks as stale the hosts that all objects of a namespace declare, and the objects that depend on them.
     pub(crate) fn mark_hosts_of_namespace(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -77,8 +77,8 @@ impl Index {
         }
     }
 
-    /// Marks the policies and routes attached to a Service or ServiceEntry, and routes that send traffic to it, but not
-    /// its own records.
+    /// Marks as stale the policies and routes attached to a Service or ServiceEntry, and routes that send traffic to
+    /// it, but not its own records.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
         let policies = self
             .view
@@ -95,7 +95,7 @@ impl Index {
         self.mark_routes_with_backend(key);
     }
 
-    /// Marks the routes that have a Service as backend, and the hosts that these routes apply to.
+    /// Marks as stale the routes that have a Service as backend, and the hosts that these routes apply to.
     pub(crate) fn mark_routes_with_backend(&mut self, key: &ObjectKey) {
         let routes = self
             .view
@@ -106,7 +106,7 @@ impl Index {
         self.mark_routes_to(key);
     }
 
-    /// Marks the objects that may get another waypoint after a change of a Gateway or its class.
+    /// Marks as stale the objects that may get another waypoint after a change of a Gateway or its class.
     pub(crate) fn mark_gateway(&mut self, name: &GatewayName, class: &ArcStr) {
         let GatewayName {
             namespace,
@@ -158,7 +158,7 @@ impl Index {
         }
     }
 
-    /// Marks every Gateway, without the objects that are attached to it.
+    /// Marks every Gateway as stale, without the objects that are attached to it.
     pub(crate) fn mark_gateways(&mut self) {
         let key = |namespace: &ArcStr, name: &ArcStr| {
             ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone())
@@ -174,7 +174,7 @@ impl Index {
         self.stale.extend(gateways);
     }
 
-    /// Marks the Gateways of a namespace, and the objects that depend on them.
+    /// Marks the Gateways of a namespace, and the objects that depend on them, as stale.
     pub(crate) fn mark_gateways_of(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -186,7 +186,7 @@ impl Index {
         }
     }
 
-    /// Updates a control plane of the mesh, which was added, changed or removed, and marks all Gateways: their
+    /// Updates a control plane of the mesh, which was added, changed or removed, and marks as stale all Gateways: their
     /// revisions may now belong to this mesh, or to another implementation.
     pub(crate) fn update_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.view.revisions.set(service, of) {
@@ -197,7 +197,7 @@ impl Index {
         }
     }
 
-    /// Marks the Gateway that has the name of a Service, which was created, changed or deleted.
+    /// Marks as stale the Gateway that has the name of a Service, which was created, changed or deleted.
     pub(crate) fn mark_gateway_of(&mut self, service: &ObjectKey) {
         let (namespace, name) = (service.namespace.clone(), service.name.clone());
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
@@ -207,7 +207,7 @@ impl Index {
         }
     }
 
-    /// Marks the records that depend on the waypoint of an object.
+    /// Marks as stale the records that depend on the waypoint of an object.
     pub(crate) fn mark_waypoint_dependents(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
@@ -270,7 +270,7 @@ impl Index {
         self.mark_each_gateway(old.into_iter().chain(new));
     }
 
-    /// Marks the given Gateways, without the objects that are attached to them.
+    /// Marks as stale the given Gateways, without the objects that are attached to them.
     fn mark_each_gateway(&mut self, names: impl IntoIterator<Item = GatewayName>) {
         for name in names {
             self.mark_object(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
@@ -293,7 +293,7 @@ impl Index {
         }
     }
 
-    /// Marks the policies of node proxies that apply to the pods of a scope.
+    /// Marks as stale the policies of node proxies that apply to the pods of a scope.
     pub(crate) fn mark_policies(&mut self, scope: &PolicyScope) {
         let namespaces = match scope {
             PolicyScope::Policy(name) => {
@@ -319,13 +319,13 @@ impl Index {
         self.stale.extend(keys);
     }
 
-    /// Marks the policy that refuses all plaintext in the mesh.
+    /// Marks the shared policy that refuses all plaintext (STRICT) as stale.
     pub(crate) fn mark_static_strict(&mut self) {
         self.stale.insert(RenderUnit::StaticStrict);
     }
 
-    /// Marks the records of ServiceEntries and WorkloadEntries, for example because an address that they name has
-    /// another owner now.
+    /// Marks as stale the records of ServiceEntries and WorkloadEntries, for example because an address that they name
+    /// has another owner now.
     pub(crate) fn mark_entries(&mut self, entries: BTreeSet<ObjectKey>) {
         for key in entries {
             if key.kind == Kind::ServiceEntry {
@@ -339,7 +339,7 @@ impl Index {
         }
     }
 
-    /// Marks the pods and WorkloadEntries of a namespace that a label selector matches.
+    /// Marks as stale the pods and WorkloadEntries of a namespace that a label selector matches.
     pub(crate) fn mark_selected_workloads(
         &mut self,
         namespace: &ArcStr,
@@ -362,7 +362,8 @@ impl Index {
             .extend(entries.map(|(name, _)| key(Kind::WorkloadEntry, name)));
     }
 
-    /// Marks the ServiceEntries of a namespace with inline endpoints, which are workloads that policies may select.
+    /// Marks as stale the ServiceEntries of a namespace with inline endpoints, which are workloads that policies may
+    /// select.
     pub(crate) fn mark_endpoints_of_entries(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -379,7 +380,7 @@ impl Index {
         self.stale.extend(keys);
     }
 
-    /// Marks the records of all workloads of a namespace.
+    /// Marks as stale the records of all workloads of a namespace.
     pub(crate) fn mark_namespace(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -401,7 +402,7 @@ impl Index {
         self.stale.extend(slices.map(key(Kind::EndpointSlice)));
     }
 
-    /// Marks the records of all workloads and all hosts.
+    /// Marks as stale the records of all workloads and all hosts.
     pub(crate) fn mark_mesh(&mut self) {
         let hosts = self.view.references.names(ReferenceKind::Declares).cloned();
         let hosts = hosts.map(RenderUnit::Host);
@@ -409,7 +410,7 @@ impl Index {
         self.mark_workloads();
     }
 
-    /// Marks the records of all workloads.
+    /// Marks as stale the records of all workloads.
     pub(crate) fn mark_workloads(&mut self) {
         let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
         for namespace in &namespaces {

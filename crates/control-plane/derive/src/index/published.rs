@@ -13,7 +13,7 @@ use crate::{
     view::rendered::Rendered,
 };
 
-/// Last published records of all types.
+/// Last published records of all types, to find out which rendered records differ.
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRecords {
     workloads: Records<WorkloadUid, Workload>,
@@ -47,7 +47,7 @@ impl PublishedRecords {
     }
 }
 
-/// Last published records of one type.
+/// Last published records of one type, by name and by render unit.
 #[derive(Debug)]
 struct Records<N, R> {
     by_name: HashMap<N, Arc<R>>,

@@ -1,11 +1,11 @@
-//! Marks policies after a change of the names of the mesh's trust domain.
+//! Marks policies as stale after a change of the names of the mesh's trust domain.
 
 use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey};
 
 use crate::index::Index;
 
 impl Index {
-    /// Marks the policies that compare principals, after a change of the names of the mesh's trust domain.
+    /// Marks as stale the policies that compare principals, after a change of the names of the mesh's trust domain.
     pub(crate) fn mark_callers(&mut self) {
         let mut all = Vec::new();
         for (namespace, objects) in self.view.all_objects() {

@@ -1,4 +1,4 @@
-//! Marks pods whose records list layer 7 rules of their waypoint, after a change of a rule.
+//! Marks pods as stale if their records list layer 7 rules of their waypoint, after a change of a rule.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Index {
-    /// Updates the targets of a changed policy, and marks the pods that it could apply to.
+    /// Updates the targets of a changed policy, and marks as stale the pods that it could apply to.
     pub(crate) fn update_policy_targets(
         &mut self,
         key: &ObjectKey,
@@ -28,7 +28,7 @@ impl Index {
         }
     }
 
-    /// Marks the pods that a policy attached to `target` could apply to.
+    /// Marks as stale the pods that a policy attached to `target` could apply to.
     fn mark_pods_of_target(&mut self, target: &ObjectKey) {
         let ObjectKey {
             namespace, name, ..
@@ -55,8 +55,8 @@ impl Index {
         }
     }
 
-    /// Marks the endpoints of a service; without a selector, all workloads of the namespace, since EndpointSlices may
-    /// name them.
+    /// Marks as stale the endpoints of a service; without a selector, all workloads of the namespace, since
+    /// EndpointSlices may name them.
     fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         match selector {
             Some(_) => self.mark_selected_workloads(namespace, selector),

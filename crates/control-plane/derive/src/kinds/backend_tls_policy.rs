@@ -24,7 +24,7 @@ use crate::{
 /// TLS settings that a policy gives a service, or one of its ports.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendTls {
-    /// Service port that the settings are for; all ports if `None`.
+    /// Number of the service port that the settings are for; all ports if `None`.
     port: Option<u16>,
     tls: Result<Arc<DestinationTls>, ArcStr>,
 }
@@ -188,7 +188,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the policies that name a ConfigMap with CA certificates, and the destinations of their services.
+    /// Marks as stale the policies that name a ConfigMap with CA certificates, and the destinations of their services.
     pub(crate) fn mark_policies_naming_ca(&mut self, map: &ObjectKey) {
         let of_namespace = self
             .view
@@ -206,7 +206,8 @@ impl Index {
         }
     }
 
-    /// Marks the hosts of a service and all BackendTLSPolicies attached to it, whose conditions depend on each other.
+    /// Marks as stale the hosts of a service and all BackendTLSPolicies attached to it, whose conditions depend on each
+    /// other.
     fn mark_tls_of(&mut self, target: &ObjectKey) {
         for host in self.view.hosts_of(target) {
             self.mark_only_host(host);

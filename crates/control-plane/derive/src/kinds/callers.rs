@@ -55,7 +55,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the hosts to which TLS is originated, after the set of waypoints changed.
+    /// Marks as stale the hosts to which TLS is originated, after the set of waypoints changed.
     pub(crate) fn mark_hosts_with_tls(&mut self) {
         let policies = self.view.references.of_mesh(ReferenceKind::BackendTls);
         let policies =

@@ -107,13 +107,14 @@ impl MeshView {
         self.settings()?.providers.get(name)
     }
 
-    /// Returns how waypoints normalize paths, by the MeshConfig or else the control plane's flags.
+    /// Returns how waypoints normalize paths: the MeshConfig's setting, else that of the control plane's flags.
     pub(crate) fn path_normalization(&self) -> PathNormalization {
         let own = self.settings().and_then(|one| one.path_normalization);
         own.unwrap_or(self.config.path_normalization)
     }
 
-    /// Returns the number of trusted proxies before the mesh, by the MeshConfig or else the control plane's flags.
+    /// Returns the number of trusted proxies in front of the mesh: from the MeshConfig, else from the control plane's
+    /// flags.
     pub(crate) fn trusted_proxies(&self) -> u32 {
         let own = self.settings().and_then(|one| one.trusted_proxies);
         own.unwrap_or(self.config.trusted_proxies)

@@ -207,7 +207,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the backends of an object's routes, since other waypoints may now forward requests to them.
+    /// Marks as stale the backends of an object's routes, since other waypoints may now forward requests to them.
     pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
         if !self.view.has_destinations() {
             return;
@@ -236,7 +236,7 @@ impl Index {
         }
     }
 
-    /// Marks the hosts of an object, whose destinations may have changed, and the rules for them.
+    /// Marks as stale the hosts of an object, whose destinations may have changed, and the rules for them.
     pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
         for host in self.view.hosts_of(key) {
             self.mark_rules_of(&host);
@@ -244,7 +244,7 @@ impl Index {
         }
     }
 
-    /// Marks the rules that may apply to a host, since their conditions list the waypoints that apply them.
+    /// Marks as stale the rules that may apply to a host, since their conditions list the waypoints that apply them.
     pub(crate) fn mark_rules_of(&mut self, host: &str) {
         let rules: Vec<_> = patterns(host)
             .flat_map(|pattern| {

@@ -42,7 +42,7 @@ impl MeshKind for EndpointSlice {
     }
 }
 
-/// Marks the EndpointSlices of a service, and the pods that they name.
+/// Marks as stale the EndpointSlices of a service, and the pods that they name.
 pub(crate) fn mark_slices_of_service(index: &mut Index, service: &ObjectKey) {
     let objects = index.view.objects(&service.namespace);
     let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());

@@ -1,4 +1,4 @@
-//! Objects of Ambit's own kinds that routes name in filters of the type `ExtensionRef`.
+//! Objects of Ambit's own kinds (`ambit.io`), which routes name in filters of the type `ExtensionRef`.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -16,7 +16,7 @@ pub(crate) fn mark_with_routes(index: &mut Index, key: &ObjectKey) {
     index.mark_routes_with_backend(key);
 }
 
-/// Returns the state of an object of Ambit's own kinds: the routes that name it in a filter.
+/// Returns the derived status of an object of Ambit's own kinds: the routes that name it in a filter.
 pub(crate) fn derived_status(view: &MeshView, key: &ObjectKey) -> DerivedStatus {
     let routes: Vec<String> = view
         .references

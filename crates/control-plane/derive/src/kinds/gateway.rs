@@ -111,7 +111,7 @@ impl MeshKind for Gateway {
     }
 }
 
-/// Builds the status conditions of a listener, with Istio's reasons.
+/// Builds the status entry of a listener, whose conditions have Istio's reasons.
 fn listener_status((name, is_good): &(String, bool)) -> StatusEntry {
     let expected = "a waypoint has exactly one listener, of protocol HBONE and on port 15008";
     let condition = |is_true: bool, needs_attention: bool, reason: &'static str| ConditionContent {

@@ -1,4 +1,4 @@
-//! GatewayClasses: a change marks the Gateways of the class.
+//! GatewayClasses: a change marks as stale the Gateways of the class.
 
 use ambit_k8s_api::GatewayClass;
 

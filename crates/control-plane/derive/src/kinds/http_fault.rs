@@ -1,4 +1,4 @@
-//! HTTPFaults: a change marks the routes that name the object.
+//! HTTPFaults: a change marks as stale the routes that name the object.
 
 use ambit_k8s_api::{HTTPFault, ObjectKey};
 use ambit_model::HttpFault;

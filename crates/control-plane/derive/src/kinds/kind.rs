@@ -1,4 +1,4 @@
-//! Trait of the kinds of objects that the mesh derives records and conditions from.
+//! Trait of the kinds of objects from which the control plane derives records and conditions.
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
@@ -59,7 +59,7 @@ pub(crate) trait MeshKind: Stored {
         None
     }
 
-    /// Returns the state of an object as far as it depends on other objects; `None` if the kind has none.
+    /// Returns the status of an object as far as it depends on other objects; `None` if the kind has no derived status.
     fn derived_status(
         _view: &MeshView,
         _key: &ObjectKey,

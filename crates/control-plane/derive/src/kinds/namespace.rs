@@ -52,7 +52,7 @@ impl MeshKind for Namespace {
     }
 }
 
-/// Returns the traffic distribution in a namespace's annotation.
+/// Returns the traffic distribution that a namespace's annotation sets for its services.
 pub(crate) fn distribution<'a>(view: &'a MeshView, namespace: &ArcStr) -> Option<&'a str> {
     let namespaces = view.objects("")?.all::<Namespace>();
     namespaces.get(namespace)?.distribution.as_deref()

@@ -1,4 +1,4 @@
-//! Nodes: a change marks the pods on the node, whose locality is the node's.
+//! Nodes: a change marks as stale the pods on the node, whose locality is the node's.
 
 use ambit_k8s_api::Node;
 use ambit_model::{ArcStr, Locality};

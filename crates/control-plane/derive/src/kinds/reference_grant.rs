@@ -104,8 +104,8 @@ impl MeshView {
         from.1 == service.namespace || self.is_granted(from, service)
     }
 
-    /// Returns the services of other namespaces that waypoints may call on behalf of objects (kind, namespace). A host
-    /// name that begins with `*.` means all Services of its namespace.
+    /// Returns the services of other namespaces that waypoints may call on behalf of objects `from` (kind, namespace).
+    /// A host name that begins with `*.` means all Services of its namespace.
     pub(crate) fn granted_services(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
         let domain = &self.config.cluster_domain;
         let mut callees = BTreeSet::new();

@@ -154,8 +154,8 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the routes that have a host, or an object that declares it, as backend: the host's record may now belong
-    /// to another object.
+    /// Marks as stale the routes that have a host, or an object that declares it, as backend: the host's record may now
+    /// belong to another object.
     pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
         let entries = self.view.objects_declaring(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
@@ -177,8 +177,8 @@ impl Index {
         }
     }
 
-    /// Marks the hosts of the parents of routes that have a Service as backend, since their records contain the
-    /// backend.
+    /// Marks as stale the hosts of the parents of routes that have a Service as backend, since their records contain
+    /// the backend.
     pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
         let routes: Vec<_> = self
             .view

@@ -1,4 +1,4 @@
-//! Secrets: a change marks the WasmPlugins that name the Secret as their `imagePullSecret`.
+//! Secrets: a change marks as stale the WasmPlugins that name the Secret as their `imagePullSecret`.
 
 use ambit_k8s_api::{ObjectKey, Secret};
 

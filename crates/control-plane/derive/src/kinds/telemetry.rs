@@ -165,7 +165,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks all Telemetry objects, and the Gateways, whose records contain the merged settings.
+    /// Marks as stale all Telemetry objects, and the Gateways, whose records contain the merged settings.
     pub(crate) fn mark_telemetry(&mut self) {
         let all: Vec<ObjectKey> = self
             .view
@@ -179,7 +179,7 @@ impl Index {
         self.mark_gateways();
     }
 
-    /// Marks all Telemetry objects if one of them is attached to an object whose hosts or waypoint changed.
+    /// Marks as stale all Telemetry objects if one of them is attached to an object whose hosts or waypoint changed.
     pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
         let is_named = {
             let mut policies = self.view.references.of(ReferenceKind::PolicyTarget, target);

@@ -1,4 +1,4 @@
-//! Objects that have no effect on waypoints, which the Gateways of waypoints report.
+//! Objects that have no effect on waypoints, such as EnvoyFilters: the status of waypoints' Gateways reports them.
 
 use std::collections::BTreeSet;
 

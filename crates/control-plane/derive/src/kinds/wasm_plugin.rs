@@ -13,8 +13,8 @@ use crate::{
     view::{MeshView, rendered::Rendered},
 };
 
-/// Namespace and host, which no Service has, that permit to fetch a plugin's module from any Service or pod: for
-/// plugins of the root namespace, which administrators write.
+/// Namespace and host of a callee, which no Service has, by which waypoints may fetch the plugin's module from any
+/// Service or pod. Only plugins of the root namespace, which administrators write, get it.
 const ANY_CALLEE: &str = "*";
 
 impl MeshKind for WasmPlugin {

@@ -249,8 +249,8 @@ fn allowed_namespaces(
     }
 }
 
-/// Whether the status of a Gateway records that its waypoint has been ready: by our condition, or by addresses, which
-/// control planes that lack the condition wrote.
+/// Whether the status of a Gateway records that its waypoint has been ready: by Ambit's condition, or by addresses,
+/// which control planes that lack the condition wrote.
 pub(crate) fn has_been_ready(status: &Value) -> bool {
     let has_value =
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);

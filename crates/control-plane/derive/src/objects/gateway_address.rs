@@ -10,9 +10,9 @@ use serde_json::Value;
 /// Address of another controller's Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
-    /// IP address in the cluster's network.
+    /// IP address of the Gateway, in the cluster's network.
     Ip(IpAddr),
-    /// Host name, which is looked up in the Gateway's namespace.
+    /// Host name of the Gateway, which clients look up in the Gateway's namespace.
     Host(ArcStr),
 }
 

@@ -20,7 +20,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Longest delay: a request that waits holds memory of the waypoint and of its client.
+/// Longest delay of a fault: a request that waits holds memory of the waypoint and of its client.
 const MAX_DELAY: Duration = Duration::from_secs(300);
 /// Names of the gRPC status codes; the index is the code.
 const GRPC_CODE_NAMES: [&str; 17] = [
@@ -55,7 +55,7 @@ impl Readable for HTTPFault {
     }
 }
 
-/// Reads faults; `at` is their path in an object.
+/// Parses the faults of an `HTTPFault`; `at` is their path in the object, for errors.
 pub(crate) fn parse_fault(from: &HttpFaultSpec, at: &str) -> Result<HttpFault, FieldError> {
     if from.delay.is_none() && from.abort.is_none() {
         return Err(FieldError::new(at, "a delay or an abort is needed"));

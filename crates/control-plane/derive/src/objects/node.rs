@@ -1,4 +1,4 @@
-//! Parsing of Nodes, whose labels have the locality of their pods.
+//! Parsing of Nodes: their labels determine the locality of the pods that run on them.
 
 use ambit_k8s_api::{Node, ObjectMeta, labels};
 use ambit_model::{ArcStr, Locality};

@@ -30,7 +30,7 @@ impl FetchedKind for Secret {
     }
 }
 
-/// Registry credentials (`.dockerconfigjson`).
+/// Registry credentials of a Secret (`.dockerconfigjson`), for pulling images.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Credentials(pub(crate) Arc<[u8]>);
 

@@ -285,7 +285,8 @@ fn read_families(spec: &ServiceSpec) -> Result<Option<IpFamilies>, FieldError> {
     }
 }
 
-/// Application protocol of a port, by `appProtocol`, else by the prefix of its name, else by its number.
+/// Returns the application protocol of a port: by its `appProtocol`, else by the prefix of its name, else by its
+/// number.
 pub(crate) fn app_protocol(declared: Option<&str>, name: &str, number: u16) -> AppProtocol {
     let by_word = |word: &str| match word {
         "http" => Some(AppProtocol::Http11),

@@ -141,7 +141,7 @@ impl ServiceEntryInput {
         self.addresses.iter().map(|(_, net, field)| (field, net))
     }
 
-    /// Returns all addresses in the entry: its virtual addresses, and those of its endpoints.
+    /// Returns all addresses in the entry: its virtual addresses, and the addresses of its endpoints.
     pub(crate) fn all_addresses(&self) -> impl Iterator<Item = IpNet> {
         let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
         let own = self.addresses.iter().map(|(_, net, _)| *net);

@@ -5,7 +5,7 @@ use ambit_model::Share;
 
 use crate::problem::FieldError;
 
-/// Parses `percent` or `fraction`; all requests if both are unset.
+/// Parses the share of requests from `percent` or `fraction`; all requests if both are unset.
 pub(crate) fn read(
     percent: Option<i32>,
     fraction: Option<&Fraction>,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::ObjectKey;
 use ambit_model::GatewayName;
 
-/// Decision on a waypoint that has never been ready: whether it binds objects nevertheless.
+/// Decision whether a waypoint that has never been ready binds objects nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Introduction {
     /// No decision yet; the next flush makes it.
@@ -48,7 +48,7 @@ pub(crate) struct Introductions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PreviousWaypoint {
     pub(crate) gateway: GatewayName,
-    /// Gateway that the label names now.
+    /// Gateway that the object's label names now, and whose waypoint has not been ready.
     pub(crate) awaited: GatewayName,
 }
 

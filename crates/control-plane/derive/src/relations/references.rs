@@ -8,55 +8,56 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::objects::gateway_address::Address;
 
-/// Kind of reference. Each variant names the objects that refer, and by which name they are found.
+/// Kind of reference: which objects refer, and to what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReferenceKind {
-    /// Pods, by the node that they run on.
+    /// References of pods to the node that they run on.
     OnNode,
-    /// Services and ServiceEntries, by the hosts that they declare.
+    /// References of Services and ServiceEntries to the hosts that they declare.
     Declares,
-    /// ServiceEntries, by each namespace for which one of their hosts is a short name of a Service (`NAME.NAMESPACE`).
+    /// References of ServiceEntries to each namespace for which one of their hosts is a short name of a Service
+    /// (`NAME.NAMESPACE`).
     ShortName,
-    /// Objects, by the Gateway that their labels select as waypoint.
+    /// References of objects to the Gateway that their labels select as waypoint.
     Bound,
-    /// Objects, by the Gateway that their labels select as canary waypoint.
+    /// References of objects to the Gateway that their labels select as canary waypoint.
     Canary,
-    /// Pods whose own label selects a waypoint or `none`, by their namespace.
+    /// References of pods whose own label selects a waypoint or `none` to their namespace.
     PodWaypointLabel,
-    /// Routes, by the services that are their parents.
+    /// References of routes to the services that are their parents.
     RouteParent,
-    /// Routes, by the services of their backends and mirrors, and by the objects of their filters.
+    /// References of routes to the services of their backends and mirrors, and to the objects of their filters.
     RouteBackend,
-    /// Routes, by the hosts of their backends and mirrors.
+    /// References of routes to the hosts of their backends and mirrors.
     RouteHost,
-    /// VirtualServices, by the hosts that they route.
+    /// References of VirtualServices to the hosts that they route.
     VirtualHost,
-    /// VirtualServices with a rule that matches all requests, by the hosts that they route.
+    /// References of VirtualServices with a rule that matches all requests to the hosts that they route.
     CatchAll,
-    /// Gateways, by the address in their status.
+    /// References of Gateways to the address in their status.
     GatewayAddress,
-    /// DestinationRules, by their host.
+    /// References of DestinationRules to their host.
     DestinationRule,
-    /// DestinationRules that have subsets, for the mesh as a whole.
+    /// DestinationRules that have subsets, under the name [`Referent::Mesh`].
     HasSubsets,
-    /// Objects, by the hosts of the services that waypoints call on their behalf.
+    /// References of objects to the hosts of the services that waypoints call on their behalf.
     Calls,
-    /// ReferenceGrants that permit pods as endpoints, for the mesh as a whole.
+    /// ReferenceGrants that permit pods as endpoints, under the name [`Referent::Mesh`].
     GrantsPods,
-    /// All BackendTLSPolicies, for the mesh as a whole.
+    /// All BackendTLSPolicies, under the name [`Referent::Mesh`].
     BackendTls,
-    /// Policies, by the names of their extension providers.
+    /// References of policies to their extension providers, by name.
     Provider,
-    /// Policies, by the objects that their `targetRefs` name.
+    /// References of policies to the objects that their `targetRefs` name.
     PolicyTarget,
-    /// WasmPlugins, by the Secrets with their image pull credentials.
+    /// References of WasmPlugins to the Secrets with their image pull credentials.
     PullSecret,
 }
 
 /// Name by which an object refers to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Referent {
-    /// The mesh as a whole, for objects that are only listed.
+    /// The mesh as a whole: stands for no name, to list all objects of a reference kind.
     Mesh,
     Address(Address),
     Gateway(GatewayName),
@@ -65,13 +66,13 @@ pub(crate) enum Referent {
     Object(ObjectKey),
 }
 
-/// Type that can be the name in a reference.
+/// Type whose values can be the name in a reference, such as a Gateway's name.
 pub(crate) trait ReferentName: Clone {
     fn referent(self) -> Referent;
     fn of(referent: &Referent) -> Option<&Self>;
 }
 
-/// Implements [`ReferentName`] for a variant of [`Referent`].
+/// Implements [`ReferentName`] for the type in a variant of [`Referent`].
 macro_rules! names {
     ($($variant:ident: $type:ty),*) => {
         $(impl ReferentName for $type {
@@ -91,7 +92,7 @@ macro_rules! names {
 
 names!(Address: Address, Gateway: GatewayName, Name: ArcStr, Object: ObjectKey);
 
-/// Objects by kind of reference and by the name that they refer to.
+/// Reverse index of references: objects by kind of reference and by the name that they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct References(HashMap<ReferenceKind, HashMap<Referent, BTreeSet<ObjectKey>>>);
 
@@ -146,7 +147,7 @@ impl References {
         named.flat_map(HashMap::keys).filter_map(N::of)
     }
 
-    /// Returns the objects that refer to a name.
+    /// Returns the objects that refer to a name by one kind of reference.
     pub(crate) fn of<N: ReferentName>(
         &self,
         kind: ReferenceKind,
@@ -169,7 +170,7 @@ impl References {
         keys.into_iter().flatten()
     }
 
-    /// Whether any object refers to a name.
+    /// Whether any object refers to a name by one kind of reference.
     pub(crate) fn is_named<N: ReferentName>(&self, kind: ReferenceKind, name: &N) -> bool {
         self.of(kind, name).next().is_some()
     }

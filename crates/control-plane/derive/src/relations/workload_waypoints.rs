@@ -10,7 +10,7 @@ use ambit_model::{
     ArcStr, Destination, EndpointWaypoint, GatewayName, NamespacedHostname, Workload, WorkloadUid,
 };
 
-/// Pods that a policy of node proxies applies to.
+/// Pods that a layer 4 policy applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PolicyScope {
     /// Pods whose workload record lists the policy, by its `namespace/name`.
@@ -74,7 +74,8 @@ impl<K: Clone + Eq + Hash + Ord> WorkloadWaypoints<K> {
         changed
     }
 
-    /// Removes one workload from the count of a waypoint. Returns whether it was the last workload with this waypoint.
+    /// Removes one workload of a service or policy from the count of a waypoint. Returns whether it was the last
+    /// workload with this waypoint.
     fn remove(&mut self, gateway: &GatewayName, key: &K) -> bool {
         let Some(waypoints) = self.by_key.get_mut(key) else {
             return false;

@@ -29,17 +29,17 @@ use crate::{
 
 /// Class whose Gateways are waypoints of this mesh even without a GatewayClass object.
 const WAYPOINT_CLASS: &str = "istio-waypoint";
-/// Service account of pods that name none, which must not become a waypoint's.
+/// Service account of pods that name none; a waypoint must not have this account.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// Source of an attachment to a waypoint.
+/// Label or Gateway that attaches an object to a waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttachmentOrigin {
-    /// Label of the object itself.
+    /// The object's own label attaches it.
     Own,
-    /// Label of the object's namespace.
+    /// The label of the object's namespace attaches it.
     Namespace,
-    /// Gateway in the object's namespace, without any label.
+    /// A Gateway in the object's namespace attaches it, without any label.
     Gateway,
 }
 
@@ -288,8 +288,8 @@ impl MeshView {
         })
     }
 
-    /// Returns the attachment by a label; `None` if the label's value is `none`. `unserved` returns the obstacle for a
-    /// waypoint that does not serve this kind of object.
+    /// Returns the attachment of an object by its label; `None` if the label's value is `none`. `unserved` returns the
+    /// error for a waypoint that does not serve this kind of object.
     fn by_label(
         &self,
         namespace: &ArcStr,
@@ -437,7 +437,7 @@ impl MeshView {
         })
     }
 
-    /// Sets the waypoint in a workload's record.
+    /// Sets the waypoint in a workload's record, as its attachment requires.
     pub(crate) fn attach(&self, workload: &mut Workload, attachment: Option<&Attachment>) {
         let Some(attachment) = attachment else {
             return;

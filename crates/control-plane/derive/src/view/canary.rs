@@ -17,7 +17,7 @@ use crate::{
 /// Reason why a canary waypoint is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CanaryError {
-    /// The weight is not a number from 0 to 100; its text.
+    /// The weight annotation, whose text the variant has, is not a number from 0 to 100.
     Weight(String),
     /// The canary is the primary waypoint itself.
     Same,

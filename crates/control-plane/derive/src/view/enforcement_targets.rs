@@ -131,7 +131,7 @@ impl MeshView {
     }
 
     /// Whether any pod of a namespace is attached to a waypoint, or will be once the waypoint is ready. A pod counts
-    /// too if only its Service is attached, since a Service's policies also apply to requests to its pods' own
+    /// also if only its Service is attached, since a Service's policies also apply to requests to its pods' own
     /// addresses.
     fn attaches_pods_of(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
         let mut unlabelled_attachers = self.unlabelled_attachers(namespace, AttacherFilter::All);

@@ -27,7 +27,7 @@ use crate::{
 pub(crate) struct ForeignWaypoint {
     /// Class of the Gateway.
     pub(crate) class: ArcStr,
-    /// IP address or host name of the waypoint.
+    /// IP address or host name at which clients reach the waypoint.
     pub(crate) at: Destination,
 }
 

@@ -69,7 +69,7 @@ impl MeshView {
     }
 
     // === what is bound meanwhile ===
-    /// Whether an attachment is to a waypoint that does not bind objects yet.
+    /// Whether an object is attached to a waypoint that does not bind objects yet.
     fn is_on_hold(&self, attachment: &Attachment) -> bool {
         attachment.outcome.is_ok()
             && attachment.foreign.is_none()
@@ -121,7 +121,7 @@ impl MeshView {
     }
 
     /// Returns the attachment of an object that uses the waypoint `bound` until the awaited one has been ready. If
-    /// `bound` cannot be used, its obstacle decides whether connections stay refused or have no waypoint until then.
+    /// `bound` cannot be used, the reason decides whether connections stay refused or have no waypoint until then.
     fn attachment_until_ready(&self, awaited: Option<Attachment>, bound: Attachment) -> Attachment {
         match awaited {
             None => bound,

@@ -40,7 +40,7 @@ impl MeshView {
         Err(first.clone())
     }
 
-    /// Whether objects `from` may call any of the Services that select a pod.
+    /// Whether calls on behalf of objects `from` (kind, namespace) may reach any of the Services that select a pod.
     fn may_call_pod_for(&self, from: (Kind, &str), pod: &ObjectKey) -> bool {
         if from.1 == pod.namespace {
             return true;

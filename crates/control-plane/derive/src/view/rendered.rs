@@ -1,4 +1,4 @@
-//! Records that rendering produces.
+//! Records that the rendering of one object or host yields.
 
 use ambit_model::{Authorization, GatewayName, WaypointRecord, Workload};
 
@@ -17,7 +17,7 @@ pub(crate) struct Rendered {
 }
 
 impl Rendered {
-    /// Adds records for waypoints.
+    /// Adds records of one type for waypoints.
     pub(crate) fn add<R: Into<WaypointRecord>>(
         &mut self,
         records: impl IntoIterator<Item = (GatewayName, R)>,
@@ -27,7 +27,7 @@ impl Rendered {
             .extend(records.map(|(gateway, record)| (gateway, record.into())));
     }
 
-    /// Returns a result that has only records for waypoints.
+    /// Returns rendered records that are all for waypoints.
     pub(crate) fn at_waypoints<R: Into<WaypointRecord>>(
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) -> Self {

@@ -22,11 +22,11 @@ const BUNDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Trust domains that proxies accept besides the mesh's own, with their roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedTrustDomains {
-    /// All names of the mesh's own trust domain; empty if it has only one.
+    /// All names of the mesh's own trust domain; empty if the trust domain has only one name.
     pub aliases: BTreeSet<ArcStr>,
     /// Root certificates by trust domain, as PEM.
     pub roots: BTreeMap<ArcStr, Vec<ArcStr>>,
-    /// Trust domains with a bundle that has not been fetched yet: proxies keep their last known roots.
+    /// Trust domains whose SPIFFE bundle has not been fetched yet: proxies keep their last known roots.
     pub pending: BTreeSet<ArcStr>,
 }
 

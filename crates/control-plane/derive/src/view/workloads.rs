@@ -24,7 +24,7 @@ impl MeshView {
         }
     }
 
-    /// Returns the uid of a workload of this cluster, `CLUSTER/REST`.
+    /// Returns the uid of a workload of this cluster: the cluster's name, `/` and `rest`.
     pub(crate) fn uid(&self, rest: &str) -> WorkloadUid {
         arcstr::format!("{}/{rest}", self.config.cluster_id)
     }

@@ -150,7 +150,7 @@ fn dict(args: &[Value]) -> Result<Value> {
     Ok(Value::Map(Arc::new(entries.collect())))
 }
 
-/// Merges maps, whose keys are distinct in the chart.
+/// Merges maps into one. The chart merges only maps with distinct keys.
 fn merge(args: &[Value]) -> Result<Value> {
     let mut merged = BTreeMap::new();
     for arg in args {

@@ -54,7 +54,7 @@ impl Authority {
         }))
     }
 
-    /// Returns the position and certificate of the root whose key signs, if the root itself signs.
+    /// Returns the position and the certificate of the root that signs; `None` if an intermediate signs.
     fn own_root(&self) -> Option<(usize, &CertificateDer<'static>)> {
         let own = self.issuer.key().subject_public_key_info();
         let has_key = |(_, root): &(usize, &CertificateDer<'static>)| {

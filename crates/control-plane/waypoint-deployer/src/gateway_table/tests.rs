@@ -295,8 +295,8 @@ fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
     assert_eq!(replicas(&table), 4);
 }
 
-/// Checks that a write of a Deployment depends on the observed resource version: otherwise `replicas` would be omitted,
-/// or written, by its previous manager.
+/// Checks that a write of a Deployment requires the observed resource version, since the owner of `replicas` may have
+/// changed meanwhile.
 #[test]
 fn deployment_is_written_for_the_version_seen_last() {
     let decided_by = |table: &GatewayTable| -> Vec<(WaypointObjectKind, Option<String>)> {

@@ -148,7 +148,7 @@ impl Peer {
         self.take(&pushes)
     }
 
-    /// Returns the request that acknowledges a response.
+    /// Acknowledges a response, and returns the responses that follow.
     fn ack(
         &mut self,
         response: &DeltaDiscoveryResponse,

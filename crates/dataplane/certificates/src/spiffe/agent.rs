@@ -1,4 +1,4 @@
-//! Connection to a SPIFFE agent: its socket, and streams that are reopened when they end.
+//! Connection to a SPIFFE agent: its Unix socket, and streams that are reopened when they end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,9 +24,10 @@ use crate::SpiffeError;
 
 /// Timeout for the first message of an agent's stream.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of an agent's message with bundles, or with all identities of the calling workload, in bytes.
+/// Maximum size, in bytes, of a message from the agent that contains trust bundles or all identities of the calling
+/// workload.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Maximum size of an agent's message with the identities of one of the node's workloads, in bytes.
+/// Maximum size, in bytes, of a message from the agent with the SVIDs of one of the node's workloads.
 pub(super) const MAX_SVIDS_BYTES: usize = 1 << 20;
 const BACKOFF_INITIAL: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(5);
@@ -34,7 +35,7 @@ const BACKOFF_CAP: Duration = Duration::from_secs(5);
 /// Root certificates by trust domain.
 pub(super) type Bundles = BTreeMap<String, Vec<CertificateDer<'static>>>;
 
-/// Error of a setting that is not the path of a Unix socket.
+/// Error of a setting that should be the path of a SPIFFE agent's Unix socket, but is not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a Unix socket of the form unix:///PATH")]
 pub struct SocketError(String);
@@ -84,8 +85,8 @@ impl Serialize for SpiffeSocket {
     }
 }
 
-/// Spawns a task that keeps the certificates up to date; its panic ends the process, since the certificates would
-/// expire.
+/// Spawns a task that receives certificates from the agent. If the task panics, the process ends, since its
+/// certificates would expire.
 pub(super) fn spawn(
     name: &'static str,
     task: impl Future<Output = ()> + Send + 'static,
@@ -93,7 +94,8 @@ pub(super) fn spawn(
     ambit_rt::spawn_abortable(name, ambit_rt::essential(name, task))
 }
 
-/// Reads a stream of the agent, and reopens it whenever it ends. Never returns.
+/// Passes each message or error of the agent's stream to `on_answer`, and reopens the stream whenever it ends. Never
+/// returns.
 pub(super) async fn subscribe_with_retry<M, F>(
     api: &Arc<str>,
     open: impl Fn() -> F,

@@ -1,4 +1,4 @@
-//! Last message on a stream of a SPIFFE agent, from which certificates are built.
+//! Last result on a stream of a SPIFFE agent: a message from which certificates are built, or an error.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl<T> ApiResult<T> {
     }
 }
 
-/// Waits for the first message or error on an agent's stream, and returns the last one.
+/// Waits until the agent's stream has delivered a message or an error, and returns the last one.
 pub(super) async fn wait_for_result<T>(
     mut answers: watch::Receiver<ApiResult<T>>,
     api: &Arc<str>,
@@ -47,7 +47,7 @@ pub(super) async fn wait_for_result<T>(
     }
 }
 
-/// Logs that a stream has ended after it had messages: the certificates remain in use until they expire.
+/// Logs that a stream has failed after it had delivered a message: its certificates remain in use until they expire.
 pub(super) fn warn_of_outage<T, M>(last: &ApiResult<T>, answer: &Result<M, SpiffeError>) {
     if let (ApiResult::Available(_), Err(error)) = (last, answer) {
         tracing::warn!(%error, "no SPIFFE agent: its certificates stay until they expire");

@@ -54,7 +54,7 @@ struct FollowedIdentity {
     _stream: AbortOnDrop<()>,
 }
 
-/// Last message of the agent for one identity.
+/// SVIDs of one identity, from the agent's last message.
 #[derive(Debug, PartialEq, Eq)]
 struct Workload {
     svid: Option<Svid>,
@@ -106,7 +106,7 @@ fn client(channel: &Channel, max_bytes: usize) -> DelegatedIdentityClient<Channe
     DelegatedIdentityClient::new(channel.clone()).max_decoding_message_size(max_bytes)
 }
 
-/// Reads the stream of an identity's SVIDs.
+/// Follows the stream of one identity's SVIDs, and queues a renewal whenever the agent replaces them.
 async fn subscribe_to_identity(
     shared: Arc<Shared>,
     channel: Channel,
@@ -138,8 +138,8 @@ async fn subscribe_to_identity(
     .await;
 }
 
-/// Stores a message of the agent. Returns whether it differs from the previous one, so that certificates must be
-/// fetched again; after an error they remain in use until they expire.
+/// Stores a result of the agent's stream. Returns whether it is a message that differs from the previous one, so that
+/// certificates must be fetched again. After an error, fetched certificates remain in use until they expire.
 fn publish_if_changed<T: PartialEq>(
     slot: &watch::Sender<ApiResult<T>>,
     answer: Result<T, SpiffeError>,
@@ -193,7 +193,7 @@ impl Shared {
         }
     }
 
-    /// Accepts the trust domains with which an identity federates, with the roots of the last bundles.
+    /// Accepts the trust domains with which an identity federates, verified by the roots in the agent's last bundles.
     fn federate(&self, identity: &Identity) {
         let followed = self.followed.lock();
         let Some(followed) = followed.get(identity) else {

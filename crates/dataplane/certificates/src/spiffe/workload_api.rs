@@ -39,7 +39,7 @@ struct Shared {
     renewals: Renewals,
 }
 
-/// SVIDs with the bundles of their trust domains, by SPIFFE ID.
+/// SVIDs by SPIFFE ID, each with the encoded trust bundle of its domain.
 type Svids = HashMap<String, (Svid, Bytes)>;
 
 impl WorkloadApi {
@@ -95,7 +95,8 @@ impl Shared {
         }
     }
 
-    /// Returns the SVIDs of a message, and accepts the trust domains whose bundles the message federates with.
+    /// Returns the SVIDs in a message of the agent, and accepts the federated trust domains that the message has
+    /// bundles for.
     fn parse_svids(&self, message: X509svidResponse) -> Svids {
         let ids = message.svids.iter().map(|svid| svid.spiffe_id.as_str());
         let own: BTreeSet<&str> = ids.map(agent::trust_domain).collect();

@@ -1,5 +1,5 @@
-//! State machine that decides which certificate to fetch when. Knows nothing of tasks, networks or the wall clock:
-//! the time is passed in, and certificates are not inspected.
+//! State machine of the certificate store: decides which certificate to fetch, and when. No IO, tasks or wall clock:
+//! callers pass in the time, and certificates are opaque.
 
 use std::{
     cmp::Reverse,
@@ -22,11 +22,11 @@ pub enum Priority {
     Background,
     /// Prefetch for a new pod.
     Warmup,
-    /// Fetch for a connection that waits.
+    /// Fetch for which a connection waits.
     RealTime,
 }
 
-/// Remaining lifetime of a certificate at the time of its receipt.
+/// Remaining lifetime of a certificate, measured when it is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lifetime {
     pub(super) renew_in: Duration,
@@ -58,23 +58,23 @@ impl Lifetime {
 pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Request(Identity, Priority),
     Forget(Identity),
-    /// The CA has replaced the identity's certificate by itself.
+    /// The CA has replaced the identity's certificate unasked, so that it must be fetched.
     Renew(Identity),
-    /// The identity's certificate has expired by the wall clock, which this state machine does not see: the machine
-    /// was suspended, or its clock was set.
+    /// The identity's certificate has expired by the wall clock, which this state machine does not read. Happens after
+    /// the host was suspended or its clock was set.
     Expired(Identity),
-    /// A fetch succeeded: identity, attempt number, lifetime, certificate.
+    /// A fetch succeeded. Fields: identity, attempt number, lifetime, certificate.
     Fetched(Identity, u64, Lifetime, C),
-    /// The CA rejected a fetch: identity, attempt number, error, random number in `0.0..1.0` for the backoff.
+    /// The CA rejected a fetch. Fields: identity, attempt number, error, random number in `0.0..1.0` for the backoff.
     Failed(Identity, u64, E, f64),
-    /// The CA could not be reached, or could not process the request: fields as for [`Event::Failed`].
+    /// The CA could not be reached, or could not process the request. The fields are those of [`Event::Failed`].
     Unreachable(Identity, u64, E, f64),
     Tick,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
-    /// Starts a fetch for the identity; its result must carry the attempt number.
+    /// Starts a fetch for the identity. The caller reports its result with this attempt number.
     Fetch(Identity, u64),
     Publish(Identity, C),
     PublishError(Identity, E),
@@ -98,8 +98,8 @@ struct Entry {
     is_replaced: bool,
 }
 
-/// Outage of the CA. Identities retry with growing backoff; in addition, one of them is tried every
-/// [`CertificatesOptions::probe_cap`] while any lacks a certificate, and all of them at once when the CA responds.
+/// Outage of the CA. Each failed identity retries with growing backoff. In addition, while any identity lacks a
+/// certificate, one of them is tried every [`CertificatesOptions::probe_cap`]; when the CA responds, all retry at once.
 struct Outage {
     backoff: Backoff,
     next_probe: Instant,
@@ -112,20 +112,20 @@ const OUTAGE_REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Queued in `ready` under this key.
+    /// Due, and waiting for a free fetch slot, under this priority and due time.
     Queued(Priority, Instant),
-    /// Queued in `timers` until this time.
+    /// Waiting for the renewal or retry at this time.
     Scheduled(Instant),
     Fetching(u64),
 }
 
-/// State of all identities' certificates.
+/// State of all certificates in the store, and of their fetches.
 pub(super) struct State {
     options: CertificatesOptions,
     entries: HashMap<Identity, Entry>,
-    /// Fetches that may start now: highest priority first, then earliest due.
+    /// Fetches that wait for a free slot: highest priority first, then earliest due.
     ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
-    /// Scheduled renewals and retries.
+    /// Scheduled renewals and retries by time.
     timers: BTreeSet<(Instant, Identity)>,
     outage: Option<Outage>,
     running: usize,
@@ -145,14 +145,14 @@ impl State {
         }
     }
 
-    /// Returns the time at which the next tick must be sent, if any.
+    /// Returns the time at which the caller must send the next [`Event::Tick`], if any.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let probe = self.outage.as_ref().map(|outage| outage.next_probe);
         timer.into_iter().chain(probe).min()
     }
 
-    /// Handles one event; the returned effects must be carried out in order.
+    /// Handles one event. The caller must carry out the returned effects in order.
     pub(super) fn on_event<C, E: Clone>(
         &mut self,
         event: Event<C, E>,
@@ -269,7 +269,7 @@ impl State {
         }
     }
 
-    /// Marks an attempt as finished. Returns whether its result is still current.
+    /// Marks a fetch attempt as finished. Returns whether its result is still wanted.
     fn finish(&mut self, identity: &Identity, attempt: u64) -> bool {
         self.running = self.running.saturating_sub(1);
         self.entries
@@ -328,8 +328,8 @@ impl State {
         });
     }
 
-    /// Schedules the next probe, counted from the last failure among concurrent attempts. Returns whether to log the
-    /// outage, also for identities that have failed before.
+    /// Records that the CA could not be reached: begins an outage and schedules the next probe. Returns whether to log
+    /// the outage, also for identities that have failed before.
     fn ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
         let CertificatesOptions {
             probe_initial,
@@ -354,13 +354,13 @@ impl State {
         is_report_due
     }
 
-    /// Whether an identity without a certificate waits for a retry, so that its connections fail.
+    /// Whether any identity has no certificate after a failed fetch, so that its connections fail.
     fn lacks_any_certificate(&self) -> bool {
         let mut entries = self.entries.values();
         entries.any(|entry| entry.is_failing && entry.expires.is_none())
     }
 
-    /// Ends an outage: retries every failed identity at once, with initial backoff.
+    /// Ends an outage after a response of the CA: retries every failed identity at once, with its backoff reset.
     fn ca_answered(&mut self, now: Instant) {
         if self.outage.take().is_none() {
             return;

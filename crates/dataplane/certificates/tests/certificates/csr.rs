@@ -73,7 +73,7 @@ async fn certificate_request_follows_the_contract() {
     );
 }
 
-/// Cache of one certificate, which returns the last stored one once.
+/// Certificate cache with a single entry for any identity.
 #[derive(Default)]
 struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 

@@ -33,7 +33,7 @@ enum Api {
 
 const BOTH: [Api; 2] = [Api::Workload, Api::Delegated];
 
-/// Fake agent with the trust bundle of a mesh, and the certificate store of a proxy.
+/// Fake SPIFFE agent with the trust bundle of a mesh, and the certificate store of a proxy that uses the agent.
 struct Mesh {
     pki: Pki,
     agent: SpiffeAgent,
@@ -64,7 +64,7 @@ impl Mesh {
         });
     }
 
-    /// Waits until the store has the certificate with this leaf.
+    /// Waits until the store has a certificate with this leaf for the identity.
     async fn has(&self, identity: &Identity, leaf: &[u8]) -> Arc<WorkloadCert> {
         let current = || {
             let cert = self.certificates.peek(identity)?;
@@ -168,7 +168,7 @@ async fn an_svid_of_another_identity_is_refused() {
     }
 }
 
-/// Waits until the store reports an expected error for the SVID of `cart`.
+/// Checks that fetching the SVID of `cart` fails with an expected error.
 async fn refused(mesh: &Mesh, is_expected: impl Fn(&SvidError) -> bool) {
     let direct = client(mesh.api, &mesh.agent);
     direct.keep_ready(&id("cart"));
@@ -361,7 +361,8 @@ async fn federated_trust_domains_are_those_of_the_entry() {
     }
 }
 
-/// Builds the certificate of a client in a trust domain, which verifies servers of `td` by another CA.
+/// Builds the certificate of a client in a trust domain. The client verifies servers of the trust domain `td` by the
+/// roots of `of_servers`.
 fn peer_of(domain: &str, pki: &Pki, of_servers: &Pki) -> WorkloadCert {
     let settings = TlsSettings::default();
     ambit_testkit::accept_trust_domains(settings.trust_domains(), &[], &[("td", of_servers)]);

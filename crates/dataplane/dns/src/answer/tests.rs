@@ -1,4 +1,4 @@
-//! Tests of answers in wire format.
+//! Tests of encoded responses, which a DNS library must be able to parse.
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, Query},

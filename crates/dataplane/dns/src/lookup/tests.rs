@@ -69,7 +69,7 @@ const CLIENT: DnsClient<'static> = DnsClient {
     domain: "cluster.local",
 };
 
-/// Resolves a name; returns alias and addresses as text.
+/// Resolves a name; returns the alias and the sorted addresses as text, or `unknown`.
 fn resolve(table: &MeshTable, client: &DnsClient<'_>, name: &str, family: AddressFamily) -> String {
     let Some(found) = resolve_name(table, client, name, family) else {
         return "unknown".into();

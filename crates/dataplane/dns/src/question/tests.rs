@@ -1,4 +1,4 @@
-//! Tests that valid queries are parsed, and all other messages refused.
+//! Tests that valid queries are parsed and all other messages rejected.
 
 use hickory_proto::{op::Query, rr::Name};
 use proptest::prelude::*;

@@ -1,10 +1,10 @@
-//! Fake proxy that embeds the DNS server in tests.
+//! Fake host of the DNS server for tests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// Fake host that resolves the name `web`, optionally without the initial mesh state.
+/// Host that resolves only the name `web`, and can lack the initial mesh state.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) has_no_mesh_state: AtomicBool,
@@ -41,12 +41,12 @@ impl DnsHost for Fake {
     }
 }
 
-/// Builds a server without upstream servers.
+/// Builds a DNS server with a fake host and no upstream servers.
 pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
     std::sync::Arc::new(Server::new(Fake::default(), Egress::default(), limits))
 }
 
-/// Encodes a query for the address of `name`.
+/// Encodes a DNS query for the `A` record of `name`.
 pub(crate) fn question(name: &str) -> Vec<u8> {
     use hickory_proto::{
         op::{Message, Query},

@@ -1,10 +1,10 @@
-//! Source ports of a pod's queries: the kernel may still redirect them after another socket has
-//! bound them.
+//! Source ports of a pod's queries. The kernel may still redirect datagrams from such a port after another socket has
+//! bound it.
 
 /// Number of 64-bit words in a bitmap with a bit for each port.
 const BITMAP_WORDS: usize = (u16::MAX as usize + 1) / 64;
 
-/// Set of ports; without memory for pods that never send queries.
+/// Set of ports as a bitmap, which is allocated only when the first port is inserted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ports(Option<Box<[u64; BITMAP_WORDS]>>);
 

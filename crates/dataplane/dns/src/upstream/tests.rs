@@ -1,4 +1,4 @@
-//! Tests with upstream servers that are slow, gone, wrong, or noisy.
+//! Tests with upstream servers that respond late, never, wrongly, or with unrelated datagrams.
 
 use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, time::Duration};

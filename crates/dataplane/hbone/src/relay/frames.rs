@@ -5,9 +5,9 @@ use std::{collections::VecDeque, io::IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Size in bytes below which frames are merged.
+/// Size in bytes below which a queued frame is merged with others.
 const SMALL_FRAME_BYTES: usize = 512;
-/// Maximum number of frames that are written without merging them.
+/// Number of queued frames beyond which further small frames are merged.
 const MAX_SEPARATE_FRAMES: usize = 4;
 /// Maximum size of merged frames, in bytes.
 const MAX_MERGED_BYTES: usize = 16 << 10;
@@ -15,7 +15,7 @@ const MAX_MERGED_BYTES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     whole: VecDeque<Bytes>,
-    /// Small frames that were merged, to be written after the other frames.
+    /// Buffer of merged small frames, which is written after the other queued frames.
     small: BytesMut,
 }
 
@@ -53,7 +53,7 @@ impl Frames {
         slices.get(..count).unwrap_or_default()
     }
 
-    /// Removes and returns the first frame.
+    /// Removes the first queued frame and returns it.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         let first = self.whole.pop_front();
         let first = first.or_else(|| {

@@ -1,6 +1,6 @@
-//! Counting of the bytes that a relay copies.
+//! Byte counters of a relay.
 
-/// Counter of relayed bytes, called as they pass.
+/// Counter of relayed bytes, which the relay calls as it copies them.
 pub trait Meter {
     /// Counts bytes read from the application (or the first of two sockets or tunnels).
     fn app_sent(&self, bytes: u64);

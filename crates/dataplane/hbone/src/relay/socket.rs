@@ -16,7 +16,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Interval of checks of a socket's error while bytes read from it wait.
+/// Interval of `SO_ERROR` checks while bytes read from a socket cannot be delivered.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Byte stream whose failure can be detected without reading or writing.
@@ -36,7 +36,7 @@ impl Socket for TcpStream {
 #[cfg(test)]
 impl Socket for tokio::io::DuplexStream {}
 
-/// Timer of error checks of one socket while bytes read from it wait.
+/// Timer of the `SO_ERROR` checks of one socket, which runs while bytes read from the socket cannot be delivered.
 #[derive(Debug, Default)]
 pub(super) struct SocketErrorTimer(Option<Pin<Box<Sleep>>>);
 

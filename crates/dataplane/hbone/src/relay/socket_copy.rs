@@ -17,12 +17,12 @@ use crate::scratch;
 pub(super) struct SocketCopy {
     /// Bytes that were read but not written yet.
     pending: Bytes,
-    /// Whether the end of data has been read.
+    /// Whether the source socket has reached its end of data.
     eof: bool,
 }
 
 impl SocketCopy {
-    /// Whether bytes of the source socket wait until the other socket accepts them.
+    /// Whether bytes read from the source socket wait to be written to the other socket.
     pub(super) fn has_pending_bytes(&self) -> bool {
         !self.pending.is_empty()
     }

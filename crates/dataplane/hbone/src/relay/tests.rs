@@ -12,7 +12,7 @@ mod breaks;
 mod stalled;
 mod tunnels;
 
-/// Relays an application's pipe at each end of a tunnel; returns the pipes.
+/// Connects two in-memory pipes through a tunnel, with a relay at each end of it, and returns the pipes' outer ends.
 async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStream) {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (server_app, server_side) = tokio::io::duplex(pipe);

@@ -16,7 +16,7 @@ use crate::{
     send_chunk::SendChunk,
 };
 
-/// Size of the first reads in bytes; it grows while reads are full, and shrinks when they are not.
+/// Size of the first read in bytes. The size grows while reads fill the buffer, and shrinks when they do not.
 const INITIAL_READ_BYTES: usize = 16 << 10;
 
 /// Copies from a socket to a tunnel's stream, one piece at a time.
@@ -40,7 +40,7 @@ impl Default for Upload {
 }
 
 impl Upload {
-    /// Whether bytes read from the socket wait for the tunnel's window.
+    /// Whether bytes read from the socket wait for flow-control credit of the tunnel.
     pub(super) fn has_pending_bytes(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -91,7 +91,7 @@ impl Upload {
     }
 }
 
-/// Passes the pending bytes to HTTP/2 as the peer's windows allow. Fails when the stream is closed.
+/// Passes pending bytes to HTTP/2 as far as the flow-control windows permit. Fails when the stream is closed.
 pub(super) fn poll_send(
     cx: &mut Context<'_>,
     tunnel: &mut Tunnel,
@@ -123,10 +123,11 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
     }
 }
 
-/// Error of a stream that accepts no more bytes.
+/// Error of sending on a stream that the peer has closed.
 pub(super) struct StreamClosed;
 
-/// Returns how a closed stream ends this direction. `answered`: whether the peer's data has arrived in full.
+/// Returns how this direction ends after the peer has closed the stream. `answered` tells whether the opposite
+/// direction has ended; a stream that closes with NO_ERROR after that is no error.
 pub(super) fn poll_closed_stream(
     cx: &mut Context<'_>,
     send: &mut SendStream<SendChunk>,

@@ -12,7 +12,8 @@ use tokio::{
 use super::*;
 use crate::{client, relay_tunnel};
 
-/// Maximum memory that useless frames of a connection may take: its buffers, and little more.
+/// Maximum memory in bytes that a flood of useless frames on a connection may take: little more than the connection's
+/// buffers.
 const MEMORY_LIMIT: usize = 4 << 20;
 
 /// Serves one connection; the application of each tunnel is a pipe that holds 1000 bytes, and sends "hello".

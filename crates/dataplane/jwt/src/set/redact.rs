@@ -12,8 +12,8 @@ use super::{RequestAuthentications, remove_query_tokens};
 use crate::token_source::{TokenSource, rewrite_header_lines};
 
 impl RequestAuthentications {
-    /// Returns a request target (path and query) without the parameters that may contain tokens for these services;
-    /// without any parameters if the locations of tokens are unknown.
+    /// Returns a request target (path and query) without the query parameters that may contain tokens for these
+    /// services. Removes all parameters if a RequestAuthentication is invalid, so that its token locations are unknown.
     pub fn redact_target<'a>(
         &self,
         services: &[NamespacedHostname],
@@ -32,8 +32,8 @@ impl RequestAuthentications {
         }
     }
 
-    /// Removes the tokens for these services from request or response headers that are kept for access logs and
-    /// traces. Removes all headers if the locations of tokens are unknown.
+    /// Removes tokens for these services from the request or response headers of an access log. Removes all headers if
+    /// a RequestAuthentication is invalid, so that its token locations are unknown.
     pub fn redact_headers(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
         let Some(sources) = self.token_sources(services) else {
             return headers.clear();
@@ -59,8 +59,8 @@ impl RequestAuthentications {
         }
     }
 
-    /// Returns the locations in which requests for these services may have tokens; `None` if a RequestAuthentication
-    /// is not understood, so that they are unknown.
+    /// Returns the locations in which requests for these services may carry tokens; `None` if a RequestAuthentication
+    /// is invalid, so that its token locations are unknown.
     fn token_sources(&self, services: &[NamespacedHostname]) -> Option<Vec<&TokenSource>> {
         self.reject_invalid_policies(services).ok()?;
         let rules = self.policies_for(services).flat_map(|one| &one.rules);

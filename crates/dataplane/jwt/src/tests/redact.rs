@@ -1,4 +1,4 @@
-//! Tests of redaction for requests that are not authenticated yet, or whose token is forwarded.
+//! Tests of redaction for requests that are not authenticated yet, or whose tokens are forwarded.
 
 use super::{
     requests::{authentication, authentications, get},

@@ -39,7 +39,7 @@ pub(super) fn authentications(rules: Vec<JwtRule>) -> RequestAuthentications {
     all
 }
 
-/// Authenticates a request; returns the subjects of its tokens, or the reason of the rejection.
+/// Authenticates a request; returns the subjects of its verified tokens, or the reason for the rejection.
 fn authenticate(
     all: &RequestAuthentications,
     sent: &mut TestRequest,

@@ -26,7 +26,8 @@ struct Rule {
     is_http: bool,
 }
 
-/// Test of one attribute: one value of `any` must match, unless it is empty, and no excluded value may match.
+/// Test of one attribute. One of `values` must match, unless the list is empty, and none of `excluded_values` may
+/// match.
 #[derive(Debug)]
 struct AttributeTest {
     values: Vec<Matcher>,

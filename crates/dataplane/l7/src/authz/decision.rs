@@ -9,9 +9,9 @@ use ambit_model::{ArcStr, PolicyKey};
 pub struct HttpDecision {
     /// Reason for the decision, which implies whether it allows.
     pub reason: DecisionReason,
-    /// Dry-run policies that would have denied.
+    /// Dry-run policies that would have denied the request or connection.
     pub dry_run: Vec<DryRunDenial>,
-    /// Rules of AUDIT policies that matched.
+    /// Rules of AUDIT policies that matched the request or connection.
     pub audits: Vec<RuleId>,
 }
 
@@ -81,7 +81,7 @@ impl HttpDecision {
         )
     }
 
-    /// Merges the decision for another service about the same request. The first denial remains.
+    /// Merges the decision that the policies of another service made about the same request. The first denial wins.
     pub(super) fn merge(&mut self, other: Self) {
         let is_more = !other.is_allowed() || self.reason == DecisionReason::NoAllowPolicies;
         if self.is_allowed() && is_more {

@@ -9,7 +9,7 @@ use super::{
 /// Decision with the result of every policy that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpExplanation {
-    /// Decision as [`Policies::evaluate`] returns it.
+    /// Decision that [`Policies::evaluate`] returns for the request.
     pub decision: HttpDecision,
     /// Results of all policies in the scope, once for each service port to which a policy applies.
     pub policies: Vec<PolicyOutcome>,

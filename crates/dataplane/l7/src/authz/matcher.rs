@@ -48,7 +48,7 @@ impl Matcher {
         )
     }
 
-    /// Whether the attribute matches, by the required readings. A missing attribute never matches.
+    /// Whether the attribute matches in the readings that `reading` selects. A missing attribute never matches.
     pub(super) fn matches(&self, facts: &PolicyAttributes<'_>, reading: ReadingMode) -> bool {
         let connection = &facts.connection;
         let http =

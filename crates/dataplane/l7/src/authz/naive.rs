@@ -1,5 +1,5 @@
-//! Reference implementation of policies, without index or preparation, with which properties and a fuzz target compare
-//! the evaluation. Test cases are generated from bytes, with few and short words, so that they often match.
+//! Reference implementation of authorization policies, without index or compilation. Property tests and a fuzz target
+//! compare the optimized evaluation with it, on test cases generated from bytes.
 
 mod cases;
 
@@ -303,8 +303,9 @@ fn operation_matches(o: &HttpOperation, action: HttpAction, call: &Call) -> bool
         )
 }
 
-/// Evaluates a field's values and excluded values: values by any reading and exceptions literally where the policy
-/// denies, and the reverse where it allows, except for headers that override the request's attributes.
+/// Evaluates one field of a rule, with its values and excluded values. In a denial, a value matches by any reading, and
+/// an exception only by all readings, including override headers. In a permission, a value matches only by all
+/// readings, and an exception by any.
 fn read_as<T>(
     denies: bool,
     (values, exceptions): (&[T], &[T]),

@@ -14,7 +14,7 @@ mod reference;
 mod scopes;
 mod spellings;
 
-/// Request for a test, with attributes that the test may change.
+/// Test request, with attributes that each test may change.
 #[derive(Clone, Debug)]
 struct Call {
     source: Option<Identity>,

@@ -33,7 +33,7 @@ pub(crate) struct PathMatcher {
 enum PathPredicate {
     TextPattern(StringMatch),
     Template(PathTemplate),
-    /// Equal to the path, or below it by whole segments; the path has no trailing slash.
+    /// Path that equals the prefix or is below it by whole segments; the prefix has no trailing slash.
     PathPrefix(ArcStr),
     Regex(Regex),
     /// Replacement of an invalid pattern, which matches every path.
@@ -94,7 +94,8 @@ impl PathMatcher {
         })
     }
 
-    /// Compiles the path of a rate limit's match. An invalid expression matches every path that it might be meant for.
+    /// Compiles the path condition of a rate limit. An invalid expression matches every path that it may have been
+    /// intended for.
     pub(crate) fn from_route_match(of: &HttpPathMatch) -> Self {
         let (forwarded, lenient) = match of {
             HttpPathMatch::Exact(path) => (

@@ -1,6 +1,6 @@
 //! Selection of the readings of an attribute that must match.
 
-/// Readings of an attribute that must match.
+/// Mode that selects which readings of an attribute must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadingMode {
     /// Any reading: for denials and rate limits.

@@ -1,7 +1,7 @@
 //! Compiled request and response filters of a rule.
 //!
-//! A rule is invalid if its filters contradict each other, or change what a route may not change: requests that match
-//! it receive an error.
+//! A rule with contradictory filters, or filters that change protected parts of a request, is invalid: requests that
+//! match it receive an error.
 
 mod applied;
 mod cors;
@@ -59,7 +59,7 @@ pub struct MatchedPath<'a> {
 /// Reason why a request cannot be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedirectError {
-    /// Request without a host, for a redirect filter that sets none.
+    /// The request has no host, and the redirect filter sets none.
     #[error("there is no host that the request could be redirected to")]
     NoHost,
     /// Rewritten path that is invalid.
@@ -195,8 +195,8 @@ impl Redirect {
     }
 }
 
-/// Rewrites the path, and returns it with the query. The result is normalized again, so that no rewrite produces a path
-/// that is not.
+/// Rewrites the path of a request, and returns the new path with the query. The result is normalized
+/// again.
 ///
 /// # Errors
 /// When the result is not a valid path.

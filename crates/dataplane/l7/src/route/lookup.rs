@@ -1,8 +1,9 @@
-//! Lookup of the route match for a request.
+//! Lookup of the route rule that matches a request.
 //!
-//! Matches are ordered by the Gateway API's precedence, the most specific first. A hash lookup finds the matches that
-//! name a path or a prefix of it, so that the cost of a request does not grow with the routes of a service; regular
-//! expressions are tried one after the other. So are all matches of VirtualServices, where the first match wins.
+//! Match conditions are ordered by the Gateway API's precedence, the most specific first. A hash lookup finds the
+//! conditions with an exact path or a path prefix, so that the cost of a lookup does not grow with the number of
+//! routes. Regular expressions are tried one after the other, and so are all conditions of VirtualServices, whose first
+//! match wins.
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
@@ -18,17 +19,18 @@ use crate::path::canonicalize_escapes;
 /// Compiled matches of a route table, in order of precedence.
 #[derive(Debug, Default)]
 pub(super) struct RouteIndex {
-    /// Matches, the most specific first.
+    /// Match conditions of all rules, the most specific first.
     entries: Vec<Entry>,
     exact: HashMap<ArcStr, Range<usize>>,
     prefixes: HashMap<ArcStr, Range<usize>>,
     /// Distinct lengths in bytes of the paths in `prefixes`, longest first.
     lengths: Vec<usize>,
-    /// Index of the first match that a hash lookup cannot find: matches of every path, followed by regular expressions.
+    /// Index of the first match condition that the hash lookup cannot find: conditions on every path, followed by
+    /// regular expressions.
     rest: usize,
 }
 
-/// Compiled match of a rule.
+/// Compiled match condition of a rule.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: Path,
@@ -36,11 +38,11 @@ pub(super) struct Entry {
     headers: Vec<(HeaderName, Value)>,
     query: Vec<(ArcStr, Value)>,
     excluded_headers: Vec<(HeaderName, Value)>,
-    /// Index of the match's rule in the table.
+    /// Index of the match condition's rule in the route table.
     pub(super) rule: usize,
-    /// Index of the match in its rule.
+    /// Index of the match condition in its rule.
     pub(super) index: usize,
-    /// Whether the match is invalid, so that requests that it might be meant for are rejected.
+    /// Whether the match condition is invalid; requests that it may have been intended for are rejected.
     pub(super) is_invalid: bool,
 }
 
@@ -57,16 +59,16 @@ enum Path {
 enum Value {
     Exact(ArcStr),
     Regex(Regex),
-    /// Any path, also as replacement of an invalid expression.
+    /// Matches any path; also replaces an invalid expression.
     Any,
 }
 
-/// First condition of a match that a request does not meet.
+/// First part of a match condition that a request does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// The request's path differs.
+    /// The request's path does not match.
     Path,
-    /// The request's method differs.
+    /// The request's method does not match.
     Method,
     /// Header of this name that is missing or has another value, or a value that the match excludes.
     Header(ArcStr),
@@ -75,8 +77,8 @@ pub enum Mismatch {
 }
 
 impl RouteIndex {
-    /// Returns the matches in the order in which [`Self::first_match`] evaluates them, up to the one that the request
-    /// meets, each with the reason why the request does not meet it.
+    /// Returns the match conditions in order of evaluation, up to the first that the request meets, each with the part
+    /// that the request does not meet.
     pub(super) fn candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
@@ -89,12 +91,12 @@ impl RouteIndex {
         })
     }
 
-    /// Returns all matches, most specific first.
+    /// Returns all match conditions, the most specific first.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Builds a table in which the first match wins, as for VirtualServices.
+    /// Builds an index in which the first declared match condition wins, as for VirtualServices.
     pub(super) fn in_declared_order(entries: Vec<Entry>) -> Self {
         Self {
             entries,
@@ -102,7 +104,7 @@ impl RouteIndex {
         }
     }
 
-    /// Builds a table by precedence from matches that are sorted by the age and name of their routes.
+    /// Builds an index by precedence, from match conditions sorted by the age and name of their routes.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
         // A stable sort: equally specific matches stay in the order of age, name and index.
         entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
@@ -125,7 +127,7 @@ impl RouteIndex {
         lookup
     }
 
-    /// Returns the most specific match that a request meets.
+    /// Returns the most specific match condition that a request meets.
     pub(super) fn first_match(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
         let path = request.path;
         let within = |range: &Range<usize>| {
@@ -193,7 +195,7 @@ impl Entry {
         }
     }
 
-    /// Returns the number of bytes of the path that the match consumes as prefix.
+    /// Returns the length in bytes of the path prefix that the match condition consumes.
     pub(super) fn prefix_len(&self) -> usize {
         match &self.path {
             Path::Prefix(prefix) | Path::TextPrefix(prefix) => prefix.len(),
@@ -201,8 +203,8 @@ impl Entry {
         }
     }
 
-    /// Returns the sort key of precedence: lesser values are more specific. Equal paths are adjacent; of paths with the
-    /// same length only equal ones can match the same request.
+    /// Returns the sort key of precedence, in which lesser values are more specific. Conditions on the same path are
+    /// adjacent.
     fn specificity(&self) -> impl Ord + '_ {
         let (kind, length, path) = match &self.path {
             Path::Exact(path) => (0, path.len(), path.as_str()),
@@ -226,7 +228,7 @@ impl Entry {
         self.mismatch(request).is_none()
     }
 
-    /// Returns the first condition of the match that a request does not meet.
+    /// Returns the first part of the match condition that a request does not meet.
     fn mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
         let has_path = match &self.path {
             Path::Any => true,
@@ -292,7 +294,7 @@ impl Value {
     }
 }
 
-/// Normalizes the path of a match in the same way as the paths of requests.
+/// Normalizes the path of a match condition as the paths of requests are normalized.
 fn canonical_path(path: &str) -> ArcStr {
     canonicalize_escapes(path).as_ref().into()
 }

@@ -1,4 +1,4 @@
-//! Command operators of Envoy's access-log formats that are supported.
+//! Command operators of Envoy's access-log formats, as far as they are supported.
 
 use std::borrow::Cow;
 
@@ -20,9 +20,9 @@ pub(super) struct Operator {
 pub(super) enum OperatorValue<'a> {
     Absent,
     Number(u64),
-    /// Text of the proxy itself, which is not escaped.
+    /// Text that the proxy generates, which needs no escaping.
     Trusted(Cow<'a, str>),
-    /// Text from a peer, which must be escaped.
+    /// Text that a peer sends, which must be escaped.
     Untrusted(Cow<'a, [u8]>),
 }
 
@@ -31,7 +31,7 @@ enum OperatorKind {
     Simple(&'static str),
     /// Start time of the request, in a time format.
     StartTime(TimeFormat),
-    /// First of these request headers that is present.
+    /// Value of the first of these request headers that is present.
     Request(Vec<HeaderRef>),
     Response(Vec<HeaderRef>),
     Environment(String),
@@ -88,7 +88,7 @@ const SIMPLE_OPERATORS: &[&str] = &[
 const UNKNOWN_OPERATOR: &str = "is no operator that is known here";
 
 impl Operator {
-    /// Parses the text of an operator between its two `%`.
+    /// Parses a command operator from the text between its two `%`.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let (name, rest) = match text.split_once('(') {
             Some((name, rest)) => {
@@ -148,7 +148,7 @@ impl Operator {
         }
     }
 
-    /// Evaluates the operator for a request.
+    /// Evaluates the operator for a finished request.
     pub(super) fn evaluate<'a>(&self, of: &RequestObservation<'a>) -> OperatorValue<'a> {
         let datum = match &self.kind {
             OperatorKind::Simple(name) => simple_value(name, of),

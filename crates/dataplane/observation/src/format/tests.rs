@@ -84,7 +84,7 @@ fn json_has_the_types_of_single_operators() {
     assert!(line.ends_with("}\n"));
 }
 
-/// Format of the recorded lines that Envoy 1.40 logged for a request that it could not forward.
+/// Format of the reference lines that Envoy 1.40 logged for a request that it could not forward.
 const ENVOYS_FORMAT: &str = "%START_TIME(%s)%|%REQ(:METHOD)%|%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%|%PROTOCOL%|%RESPONSE_CODE%|\
      %RESPONSE_FLAGS%|%RESPONSE_CODE_DETAILS%|%CONNECTION_TERMINATION_DETAILS%|\
      %UPSTREAM_TRANSPORT_FAILURE_REASON%|%BYTES_RECEIVED%|%BYTES_SENT%|%DURATION%|\

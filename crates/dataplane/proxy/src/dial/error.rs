@@ -15,7 +15,7 @@ pub enum ConnectError {
     Authority {
         /// Authority of the CONNECT request.
         authority: String,
-        /// Cause of the error.
+        /// Error of parsing the authority.
         #[source]
         source: InvalidUri,
     },
@@ -38,7 +38,7 @@ pub enum ConnectError {
     Waypoint {
         /// Name of the waypoint.
         waypoint: ArcStr,
-        /// Cause of the error.
+        /// Error of opening the tunnel.
         #[source]
         source: Box<Self>,
     },
@@ -47,7 +47,7 @@ pub enum ConnectError {
     Plain {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the plain TCP connection.
         #[source]
         source: PlainError,
     },

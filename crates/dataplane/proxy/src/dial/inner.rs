@@ -1,4 +1,5 @@
-//! Tunnels inside tunnels: to another network, through its gateway.
+//! Nested tunnels: an HBONE tunnel inside another one, to an endpoint in another network through that network's
+//! gateway.
 //!
 //! The outer tunnel ends at the gateway, which forwards the bytes of the inner one to the endpoint. Inner connections
 //! are not pooled.

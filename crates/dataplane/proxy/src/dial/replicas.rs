@@ -17,8 +17,8 @@ use super::{ConnectError, Dialer};
 const MAX_ATTEMPTS: u32 = 3;
 
 impl Dialer {
-    /// Opens a tunnel for `route`, or for the route that `another` finds when the workloads with the passed uids have
-    /// failed. Also returns the route that was used.
+    /// Opens a tunnel for `route`. When a replica fails, `another` finds the next route, excluding the workloads with
+    /// the passed uids. Also returns the route that was used.
     ///
     /// # Errors
     ///

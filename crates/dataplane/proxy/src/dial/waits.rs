@@ -1,7 +1,8 @@
 //! Connections that wait while no pod of their waypoint is ready.
 //!
-//! Meanwhile the application's data is not read: its first bytes stay in the kernel's buffers. At most
-//! [`MAX_WAITING_CONNECTIONS`] connections of one instance wait; all others, and those whose time is over, fail.
+//! Meanwhile the proxy does not read the application's data; its first bytes stay in the kernel's buffers. At most
+//! [`MAX_WAITING_CONNECTIONS`] connections of one instance wait. Further connections, and those whose wait times out,
+//! fail.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,11 +14,11 @@ use tokio::{
 
 /// Maximum time for which a connection waits for a pod of its waypoint.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum waiting connections of one instance.
+/// Maximum number of connections of one proxy instance that wait for a waypoint.
 const MAX_WAITING_CONNECTIONS: usize = 1024;
-/// Initial delay before the waypoint is retried, doubled each time up to [`MAX_RETRY_DELAY`].
+/// Delay before the first retry of the waypoint, doubled for each further one up to [`MAX_RETRY_DELAY`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Maximum delay between retries, and thus between the waypoint's return and the connection's success.
+/// Maximum delay between retries of the waypoint, which bounds how late a connection notices a ready pod.
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(400);
 
 /// Counter of one instance's connections that wait for a waypoint. Clones share it.
@@ -31,7 +32,7 @@ impl Default for WaypointWaits {
 }
 
 impl WaypointWaits {
-    /// Creates the wait of one connection, which starts with the first call of `wait_for_retry`.
+    /// Creates the wait of one connection, which begins at the first call of [`WaypointWait::wait_for_retry`].
     pub fn connection(&self) -> WaypointWait {
         WaypointWait {
             waits: self.clone(),

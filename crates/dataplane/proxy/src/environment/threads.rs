@@ -5,8 +5,8 @@ use ambit_rt::{Env, EnvError};
 const EXPECTED_WORKER_COUNT: &str =
     "a number of threads, a percentage of the cores such as 50%, or 0 for all";
 
-/// Returns `ZTUNNEL_WORKER_THREADS` (or the mesh's `concurrency`); without them, a number by the CPU limit and
-/// request.
+/// Returns the number of worker threads: `ZTUNNEL_WORKER_THREADS`, else the mesh's `concurrency`, else a number derived
+/// from the container's CPU limit and request.
 ///
 /// # Errors
 ///

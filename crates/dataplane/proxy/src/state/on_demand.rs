@@ -60,8 +60,8 @@ impl SharedState {
             .await
     }
 
-    /// Routes with `look`, after requesting the records that it lacks (for instance of waypoints) from the control
-    /// plane.
+    /// Routes with `look`. When it reports a missing record (for instance a waypoint), requests the record from the
+    /// control plane and tries again.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl SharedState {
             .map_err(|DemandTimeout| RouteError::ControlPlaneTimeout { key })
     }
 
-    /// Routes an inbound tunnel before authorization. In on-demand mode, the record of an address that is not the
-    /// pod's is requested from the control plane before the tunnel is rejected, since this pod may be its waypoint.
+    /// Routes an inbound tunnel before its authorization. In on-demand mode, a request for an address that is not the
+    /// pod's first fetches that address's record: the pod may be its waypoint.
     pub async fn inbound(
         &self,
         request: &InboundRequest<'_>,

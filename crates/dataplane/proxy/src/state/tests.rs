@@ -311,7 +311,8 @@ async fn certificates_follow_the_local_identities() {
 
 // === on demand ===
 
-/// Serves on-demand requests with the records that `answer` returns; `None` means that the resource does not exist.
+/// Answers on-demand requests with the records that `answer` returns; an empty list means that the resource does not
+/// exist.
 fn serve(
     state: &SharedState,
     mut demands: mpsc::Receiver<AddressDemand>,

@@ -12,11 +12,11 @@ use ambit_flow::{Flow, StreamItem};
 const MAX_QUEUED_EVENTS: usize = 1024;
 /// Number of queued refusals above which a refusal is counted with a similar one instead of queued.
 const AGGREGATION_THRESHOLD: usize = 64;
-/// Number of recent refusals among which a similar one is searched.
+/// Maximum number of recent refusals with which a new refusal is compared.
 const MAX_COMPARED_EVENTS: usize = 64;
-/// Maximum traffic events per second and reader; excess events are dropped evenly over the second.
+/// Rate limit of traffic events for each reader, in events per second; excess events are dropped.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
-/// Time after which a reader with a full queue that reads nothing is disconnected.
+/// Time without a read after which a reader with a full queue is disconnected.
 const MAX_STALL: Duration = Duration::from_secs(15);
 
 /// Queue of flow events for one reader.
@@ -25,7 +25,7 @@ pub(super) struct Queue {
     waiting: VecDeque<(Arc<Flow>, u64)>,
     refusals: usize,
     lost: (u64, u64),
-    /// Number of events that may be queued now, and the time for which it was computed.
+    /// Token bucket of the rate limit: remaining events, and the time for which that number was computed.
     budget: (f64, Instant),
     taken: Instant,
 }

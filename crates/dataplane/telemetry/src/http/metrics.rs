@@ -90,7 +90,7 @@ struct ProviderLabels {
 pub enum ExportSignal {
     /// Spans of requests.
     Traces,
-    /// Lines of access logs.
+    /// Log records of requests, from the access log.
     Logs,
 }
 
@@ -135,8 +135,8 @@ pub struct HttpMetrics {
 
 #[derive(Debug)]
 struct SeriesTable {
-    /// Table of series by labels. Locked for reading when a request ends, for writing for new labels, and to drop
-    /// unused series.
+    /// Table of series by labels. It is locked for reading when a request ends, and for writing to add a series or to
+    /// drop unused ones.
     table: RwLock<Table>,
     /// Dropped series whose counts are to be merged into others, since they may have the same labels.
     retired: RetiredSeries<HttpLabels, Series>,
@@ -164,7 +164,7 @@ struct Series {
     request_messages: AtomicU64,
     response_messages: AtomicU64,
     born: Instant,
-    /// Milliseconds from `born` to the last use of the series.
+    /// Time of the last use of the series, in milliseconds since `born`.
     used: AtomicU64,
 }
 
@@ -412,7 +412,7 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     dropped.collect()
 }
 
-/// Metric families of requests, for merging dropped series.
+/// Request metric families, with the functions by which dropped series are merged.
 const FAMILIES: [MergedFamily<HttpLabels, Series>; 6] = [
     MergedFamily {
         labels: |labels| labels.family_labels(TelemetryFamily::RequestCount),

@@ -21,9 +21,9 @@ pub struct FamilyOverrides {
 /// Label overrides of one request or connection, with their values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RelabeledValues {
-    /// Configured overrides that apply.
+    /// Configured metric overrides that apply to the request or connection.
     pub relabel: std::sync::Arc<MetricOverrides>,
-    /// Values of the added labels, by index.
+    /// Values of added or changed labels, by the index that [`FamilyOverrides::labels`] refers to.
     pub values: Vec<String>,
 }
 

@@ -82,10 +82,10 @@ pub struct HttpRequestReport<'a> {
     pub route: Option<&'a str>,
     /// AUDIT policy that matched, if any. Not in Istio's formats, and written only if present.
     pub audited_by: Option<&'a str>,
-    /// Host outside of the mesh that the request was sent to, for wildcard hosts and for TLS that the waypoint
-    /// originates. Written only if present.
+    /// Host outside of the mesh to which the request was sent, for wildcard hosts and originated TLS. Written only if
+    /// present.
     pub remote: Option<&'a str>,
-    /// SAN that the certificate of that host was verified for. Written only if present.
+    /// SAN for which the certificate of the host in `remote` was verified. Written only if present.
     pub remote_identity: Option<&'a str>,
 }
 
@@ -265,7 +265,7 @@ impl TextWriter<'_> {
         self
     }
 
-    /// Writes a value of the waypoint itself, without escaping.
+    /// Writes a trusted value, which the waypoint itself produced, without quotes or escaping.
     fn unquoted(&mut self, value: Option<impl Display>) {
         match value {
             // Writing to a string cannot fail.

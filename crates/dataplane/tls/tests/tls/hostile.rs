@@ -17,7 +17,7 @@ fn id() -> Identity {
     Identity::new("td", "ns", "sa")
 }
 
-/// Changes, truncates or repeats parts of a message.
+/// Damages a message: changes bytes and truncates it.
 fn damage(bytes: &[u8], changes: &[(usize, u8)], keep: Option<usize>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (place, value) in changes {

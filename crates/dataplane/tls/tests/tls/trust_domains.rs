@@ -26,8 +26,8 @@ fn id(domain: &str) -> Identity {
     Identity::new(domain, "ns", "peer")
 }
 
-/// Certificates of test meshes: this mesh, `td`, with the alias `old`; `west` with its own root; and another root of
-/// `td`.
+/// Test CAs: this mesh's own (trust domain `td` with the alias `old`), a further root of `td`, the root of `west`, and
+/// an unaccepted one.
 struct Meshes {
     own: Pki,
     further: Pki,

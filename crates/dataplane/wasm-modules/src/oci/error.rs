@@ -7,7 +7,7 @@ use crate::bytes::MAX_MODULE_BYTES;
 /// Error of pulling an image with a module.
 #[derive(Debug, thiserror::Error)]
 pub enum OciError {
-    /// The text is not the name of an image.
+    /// The text is not a valid image name.
     #[error("{0:?} names no image")]
     Name(String),
     /// The request to the registry failed.

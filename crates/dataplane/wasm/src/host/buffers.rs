@@ -110,8 +110,8 @@ fn set_buffer_bytes(
     Ok(())
 }
 
-/// Replaces a range of a buffer with Envoy's semantics: at the start nothing is removed for a size of zero, and bytes
-/// past the end are appended.
+/// Replaces `size` bytes from `start` in a buffer, as Envoy does. Size zero inserts; positions past the buffer's end
+/// count as its end.
 fn replace_range(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
     let start = start.min(bytes.len());
     let end = start.saturating_add(size).min(bytes.len());

@@ -17,7 +17,7 @@ use crate::{
     stream::HeaderSection,
 };
 
-/// Maximum timeout of a call.
+/// Maximum timeout that a module can set for a call.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {

@@ -94,7 +94,7 @@ enum HeaderChange {
     Replace,
 }
 
-/// Header map of a stream or of a received response.
+/// Header map that a host function operates on: of a request context, or of a received call response.
 enum HeaderMapRef<'a> {
     Head(&'a mut HeaderSection),
     Trailers(&'a mut HeaderMap),
@@ -141,7 +141,7 @@ impl HeaderMapRef<'_> {
         pseudo.chain(headers).collect()
     }
 
-    /// Returns all values of a name, joined as Envoy does.
+    /// Returns all values of a header, joined as Envoy joins them.
     fn value(&self, name: &[u8]) -> Option<Vec<u8>> {
         let headers = match self {
             Self::Head(head) => {

@@ -12,7 +12,7 @@ pub(crate) struct LogRateLimiter {
     dropped: u64,
 }
 
-/// Decision whether a log line is written.
+/// Decision of the rate limiter about a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogPermission {
     /// The line is written; the number of lines that were dropped before it.

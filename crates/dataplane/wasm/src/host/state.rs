@@ -30,7 +30,7 @@ pub(crate) struct Host {
     pub(crate) effects: Vec<Effect>,
     /// Counter of messages on all streams that the network has not accepted yet.
     pub(crate) unsent: Arc<UnsentMessages>,
-    /// Calls and streams that are open, by number.
+    /// Open calls and gRPC streams by id.
     pub(crate) calls: BTreeMap<u32, PendingCall>,
     /// Counter of outstanding calls and streams, including cancelled ones that have not ended yet.
     pub(crate) outstanding: Arc<OutstandingCalls>,
@@ -49,7 +49,7 @@ pub(crate) struct Host {
 pub(crate) struct PendingCall {
     /// Context that made the call.
     pub(crate) context: ContextId,
-    /// Module's side of a stream; `None` for a call.
+    /// State of the module's side of a gRPC stream; `None` for a unary call.
     pub(crate) sending: Option<OpenStream>,
 }
 

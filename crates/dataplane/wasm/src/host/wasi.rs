@@ -16,19 +16,19 @@ use crate::{
 
 /// Wasm import module that contains the WASI functions.
 const WASI: &str = "wasi_snapshot_preview1";
-/// WASI's error `ENOTSUP`.
+/// WASI error number `ENOTSUP`: the function is not supported.
 const ERRNO_NOT_SUPPORTED: i32 = 58;
-/// WASI's error `EBADF`.
+/// WASI error number `EBADF`: the file descriptor is invalid.
 const ERRNO_BAD_DESCRIPTOR: u32 = 8;
 /// WASI's id of the monotonic clock.
 const CLOCK_MONOTONIC: u32 = 1;
-/// Size of a subscription of `poll_oneoff`, and the maximum number of subscriptions.
+/// Size of one `poll_oneoff` subscription in the module's memory, in bytes.
 const SUBSCRIPTION_BYTES: u32 = 48;
 const MAX_POLL_SUBSCRIPTIONS: u32 = 64;
-/// WASI's error `EFAULT`.
+/// WASI error number `EFAULT`: the address is invalid.
 const ERRNO_BAD_ADDRESS: u32 = 21;
 
-/// Names of the WASI functions that the host implements.
+/// Names of the WASI functions that the host implements; all others are stubs that fail.
 const UNSUPPORTED_FUNCTIONS: [&str; 15] = [
     "args_get",
     "args_sizes_get",

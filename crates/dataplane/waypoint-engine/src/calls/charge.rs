@@ -1,4 +1,4 @@
-//! Memory of the waypoint's own calls, charged to the caller for whose request a call is made.
+//! Memory charge of calls that the waypoint itself makes, to the caller for whose request a call is made.
 
 use bytes::Bytes;
 use http::Request;
@@ -32,10 +32,10 @@ pub(crate) enum CollectError {
 }
 
 impl CallCharge {
-    /// Charges a call in advance: its request, and the receive window for its response.
+    /// Charges the caller for a call before it is sent: for its request, and the receive window of its response.
     ///
     /// # Errors
-    /// When a budget has no room, which is counted.
+    /// When a memory budget has no room; metrics count the failure.
     pub(crate) fn new(
         memory: &ConnectionMemory,
         version: Version,
@@ -56,10 +56,10 @@ impl CallCharge {
         })
     }
 
-    /// Reads a response up to a maximum size, charging bytes as they arrive.
+    /// Reads the response to a call up to a maximum size, and charges bytes as they arrive.
     ///
     /// # Errors
-    /// When it is longer, breaks off, or a budget has no room.
+    /// When the response is too long or breaks off, or when a memory budget has no room.
     pub(crate) async fn collect(
         &mut self,
         body: Incoming,

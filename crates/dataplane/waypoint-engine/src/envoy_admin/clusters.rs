@@ -88,7 +88,8 @@ pub(super) fn builtin_clusters() -> [Value; 2] {
     [fixed(BLACK_HOLE, json!([])), fixed(MAIN_INTERNAL, listener)]
 }
 
-/// Renders the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
+/// Renders the load-balancing policy of a cluster. TCP connections without a `DestinationRule` go to a random endpoint,
+/// by weight.
 fn lb_policy(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
     match &policy.balancing {
         _ if kind == ProxyKind::Tcp && !is_ruled => "RANDOM",
@@ -102,7 +103,7 @@ fn lb_policy(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'s
     }
 }
 
-/// Renders the settings of the load-balancing algorithm.
+/// Renders the settings of a cluster's load-balancing algorithm, such as those of the ring hash.
 fn lb_config(policy: &DestinationPolicy) -> Value {
     let slow_start = |warmup: Warmup| {
         json!({"slow_start_config": {

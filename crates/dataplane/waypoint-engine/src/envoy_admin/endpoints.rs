@@ -85,8 +85,8 @@ fn locality(region: &str, zone: &str, subzone: &str) -> Value {
     json!({"region": part(region), "zone": part(zone), "sub_zone": part(subzone)})
 }
 
-/// Renders the address of an endpoint: its own, its hostname, or the gateway of its network; `None` if it receives no
-/// traffic.
+/// Renders the address of an endpoint: its own, its hostname, or the gateway of its network; `None` if the endpoint
+/// receives no traffic.
 fn address(endpoint: &Endpoint) -> Option<Value> {
     let workload = &endpoint.workload;
     if workload.capacity == 0 {

@@ -19,9 +19,9 @@ use crate::config::Config;
 
 /// Name of the listener that terminates HBONE tunnels.
 pub(super) const CONNECT_TERMINATE: &str = "connect_terminate";
-/// Message type of a listener.
+/// Protobuf message type of Envoy's listeners.
 const LISTENER: &str = "envoy.config.listener.v3.Listener";
-/// Message type of Envoy's HTTP connection manager.
+/// Protobuf message type of Envoy's HTTP connection manager.
 const HTTP_CONNECTION_MANAGER: &str =
     "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 

@@ -88,9 +88,9 @@ fn route(
     remove_empty_fields(fields.into())
 }
 
-/// Renders the metadata that names the route object: a `VirtualService` by its name; other kinds in the form of the
-/// `VirtualService` that Istio generates from an `HTTPRoute`, since `istioctl` knows no other kind there. No
-/// `VirtualService` can have such a name.
+/// Renders the metadata that names the route object. A `VirtualService` has its own name. Other kinds have the name of
+/// the `VirtualService` that Istio would generate from an `HTTPRoute`, since `istioctl` knows no other kind there; no
+/// real `VirtualService` can have such a name.
 fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
     let RouteName {
         kind,

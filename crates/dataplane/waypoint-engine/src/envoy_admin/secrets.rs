@@ -12,10 +12,10 @@ pub(super) const OWN_CERTIFICATE: &str = "default";
 /// Name of the secret with the mesh's root certificates, as in Istio.
 pub(super) const ROOTS: &str = "ROOTCA";
 
-/// Message type of a secret.
+/// Protobuf message type of Envoy's TLS secrets.
 const SECRET: &str = "envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// Secrets that the waypoint has received, and those that it waits for.
+/// Secrets section of the dump: secrets that the waypoint has received (active), and those that it waits for (warming).
 #[derive(Debug, Default)]
 pub(super) struct Secrets {
     pub(super) active: Vec<Value>,

@@ -1,10 +1,10 @@
-//! Helpers that render protobuf messages as JSON (proto3's mapping) for several parts of an Envoy dump.
+//! Renders protobuf messages in proto3's JSON mapping, for all sections of an Envoy dump.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-/// Prefix of the type URLs of messages.
+/// Prefix of the type URLs of protobuf messages.
 const TYPE_PREFIX: &str = "type.googleapis.com/";
 
 /// Text that replaces a redacted credential.
@@ -18,7 +18,7 @@ const CREDENTIAL_HEADERS: &[&str] = &[
     "x-api-key",
 ];
 
-/// Returns the type URL of a message.
+/// Returns the type URL of a protobuf message type.
 pub(super) fn type_url(message: &str) -> String {
     format!("{TYPE_PREFIX}{message}")
 }
@@ -51,7 +51,7 @@ pub(super) fn remove_empty_fields(value: Value) -> Value {
     }
 }
 
-/// Adds the fields of `more` to a message.
+/// Adds the fields of the JSON object `more` to a message.
 pub(super) fn merge_fields(message: &mut Value, more: Value) {
     if let (Value::Object(fields), Value::Object(more)) = (message, more) {
         fields.extend(more);

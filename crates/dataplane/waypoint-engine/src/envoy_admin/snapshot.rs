@@ -34,18 +34,18 @@ pub(super) struct Snapshot {
     pub(super) clusters: Vec<Cluster>,
 }
 
-/// One port of a service that the waypoint serves.
+/// Port of a service that the waypoint serves.
 #[derive(Clone, Debug)]
 pub(super) struct ServedPort {
     pub(super) served: Arc<ServedService>,
     pub(super) service: Arc<Service>,
     pub(super) port: u16,
-    /// Envoy filters for connections of clients without consumer routes: both kinds if the first bytes of a connection
-    /// decide.
+    /// Envoy filters that proxy connections of clients without consumer routes: HTTP, TCP, or both if the protocol is
+    /// detected from the first bytes.
     pub(super) kinds: &'static [ProxyKind],
 }
 
-/// Destination of requests or connections: a service port, or a subset at that port.
+/// Envoy cluster to which requests or connections are forwarded: a service port, or a subset at that port.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) key: ClusterKey,
@@ -91,7 +91,8 @@ impl ServedPort {
         self.kinds.contains(&ProxyKind::Http)
     }
 
-    /// Returns the cluster of the port's own service, which receives what no route forwards elsewhere.
+    /// Returns the key of the cluster for the port's own service. The cluster receives the traffic that no route
+    /// forwards elsewhere.
     pub(super) fn own_cluster(&self, kind: ProxyKind) -> ClusterKey {
         ClusterKey {
             service: self.served.name.clone(),
@@ -245,7 +246,7 @@ pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
     })
 }
 
-/// Returns the cluster key of a mirror.
+/// Returns the cluster key of a mirror's service and port.
 pub(super) fn mirror_key(mirror: &HttpMirror) -> ClusterKey {
     ClusterKey {
         service: mirror.service.clone(),

@@ -17,29 +17,29 @@ use tokio::{
 use super::{Plugin, PluginChain, PluginCounters, PluginState};
 pub(crate) use context::{CallCause, OpenStreamFn, PluginContext, StreamEventHandler};
 
-/// Maximum time for which a request waits for a starting instance.
+/// Maximum time for which a request waits until a plugin instance has started.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// Initial delay before a failed instance is restarted; it doubles up to the maximum.
 const MIN_RESTART_DELAY: Duration = Duration::from_secs(1);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
-/// Uptime after which a failure is followed by the initial restart delay again.
+/// Uptime of a plugin instance after which a failure is again followed by the initial restart delay.
 const STABLE_UPTIME: Duration = Duration::from_secs(60);
 
 /// Wakers of the tasks that wait for a plugin to resume their request.
 #[derive(Debug, Default)]
 pub(crate) struct WakeSignal(Mutex<Vec<Waker>>);
 
-/// Request whose context is open in an instance.
+/// Request for which a plugin instance has an open context.
 #[derive(Debug)]
 struct OpenRequest {
     signal: Arc<WakeSignal>,
     cause: CallCause,
 }
 
-/// Open gRPC stream of an instance, reset on drop.
+/// gRPC stream that a plugin instance has opened. Dropping it resets the stream.
 #[derive(Debug)]
 pub(super) struct OpenPluginStream {
-    /// Queue of messages to send, bounded by the instance's limits.
+    /// Queue of messages to send on the stream. The instance's limits bound the unsent bytes.
     pub(super) send: mpsc::UnboundedSender<GrpcStreamMessage>,
     pub(super) _task: AbortOnDrop<()>,
 }
@@ -62,7 +62,7 @@ impl WakeSignal {
     }
 }
 
-/// Plugins of one worker, by the numbers of their versions.
+/// Plugins of one worker, by the unique number of each plugin version.
 #[derive(Debug, Default)]
 pub(crate) struct PluginSlots(Mutex<HashMap<u64, SlotEntry>>);
 
@@ -86,7 +86,7 @@ struct PluginSlot {
 #[derive(Debug, Default)]
 struct Inner {
     stage: InstanceStage,
-    /// Number of instances started so far; calls to an earlier instance fail.
+    /// Number of instances started so far. Calls through a handle to an earlier instance fail.
     generation: u64,
     requests: HashMap<ContextId, OpenRequest>,
     queues: Vec<u32>,
@@ -110,10 +110,10 @@ pub(crate) struct PluginInstance {
 }
 
 impl PluginSlots {
-    /// Returns a plugin's running instance; waits while it starts.
+    /// Returns the running instance of a plugin; waits while it starts.
     ///
     /// # Errors
-    /// With the reason, when there is none.
+    /// When no instance runs; the error is the reason.
     pub(crate) async fn instance(
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
@@ -171,7 +171,8 @@ impl PluginSlots {
         slot
     }
 
-    /// Starts the plugins of a changed chain, and stops all others. Requests in flight keep their instances.
+    /// Starts the plugins of a changed chain, and stops all others. Requests in flight keep the instances that they
+    /// use.
     pub(crate) fn reconcile(&self, plugin_context: &PluginContext, chain: Option<&PluginChain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
@@ -323,7 +324,7 @@ impl PluginInstance {
         Ok((id, signal))
     }
 
-    /// Ends the instance's context for a request.
+    /// Deletes the instance's context of a request that has ended.
     pub(crate) fn delete_context(&self, id: ContextId) {
         let is_own = {
             let mut inner = self.slot.inner.lock();
@@ -404,15 +405,14 @@ impl PluginInstance {
         }
     }
 
-    /// Returns the cause of a plugin's call: the request of the context that makes it, or the plugin itself.
+    /// Returns what causes a plugin's call: the request of the calling context, or the plugin itself.
     fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);
         request.map_or(CallCause::PLUGIN_ITSELF, |request| request.cause.clone())
     }
 
-    /// Calls the queue callback of the instance for each message in its shared queues, as long as the instance dequeues
-    /// them.
+    /// Calls the instance's queue callback for each message in its shared queues, until the instance stops dequeueing.
     fn notify_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {

@@ -1,4 +1,4 @@
-//! HTTP connections of clients: timeouts, memory of their requests, and how they are closed.
+//! Downstream HTTP connections: timeouts, memory charges for requests, and closing.
 
 pub(super) mod charged;
 pub(super) mod failure;

@@ -54,8 +54,8 @@ use crate::{
 use first_response::{FirstResponse, first_response};
 use version::upstream_version;
 
-/// Handles a request and returns its response. With `refused`, the request was rejected before, and only the rejection
-/// is recorded. `unread` is notified when the client does not read the response.
+/// Handles a request and returns its response. `refused` is the reply to a request that was already rejected: only the
+/// rejection is recorded. `unread` is notified when the client does not read the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     request: Request<Incoming>,
@@ -129,18 +129,18 @@ struct AdmittedRequest {
     external: ExternalAuthorization,
 }
 
-/// Request in the form in which it is sent to an endpoint.
+/// Request as it is sent to an endpoint.
 struct OutboundRequest {
     request: Request<Body>,
     hops: Hops,
     retry_mark: RetryMark,
     mirroring: MirrorCancellation,
-    /// Notified when the endpoint does not read the request body.
+    /// Signal that the endpoint does not read the request body.
     unread: Arc<Notify>,
     awaited: ResponseContext,
 }
 
-/// Properties of a sent request that its response depends on.
+/// Properties of a forwarded request that determine how its response is handled.
 struct ResponseContext {
     version: Version,
     upgrade: Option<Upgrade>,
@@ -264,7 +264,8 @@ impl Exchange {
         })
     }
 
-    /// Authorizes the request in its current form, after changes by the provider and by plugins so far.
+    /// Authorizes the request in its current form, including changes that the authorization provider and plugins have
+    /// made.
     fn authorize(
         &mut self,
         accepted: &NormalizedRequest,
@@ -303,8 +304,8 @@ impl Exchange {
         }
     }
 
-    /// Runs the plugins up to a phase (`AUTHN`, `AUTHZ`, `STATS`). Returns whether a plugin may have changed the
-    /// request.
+    /// Runs the plugins of all phases up to the given one (`AUTHN`, `AUTHZ`, `STATS`). Returns whether a plugin may
+    /// have changed the request.
     async fn run_plugins(
         &mut self,
         upto: ExtensionPhase,
@@ -359,7 +360,7 @@ impl Exchange {
         .await
     }
 
-    /// Applies the route's filters, after the original request has been authorized and routed, and authorizes the
+    /// Applies the route's filters after the original request has been authorized and routed. Then authorizes the
     /// changed request for the backend.
     async fn apply_route_filters(
         &mut self,

@@ -73,7 +73,7 @@ struct ExplanationBuilder {
     seen: ObservedDecisions,
 }
 
-/// Decisions that the functions of the data path report while they evaluate the predicted request.
+/// Decisions about the predicted request, reported by the functions of the data path.
 #[derive(Default)]
 struct ObservedDecisions {
     unauthenticated: Option<RejectionReason>,

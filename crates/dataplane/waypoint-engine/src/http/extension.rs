@@ -1,4 +1,4 @@
-//! Runs plugins on one request: in order for the request, and in reverse order for its response.
+//! Runs the plugins on a request in order, and on its response in reverse order.
 //!
 //! When a plugin fails or has no module, its fail strategy decides whether the request is rejected (503) or bypasses
 //! the plugin. Changes that a plugin makes are normalized again, and never set headers that identify a caller or frame
@@ -36,7 +36,7 @@ use body::FilteredBody;
 use local_reply::LocalReply;
 use stream_context::{FAILED, PluginError, StreamContext};
 
-/// Plugins of one request: those that have not run yet, and those that have.
+/// Plugins of one request: those still to run, and those that have run.
 pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
@@ -50,7 +50,7 @@ pub(super) struct RequestPlugins {
     initiator: Arc<CallInitiator>,
 }
 
-/// Result of the plugins of one phase.
+/// Result of running the plugins of one phase on a request.
 pub(super) enum PluginsOutcome {
     /// No plugin has run, so that the request is unchanged.
     Unchanged,
@@ -81,7 +81,7 @@ impl RequestPlugins {
         })
     }
 
-    /// Sets the number of waypoints that the request has passed, for calls of plugins.
+    /// Sets the number of waypoints that the request has passed, which calls of plugins carry on.
     pub(super) fn set_hops(&mut self, hops: Hops) {
         self.hops = hops;
     }

@@ -1,4 +1,4 @@
-//! Rate limits of a request: first local ones, then those of rate-limit services.
+//! Enforces rate limits on a request: local limits first, then those of rate-limit services.
 
 mod global;
 mod key;
@@ -27,7 +27,7 @@ use super::{
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 use key::key_value;
 
-/// Response body and response-code details for a request over a local rate limit, as in Envoy.
+/// Response body and response-code details of a request rejected by a local rate limit, as in Envoy.
 const LOCAL_LIMITED: &str = "local_rate_limited";
 const GLOBAL_LIMITED: &str = "request_rate_limited";
 const SERVICE_ERROR: &str = "rate_limiter_error";
@@ -35,7 +35,7 @@ const SERVICE_ERROR: &str = "rate_limiter_error";
 /// Rate-limit headers (`x-ratelimit-*`, `Retry-After`) to add to the response.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitHeaders {
-    /// Limit with the fewest remaining requests, among the limits that report to clients (`tellClients`).
+    /// Limit with the fewest remaining requests, among the rate limits whose state clients may see (`tellClients`).
     nearest_limit: Option<EvaluatedLimit>,
     is_refused: bool,
     /// Time after which the client may retry (`Retry-After`).
@@ -92,7 +92,7 @@ impl RateLimitHeaders {
     }
 }
 
-/// Returns the seconds of a duration, rounded up.
+/// Converts a duration to whole seconds, rounded up.
 fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
@@ -104,11 +104,11 @@ pub(super) struct CountedRequest<'a> {
     pub(super) request: RouteRequest<'a>,
 }
 
-/// Counts a request against each rate limit of the services. A limit that has counted the request in its previous form
-/// `before` does not count it again. Fails when a policy change denies the request meanwhile.
+/// Counts a request against each rate limit of the services. A limit does not count the request again if it has already
+/// counted `before`, the request before its last change.
 ///
 /// # Errors
-/// The response, if a limit rejects the request.
+/// When a limit rejects the request, or a policy change denies it meanwhile; the error is the reply to the client.
 pub(super) async fn enforce(
     session: &Session,
     counted: CountedRequest<'_>,

@@ -1,5 +1,5 @@
-//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, and the original request
-//! never waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
+//! Mirrored requests, which clients cannot observe: the mirror's response is discarded, and the original request never
+//! waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
 //!
 //! A mirror receives the forwarded form of an admitted request, with `-shadow` appended to the host, as in Istio and
 //! Envoy, so that applications can tell these requests from others.
@@ -37,8 +37,8 @@ use crate::{
 /// Timeout for a mirror to respond after the whole request was sent.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Handle to the mirrored requests of one request. If it is dropped before the original request has a response, because
-/// the client has disconnected, the mirrored requests are cancelled.
+/// Handle to the mirrored requests of one original request. Dropping the handle before the original request has a
+/// response, when its client disconnects, cancels the mirrored requests.
 #[derive(Debug)]
 pub(super) struct MirrorCancellation(watch::Sender<bool>);
 
@@ -68,7 +68,7 @@ pub(super) struct MirrorSource<'a> {
     pub(super) hops: Hops,
 }
 
-/// Builds the copy of a request for a mirror; `None` if its target cannot be expressed in the mirror's HTTP version.
+/// Builds a mirrored request; `None` if the request's target cannot be expressed in the HTTP version of the mirror.
 fn mirrored_request(
     source: &MirrorSource<'_>,
     body: Body,
@@ -85,8 +85,8 @@ fn mirrored_request(
     Some(request)
 }
 
-/// Sends copies of a request to its mirrors. Returns the body for the original request, which is copied to the mirrors
-/// while it streams.
+/// Sends copies of a request to its mirrors. Returns the body for the original request, whose frames are copied to the
+/// mirrors as they stream.
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],

@@ -25,13 +25,14 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
 #[derive(Debug)]
 pub(super) struct NormalizedTarget {
     pub(super) host: String,
-    /// Path without the query.
+    /// Normalized path without the query string.
     pub(super) path: String,
     pub(super) target: PathAndQuery,
 }
 
 impl NormalizedTarget {
-    /// Returns the path and query for rewrites, with the number of bytes that the rule's match consumed as prefix.
+    /// Returns the path and query to be rewritten. `prefix` is the number of bytes of the path that the rule matched as
+    /// prefix.
     pub(super) fn matched_path(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
             path: &self.path,
@@ -56,7 +57,7 @@ impl NormalizedTarget {
         self.target.path()
     }
 
-    /// Normalizes a request that a plugin has changed, like a received one.
+    /// Normalizes a request that a plugin has changed, by the same rules as a received request.
     pub(super) fn from_plugin(
         session: &Session,
         method: &Method,

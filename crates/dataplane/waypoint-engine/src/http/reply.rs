@@ -22,9 +22,9 @@ pub(crate) struct Reply {
     pub(crate) refused: Option<&'static str>,
     /// gRPC status, if it differs from the one to which the HTTP status maps.
     pub(crate) grpc_status: Option<u8>,
-    /// Challenge for `WWW-Authenticate` (RFC 6750).
+    /// Value of `WWW-Authenticate` for a request without a valid token (RFC 6750).
     pub(crate) challenge: Option<HeaderValue>,
-    /// Response-code details for the access log.
+    /// Response-code details that the access log shows.
     pub(crate) details: Option<&'static str>,
 }
 
@@ -97,7 +97,7 @@ impl Reply {
         }
     }
 
-    /// Returns the reply to a request in a routing loop.
+    /// Returns the reply to a request that has passed too many waypoints (508).
     pub(crate) fn routing_loop() -> Self {
         let text = "the routes of waypoints form a loop";
         Self::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)

@@ -8,7 +8,7 @@ use http::{
 use super::{normalized_target::NormalizedTarget, reply::Reply};
 use crate::{headers, session::Session};
 
-/// Removes hop-by-hop headers, and headers that only proxies of the mesh may send.
+/// Removes hop-by-hop headers of a request, and headers that only proxies of the mesh may send.
 pub(super) fn sanitize<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let all = request.headers_mut();
     if headers::has_unsupported_transfer_encoding(all) {
@@ -27,7 +27,7 @@ pub(super) fn sanitize<B>(request: &mut Request<B>) -> Result<(), Reply> {
     Ok(())
 }
 
-/// Adds the headers that the waypoint generates, such as `x-forwarded-for`.
+/// Adds the headers that the waypoint generates to a request, such as `x-forwarded-for`.
 pub(super) fn add_generated<B>(
     session: &Session,
     request: &mut Request<B>,

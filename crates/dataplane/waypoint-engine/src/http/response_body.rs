@@ -9,7 +9,7 @@ use super::{
 };
 use crate::message::Body;
 
-/// Body of a response.
+/// Body of a response, generated here or streamed from the application.
 pub(super) enum ResponseBody {
     /// Body that the waypoint itself, a plugin or an authorization provider has generated.
     Generated(Body),

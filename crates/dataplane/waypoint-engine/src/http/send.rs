@@ -47,17 +47,18 @@ pub(super) struct SelectedEndpoint {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
-    /// Host below the target's wildcard that the client has named.
+    /// Host below the wildcard hostname of the target that the client has requested.
     pub(super) remote: Option<ArcStr>,
     /// SAN of the endpoint's certificate, verified by TLS that the waypoint originates.
     pub(super) remote_identity: Option<ArcStr>,
-    /// Leases under the destination's rule, released when the response ends.
+    /// Leases on the endpoint and on the limits of the destination's rule, released when the response ends.
     held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
-    /// Slot of a shared HTTP/2 connection, on which the request counts as active.
+    /// Slot of the request on a shared HTTP/2 connection, which limits concurrent requests.
     stream: Option<StreamSlot>,
     /// Guard of a pooled HTTP/1 connection, which aborts the request on drop.
     guard: Option<RequestGuard>,
-    /// Memory permit for the bytes of an HTTP/2 response that the endpoint may send before they are read.
+    /// Memory permit for the receive window of an HTTP/2 response: bytes that the endpoint may send before they are
+    /// read.
     window: Option<Arc<MemoryPermit>>,
 }
 
@@ -88,13 +89,13 @@ pub(super) struct SendOptions<'a> {
     /// Timeout of one attempt (`backendRequest` in a route's timeouts).
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
-    /// Mark that a previous waypoint retries the request.
+    /// Mark of a request that is itself a retry by a previous waypoint.
     pub(super) retry_mark: RetryMark,
-    /// Endpoint of the request's sticky session, which is preferred.
+    /// Preferred endpoint: the one of the request's sticky session.
     pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
-/// Response headers of an endpoint, with the body to stream.
+/// Response of an endpoint: its headers have been received, its body is still to be streamed.
 #[derive(Debug)]
 pub(super) struct UpstreamResponse {
     pub(super) response: Response<Incoming>,
@@ -302,9 +303,9 @@ fn add_waypoint_headers(
 /// Result of one attempt, with the request if it may be sent again.
 struct AttemptResult {
     ended: Result<UpstreamResponse, Failure>,
-    /// Whether the outcome permits a retry.
+    /// Whether the retry policy permits a retry after this outcome.
     is_reason: bool,
-    /// Request of which nothing was sent, so that another endpoint may receive it.
+    /// Request to be sent to another endpoint, if nothing of it was sent.
     unsent: Option<Request<Body>>,
 }
 
@@ -383,7 +384,7 @@ fn report_outcome(
 /// Attempt that ended without a response.
 struct FailedAttempt {
     broken: UpstreamFailure,
-    /// Request of which nothing was sent, so that it can be retried.
+    /// Request to be retried, if nothing of it was sent.
     unsent: Option<Request<Body>>,
 }
 

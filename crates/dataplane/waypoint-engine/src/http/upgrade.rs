@@ -42,9 +42,9 @@ use crate::{
     tunnel_windows,
 };
 
-/// GUID of the WebSocket handshake (RFC 6455, section 1.3).
+/// GUID that RFC 6455, section 1.3, defines for the WebSocket handshake.
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Bytes of a key (RFC 6455, section 4.1).
+/// Length of a decoded `Sec-WebSocket-Key`, in bytes (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
 
 /// Protocol upgrade that a client requests.
@@ -53,11 +53,11 @@ pub(super) struct Upgrade {
     protocol: HeaderValue,
     /// Key for the WebSocket handshake with an HTTP/1.1 application (`Sec-WebSocket-Key`).
     key: Option<WebSocketKey>,
-    /// Whether the request is an extended CONNECT.
+    /// Whether the client requests the upgrade by an extended CONNECT (HTTP/2, RFC 8441).
     is_extended: bool,
 }
 
-/// Value of `Sec-WebSocket-Key`: sixteen bytes in base64.
+/// Value of `Sec-WebSocket-Key`: sixteen bytes, base64-encoded.
 #[derive(Clone, Debug)]
 struct WebSocketKey(HeaderValue);
 
@@ -203,7 +203,7 @@ impl Upgrade {
     /// Whether the application's response accepts the requested upgrade.
     ///
     /// # Errors
-    /// When a response would switch protocols for the client, and is invalid.
+    /// When the response violates the upgrade protocol; the error is the reply to the client.
     pub(super) fn is_accepted_by(
         &self,
         version: Version,
@@ -241,7 +241,7 @@ impl WebSocketKey {
         (bytes.len() == KEY_BYTES && keys.next().is_none()).then(|| Self(key.clone()))
     }
 
-    /// Whether the response accepts this key (`Sec-WebSocket-Accept`).
+    /// Whether the response accepts this key by its `Sec-WebSocket-Accept` header.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
         let concatenated = [self.0.as_bytes(), WEBSOCKET_GUID].concat();
         let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));

@@ -28,7 +28,7 @@ impl BudgetScope {
     }
 }
 
-/// Error of a charge for which a memory account has no room.
+/// Error of a charge that exceeds the limit of a memory account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct BudgetExhausted(pub(crate) BudgetScope);
@@ -69,10 +69,10 @@ impl MemoryAccount {
         }))
     }
 
-    /// Charges bytes, which are released when the returned permit is dropped.
+    /// Charges bytes to the account. Dropping the returned permit releases them.
     ///
     /// # Errors
-    /// When this budget or an enclosing one has no room.
+    /// When the limit of this account or of an enclosing one is reached.
     pub(crate) fn charge(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
         self.add(bytes, 0)?;
         Ok(MemoryPermit {
@@ -108,7 +108,7 @@ impl MemoryAccount {
     }
 
     /// Charges bytes to this account and those that enclose it. `below` is the number of bytes charged to the nested
-    /// account from which the charge comes, which decides whether it may use the reserve.
+    /// account through which the charge arrives; it decides whether the charge may use the reserve.
     fn add(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
         let AccountNode {
             scope,
@@ -140,7 +140,7 @@ impl MemoryAccount {
     }
 }
 
-/// Charged bytes, released on drop.
+/// Permit for bytes charged to a memory account, which are released on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryPermit {
     account: MemoryAccount,
@@ -151,14 +151,14 @@ impl MemoryPermit {
     /// Charges more bytes to the permit.
     ///
     /// # Errors
-    /// When there is no room; the permit stays unchanged.
+    /// When the account has no room; the permit stays unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         self.account.add(bytes, 0)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Returns the bytes that are charged.
+    /// Returns the number of bytes that the permit covers.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,4 +1,4 @@
-//! Memory budgets of callers, by identity and address, and metrics of charges that found no room.
+//! Memory budgets of callers, by identity and address. Metrics count the charges for which a budget has no room.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ use super::{
     account::{BudgetExhausted, BudgetScope, MemoryAccount, MemoryPermit},
 };
 
-/// Number of callers in the table from which callers without charged memory are removed.
+/// Minimum number of callers in the table at which callers without charged memory are removed.
 const MIN_SWEPT_CALLERS: usize = 1024;
 
 /// Divisors of the free budgets of a caller and of the process, whose quotients bound the receive windows of a new
@@ -24,28 +24,28 @@ pub(crate) struct WindowDivisors {
     pub(crate) of_process: usize,
 }
 
-/// Purpose of a charge, which is the reason label in metrics.
+/// Purpose of a memory charge. Metrics of failed charges have it as reason label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ChargePurpose {
-    /// Windows and buffers of a connection, or of a tunnel in it.
+    /// Receive windows and buffers of a connection, or of a tunnel in it.
     Connection,
     /// Header section of a request, and the memory of handling it.
     Headers,
-    /// Incomplete header section, or unread trailers.
+    /// Header section that is incomplete, or trailers that have not been read.
     HeaderBlock,
     /// Request body that is buffered for retries.
     RetryBody,
     /// Prefix of a request body that is buffered for an authorization provider.
     AuthorizationBody,
-    /// Part of a body that a plugin has paused.
+    /// Part of a body that a plugin holds back while it is paused.
     PluginBody,
     /// Request body that is buffered for a mirror that lags.
     MirrorBody,
     /// Response data that the client has not read.
     ResponseBody,
-    /// Windows and buffers of connections to endpoints that are opened for the caller.
+    /// Receive windows and buffers of connections to endpoints that are opened for the caller.
     Upstream,
-    /// Call of the waypoint on behalf of a request: the call's request and its response.
+    /// Request and response of a call that the waypoint makes on behalf of a client's request.
     Call,
 }
 
@@ -119,12 +119,12 @@ impl Memory {
         self.process.charged_bytes()
     }
 
-    /// Returns the limit of all callers together, in bytes.
+    /// Returns the limit of the memory charged for all callers, in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.process.limit()
     }
 
-    /// Creates the accounts of a caller's new connection.
+    /// Creates the memory accounts of a new connection of a caller.
     pub(crate) fn connection(
         &self,
         identity: Option<&Identity>,
@@ -173,7 +173,7 @@ impl ConnectionMemory {
     /// Charges bytes for a request on the connection.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn take(
         &self,
         of: ChargePurpose,
@@ -182,10 +182,10 @@ impl ConnectionMemory {
         self.count_exhausted(of, self.requests.charge(bytes))
     }
 
-    /// Charges further bytes to a permit of [`Self::take`].
+    /// Charges further bytes to the permit of a request.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn grow(
         &self,
         of: ChargePurpose,
@@ -195,11 +195,12 @@ impl ConnectionMemory {
         self.count_exhausted(of, permit.grow(bytes))
     }
 
-    /// Charges the HTTP receive windows of the connection: a share of the caller's remaining budget between `least` and
-    /// `most`, so that a caller with few connections has large windows, and one with many has small ones.
+    /// Charges the HTTP receive windows of the connection. Their size is the caller's remaining budget divided by
+    /// `share`, between `least` and `most`, so that a caller with few connections has large windows, and one with many
+    /// has small ones.
     ///
     /// # Errors
-    /// When not even the minimum has room, which is counted.
+    /// When the budget has no room for `least` bytes; metrics count the failure.
     pub(crate) fn charge_window(
         &self,
         share: usize,
@@ -210,8 +211,9 @@ impl ConnectionMemory {
         self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }
 
-    /// Returns the bytes that the windows of a new connection may share: small parts of the free budgets of its caller
-    /// and of the process, so that neither many connections of one caller nor many callers with one each exhaust them.
+    /// Returns the number of bytes that the receive windows of a new connection may have together. It is a small part
+    /// of the free budgets of the caller and of the process, so that neither many connections of one caller nor many
+    /// callers with one connection each exhaust them.
     pub(crate) fn window_bytes(&self, shares: WindowDivisors) -> usize {
         let by_caller = self.connections.free_bytes() / shares.of_caller.max(1);
         let by_process = self.connections.free_bytes_at_root() / shares.of_process.max(1);
@@ -221,7 +223,7 @@ impl ConnectionMemory {
     /// Charges a connection to an endpoint that is opened for the caller.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn charge_upstream_tunnel(
         &self,
         bytes: usize,
@@ -232,7 +234,7 @@ impl ConnectionMemory {
     /// Charges a tunnel of the connection.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn charge_tunnel(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
         self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }

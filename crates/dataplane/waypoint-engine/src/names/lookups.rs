@@ -25,10 +25,10 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time for which an answer is cached, even if its TTL is shorter.
 const MIN_TTL: Duration = Duration::from_secs(1);
 pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
-/// Time for which a failed lookup is cached.
+/// Time for which a failed DNS lookup is cached.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Cached result of a lookup: at least one address, or the failure.
+/// Cached result of a DNS lookup: at least one address, or the failure.
 pub(crate) type CachedLookup = Result<Arc<[IpAddr]>, ResolveError>;
 
 /// Error of a caller that has too many lookups in flight.
@@ -39,7 +39,7 @@ pub(crate) struct TooManyLookups;
 /// Identity and address of a caller.
 pub(crate) type Caller = (Option<Identity>, IpAddr);
 
-/// Cache and limits of one group of names: those of objects, or those that clients choose.
+/// Cache and limits of DNS lookups for one group of names: those in Kubernetes objects, or those that clients choose.
 #[derive(Debug)]
 pub(super) struct LookupCache {
     known: Mutex<HashMap<ArcStr, (Instant, CachedLookup)>>,
@@ -48,15 +48,15 @@ pub(super) struct LookupCache {
     callers: CallerLookupCounts,
 }
 
-/// Number of lookups in flight for each caller.
+/// Number of DNS lookups in flight for each caller.
 #[derive(Clone, Debug, Default)]
 struct CallerLookupCounts(Arc<Mutex<HashMap<Caller, usize>>>);
 
-/// Lookup in flight, which counts towards the limit of the caller that started it.
+/// DNS lookup in flight, which counts towards the limit of the caller that started it.
 #[derive(Debug)]
 struct Lookup {
     outcome: OnceCell<(Instant, CachedLookup)>,
-    /// Slot in the caller's limit, released on drop.
+    /// Slot within the caller's lookup limit, released on drop.
     _of_caller: Option<CallerSlot>,
 }
 
@@ -92,15 +92,15 @@ impl Drop for CallerSlot {
     }
 }
 
-/// Lookup in flight, and the number of requests that wait for it. The number is apart from the references to the
-/// lookup, which requests drop only after they have left the lock.
+/// Shared lookup of one host, and the number of requests that wait for it. The number is kept apart from the reference
+/// count of the lookup: requests drop their references only after they have left the lock.
 #[derive(Debug)]
 struct InFlight {
     lookup: Arc<Lookup>,
     waiting: usize,
 }
 
-/// Request that waits for a lookup. The lookup is cancelled when the last one is dropped.
+/// Request that waits for a DNS lookup. When the last waiting request is dropped, the lookup is cancelled.
 struct LookupWaiter<'a> {
     lookups: &'a LookupCache,
     host: &'a str,
@@ -165,7 +165,7 @@ impl LookupCache {
         Ok(known.clone())
     }
 
-    /// Waits with others for the host's lookup in flight, or starts one.
+    /// Waits for the host's lookup in flight, together with other requests, or starts a lookup.
     fn join<'a>(
         &'a self,
         host: &'a str,
@@ -258,7 +258,7 @@ mod tests {
         Ok((vec![ip.into()], Instant::now() + MAX_TTL))
     }
 
-    /// Polls a future once to start it.
+    /// Polls a future once, so that it starts.
     async fn poll_once<F: Future + Unpin>(future: &mut F) {
         let once = std::future::poll_fn(|cx| {
             let polled = std::pin::Pin::new(&mut *future).poll(cx);
@@ -299,7 +299,8 @@ mod tests {
         assert!(again.await.is_ok());
     }
 
-    /// Tests two requests of different threads: the first has left the lock, but not yet dropped its reference.
+    /// Simulates two requests on different threads: the first has left the lock, but not yet dropped its reference to
+    /// the lookup.
     #[test]
     fn lookup_ends_with_requests_that_are_cancelled_at_once() {
         let lookups = LookupCache::new();

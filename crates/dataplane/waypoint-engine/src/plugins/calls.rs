@@ -1,5 +1,5 @@
-//! Calls that plugins make to services of the mesh, under the identity that is reserved for calls of their namespace
-//! ([`crate::calls`]): to services of that namespace, and to those that ReferenceGrants allow.
+//! Calls that plugins make to services of the mesh, under the identity reserved for calls of the plugin's namespace
+//! ([`crate::calls`]). Plugins may call services of their own namespace, and those that ReferenceGrants allow.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::{
 
 /// Maximum size of the response to a plugin's call, in bytes.
 pub(super) const MAX_RESPONSE_BYTES: usize = 1 << 20;
-/// Timeout of a plugin's call that sets none.
+/// Timeout of a plugin's call for which the plugin sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// gRPC status UNAVAILABLE, for calls that failed.
 pub(super) const UNAVAILABLE: u32 = 14;
@@ -143,8 +143,8 @@ async fn try_call(
     })
 }
 
-/// Counts a call as in flight and charges it to the caller of the causing request, until the returned permits are
-/// dropped; `None` for a call that the plugin makes on its own.
+/// Counts a plugin's call as check in flight, and charges it to the caller of the request behind it, until the returned
+/// permits are dropped; `None` for a call that the plugin makes on its own.
 pub(super) fn acquire_permits(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -233,7 +233,7 @@ pub(super) fn build_request(
     Ok(request)
 }
 
-/// Adds the gRPC length prefix to a message.
+/// Prepends gRPC's length prefix to a message.
 pub(super) fn add_grpc_prefix(message: &[u8]) -> Option<Bytes> {
     grpc_frame::encode_grpc_frame(message).map(Bytes::from)
 }
@@ -252,8 +252,8 @@ pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
     Some((status, text.unwrap_or_default().to_owned()))
 }
 
-/// Converts a unary gRPC response: its single message, and the status from the trailers, or from the headers of a
-/// response without body.
+/// Converts a unary gRPC response to the plugin's form: its single message, and the status from the trailers, or from
+/// the headers of a response without body.
 fn grpc_response(head: HeaderSection, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)

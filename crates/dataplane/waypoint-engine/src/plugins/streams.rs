@@ -24,11 +24,11 @@ use crate::{
     waypoint::Shard,
 };
 
-/// gRPC status of a stream that the server ends without a status, or with an invalid one.
+/// gRPC status UNKNOWN, for a stream that the server ends without a valid status.
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
-/// Opens a stream, and relays its messages until either side closes it.
+/// Opens a plugin's gRPC stream, and relays its messages until either side closes it.
 pub(super) async fn run_stream(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -157,7 +157,7 @@ fn take_message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> 
     Ok(Some(waiting.split_to(length).freeze()))
 }
 
-/// Request body with the messages that the plugin sends.
+/// Request body of a gRPC stream, with the messages that the plugin sends.
 struct OutgoingMessages {
     messages: SharedMessageQueue,
     is_over: bool,
@@ -166,8 +166,8 @@ struct OutgoingMessages {
 /// Queue of messages that the plugin sends; `None` once the stream has ended.
 type SharedMessageQueue = Arc<Mutex<Option<mpsc::UnboundedReceiver<GrpcStreamMessage>>>>;
 
-/// Guard that clears the queue when the stream ends, since the connection may keep the request body until the server
-/// reads it.
+/// Guard that clears the queue of outgoing messages when the stream ends. Otherwise the connection might keep them in
+/// the request body until the server reads it.
 struct QueueGuard(SharedMessageQueue);
 
 impl Drop for QueueGuard {
@@ -176,7 +176,7 @@ impl Drop for QueueGuard {
     }
 }
 
-/// Message with its gRPC length prefix, which counts as unsent until the connection has sent it.
+/// gRPC message with its length prefix. It counts as unsent until the connection has sent it.
 struct FramedMessage {
     bytes: Bytes,
     _message: GrpcStreamMessage,

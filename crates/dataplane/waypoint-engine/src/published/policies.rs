@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Authorization policies that apply.
+/// Store of the authorization policies for this waypoint.
 #[derive(Debug, Default)]
 pub(super) struct PolicyStore {
     pub(super) all: Arc<Policies>,
-    /// Policy of each record, by xDS resource name.
+    /// Key of the policy in each published record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
 
@@ -40,11 +40,11 @@ impl RecordStore for PolicyStore {
     }
 }
 
-/// JWT rules that apply.
+/// Store of the JWT rules for this waypoint (RequestAuthentications).
 #[derive(Debug, Default)]
 pub(super) struct AuthenticationStore {
     pub(super) all: Arc<RequestAuthentications>,
-    /// JWT rule of each record, by xDS resource name.
+    /// Key of the JWT rule in each published record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
 

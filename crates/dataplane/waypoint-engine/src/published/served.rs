@@ -26,7 +26,7 @@ pub struct ServedService {
     pub name: NamespacedHostname,
     /// Whether the service is a wildcard whose hosts the waypoint resolves by DNS, as each request names them.
     pub resolves_hosts: bool,
-    /// ReferenceGrants of other namespaces that let the service's attachments apply to requests to their pods.
+    /// ReferenceGrants of other namespaces by which the service's attachments also apply to requests to the pods there.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
     /// Compiled route tables, by port and client namespace.
@@ -106,7 +106,7 @@ impl ServedService {
             .clone()
     }
 
-    /// Iterates over the backends and mirrors of all routes.
+    /// Iterates over the services that routes name as backends or mirrors.
     pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = || self.routes.iter().flat_map(|route| &route.rules);
         let backends = || rules().flat_map(|rule| &rule.backends);
@@ -125,11 +125,11 @@ impl ServedService {
     }
 }
 
-/// Services that the waypoint serves, by name.
+/// Store of the services that the waypoint serves, by name.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     by_name: HashMap<NamespacedHostname, Arc<ServedService>>,
-    /// Service of each record, by xDS resource name.
+    /// Service of each published record, by xDS resource name.
     names: HashMap<ArcStr, NamespacedHostname>,
 }
 

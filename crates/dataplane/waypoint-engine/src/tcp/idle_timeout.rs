@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Idle timeout of one connection; `None` never expires.
+/// Idle timeout of one relayed connection; `None` never expires.
 #[derive(Debug)]
 pub(super) struct IdleTimeout(Option<IdleTimer>);
 
@@ -20,7 +20,7 @@ struct IdleTimer {
 }
 
 impl IdleTimeout {
-    /// Starts the idle timeout of a connection; without a limit it never expires.
+    /// Starts the idle timeout of a connection; `None` never expires.
     pub(super) fn new(most: Option<Duration>) -> Self {
         Self(most.map(|most| IdleTimer {
             most,
@@ -29,7 +29,7 @@ impl IdleTimeout {
         }))
     }
 
-    /// Restarts the timeout, since a byte was relayed.
+    /// Restarts the idle timeout, since a byte was relayed.
     pub(super) fn restart(&self) {
         if let Some(limited) = &self.0 {
             let since = limited.began.elapsed().as_millis();

@@ -54,7 +54,7 @@ impl<'a> ConnectionRoute<'a> {
     }
 }
 
-/// Result of a connection for its access log.
+/// End of a connection, as its access log reports it.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionEnd {
     pub(super) flags: ResponseFlags,
@@ -62,16 +62,16 @@ pub(super) struct ConnectionEnd {
     pub(super) termination: Option<String>,
     /// Reason why connecting to the endpoint failed.
     pub(super) failure: Option<String>,
-    /// AUDIT policy that matched the connection.
+    /// Name of the AUDIT policy that matched the connection.
     pub(super) audited_by: Option<String>,
     /// Whether the waypoint rejected the connection, or a policy change closed it.
     pub(super) is_refused: bool,
-    /// Policy that denied the connection.
+    /// Name of the policy that denied the connection.
     pub(super) policy: Option<String>,
 }
 
 impl ConnectionEnd {
-    /// Describes a connection that ended with this error.
+    /// Describes the end of a connection that failed with this error.
     pub(super) fn from_error(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
             flags: flag.into(),
@@ -138,7 +138,8 @@ impl ConnectionReport {
         self.sent.fetch_add(bytes, Relaxed);
     }
 
-    /// Returns the metric series of the connection, with overridden labels by the attributes known when it opens.
+    /// Returns the metric series of the connection. Label overrides see the attributes that are known when the
+    /// connection opens.
     pub(super) fn traffic_series(
         &self,
         session: &Session,

@@ -54,7 +54,7 @@ pub(crate) enum RouteError {
 }
 
 impl RoutedConnection {
-    /// Returns the routing of a connection to a port with undeclared protocol: to the tunnel's target.
+    /// Returns the destination of a connection to a port with undeclared protocol: the tunnel's target.
     pub(super) fn for_undeclared_port() -> Self {
         Self {
             destination: Destination::Target,
@@ -104,10 +104,10 @@ impl RoutedConnection {
     }
 }
 
-/// Reads the SNI of a connection, if it begins with TLS.
+/// Reads the SNI of a connection; `None` if the connection does not begin with TLS.
 ///
 /// # Errors
-/// When the ClientHello is invalid or not complete in time: the application might still accept it.
+/// When the ClientHello is invalid, or not complete in time: the application might still accept it.
 pub(super) async fn server_name<IO: AsyncRead + Unpin>(
     io: &mut SniffedStream<IO>,
 ) -> Result<Option<String>, RouteError> {

@@ -22,11 +22,11 @@ use tokio::sync::mpsc;
 const MAX_QUEUED_ITEMS: usize = 8192;
 /// Maximum memory of the spans and log lines that wait for one collector, including those being exported, in bytes.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
-/// Bytes counted for a span or log line in addition to its texts, and for each of its attributes.
+/// Bytes that a span or log line counts in the queue in addition to its texts, and for each of its attributes.
 const ITEM_OVERHEAD_BYTES: usize = 256;
 const ATTRIBUTE_OVERHEAD_BYTES: usize = 64;
 
-/// Span or log line for a collector.
+/// Span or log line that is exported to a collector.
 #[derive(Debug)]
 pub(crate) enum ExportItem {
     /// Finished span of a trace.
@@ -59,7 +59,7 @@ impl ExportItem {
     }
 }
 
-/// Memory of one item, which counts towards the limit of its collector's queue until it is dropped.
+/// Memory of one queued item, which counts towards the limit of its collector's queue until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ItemCharge {
     waiting: Arc<AtomicUsize>,
@@ -67,7 +67,7 @@ pub(crate) struct ItemCharge {
 }
 
 impl ItemCharge {
-    /// Counts the memory of an item; `None` if the limit of its queue is reached.
+    /// Counts the memory of an item; `None` if the queue's memory limit is reached.
     fn new(item: &ExportItem, waiting: &Arc<AtomicUsize>) -> Option<Self> {
         let bytes = item.bytes();
         // Added first, so that two callers cannot both take the last bytes.
@@ -108,21 +108,21 @@ impl Queue {
     }
 }
 
-/// Receiving half of a new queue, for which an export task must be started.
+/// Receiving half of a new collector's queue, which an export task must drain.
 #[derive(Debug)]
 pub(crate) struct NewQueue {
     pub(crate) collector: OtlpCollector,
     pub(crate) items: mpsc::Receiver<(ExportItem, ItemCharge)>,
 }
 
-/// Entry in the table of queues: a weak sender, which does not keep the queue open, and the number of queued bytes.
+/// Entry in the table of queues: number of queued bytes, and a weak sender, which does not keep the queue open.
 #[derive(Debug)]
 struct OpenQueue {
     items: mpsc::WeakSender<(ExportItem, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
-/// Export queues of all collectors, one for each.
+/// Export queues, one for each telemetry collector.
 #[derive(Debug)]
 pub(crate) struct Exporters {
     open: Mutex<HashMap<OtlpCollector, OpenQueue>>,

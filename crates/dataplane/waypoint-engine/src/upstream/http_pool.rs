@@ -45,25 +45,25 @@ use reuse::{ConnectionUse, MAX_STREAMS};
 
 /// Maximum idle HTTP/1 connections to one endpoint.
 const MAX_IDLE_CONNECTIONS: usize = 128;
-/// Interval of scanning the pool for idle connections.
+/// Interval at which idle connections in the pool are checked for expiry.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
-/// Number of endpoints with request counters from which idle counters are removed.
+/// Number of counted endpoints above which the request counters of idle endpoints are removed.
 const MAX_IDLE_LOADS: usize = 1024;
 /// Receive window of one HTTP/2 response, charged to its caller.
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Receive window of an HTTP/2 connection: the sum of its streams' windows, so that an unread response never blocks
 /// another.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
-/// Timeout for an endpoint's HTTP/2 SETTINGS. The pool polls for them, since hyper does not report their arrival.
+/// Timeout for an endpoint's HTTP/2 SETTINGS. hyper does not report their arrival, so the pool polls for them.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// hyper's sender of requests on one connection.
+/// Sender half of hyper for requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
-    /// HTTP/1.1 sender, of one request at a time.
+    /// HTTP/1.1 connection, which carries one request at a time.
     Http1(http1::SendRequest<Body>, ConnectionActivity),
-    /// HTTP/2 sender, of concurrent requests.
+    /// HTTP/2 connection, which carries concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
 
@@ -72,8 +72,7 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// Age and number of requests of the connection, including this request; `None` if the connection is for this
-    /// request only.
+    /// Age and number of requests of the connection, including this request; `None` if the connection is not pooled.
     life: Option<ConnectionUse>,
     stream: Option<StreamSlot>,
     /// Receiver of hyper's error, if a new HTTP/2 connection fails.
@@ -102,7 +101,7 @@ struct State {
     http2: Http2Connections,
     /// Number of active requests of each endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
-    /// Number of endpoints from which idle counters are removed next; it grows so that this is rare.
+    /// Number of counted endpoints at which idle counters are removed next. It grows, so that removals are rare.
     most_loads: usize,
 }
 
@@ -380,11 +379,11 @@ impl State {
     }
 }
 
-/// Failure of a request on its connection.
+/// Failure to send a request on its connection.
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
-    /// Request of which nothing was sent, so that it can be retried.
+    /// Request that can be retried, since nothing of it was sent.
     pub(crate) unsent: Option<Request<Body>>,
 }
 
@@ -421,7 +420,7 @@ impl Checkout {
     /// pool when the response has been read.
     ///
     /// # Errors
-    /// The request, if nothing of it was sent.
+    /// When sending fails; the error has the request if nothing of it was sent.
     pub(crate) async fn send(
         self,
         pool: &HttpPool,

@@ -21,8 +21,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, http1_io::Http1Additions};
 
-/// State of the current request on an HTTP/1.1 connection, bytes to write besides hyper's, and CPU share of the
-/// connection. Clones share it.
+/// State of the current request on an HTTP/1.1 connection; also the additions to hyper's output, and the CPU share of
+/// the connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionActivity(Arc<Mutex<State>>, Http1Additions, CurrentShare);
 
@@ -53,7 +53,7 @@ struct AbandonOnDrop {
 }
 
 impl ConnectionActivity {
-    /// Returns the queue of trailers and interim responses to write besides hyper's output.
+    /// Returns the queue of trailers and interim responses that are written between hyper's bytes.
     pub(crate) fn additions(&self) -> &Http1Additions {
         &self.1
     }
@@ -63,7 +63,8 @@ impl ConnectionActivity {
         &self.2
     }
 
-    /// Records the start of the next request on the connection.
+    /// Records that the next request on the connection begins. Dropping the returned guard before the request's end
+    /// abandons it.
     pub(crate) fn begin_request(&self) -> RequestGuard {
         let mut state = self.0.lock();
         state.requests += 1;
@@ -87,7 +88,7 @@ impl ConnectionActivity {
         self.0.lock().is_in_use
     }
 
-    /// Turns a pending write into an error if the request is abandoned; otherwise registers the task to be woken then.
+    /// Fails a pending write if the current request is abandoned; otherwise registers the task, to be woken when it is.
     fn fail_if_abandoned<T>(
         &self,
         cx: &Context<'_>,

@@ -1,5 +1,5 @@
-//! Tests that bound how many requests one client request may cause: retries of a failing backend; mirrors that are
-//! slow, unreachable or mirror themselves; and redirects, which the waypoint does not follow.
+//! Tests that bound the number of requests that one client request causes: retries of a failing backend; mirrors that
+//! are slow, unreachable or mirror themselves; and redirects, which the waypoint does not follow.
 
 use std::sync::{
     Arc,
@@ -64,7 +64,7 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
     assert!(retried <= most, "{retried} retries of {REQUESTS} requests");
 }
 
-/// Builds a route of the service `web` to itself with these filters.
+/// Publishes a route of the service `web` to itself, with these filters and this retry policy.
 fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) {
     let rule = HttpRouteRule {
         matches: vec![HttpRouteMatch::default()],
@@ -96,7 +96,7 @@ fn mirror(name: &str) -> HttpFilter {
     })
 }
 
-/// Returns the metric of mirrored requests with this outcome.
+/// Returns the number of mirrored requests that metrics have counted with this outcome.
 fn mirrored(world: &World, outcome: &str) -> u64 {
     let label = format!("outcome=\"{outcome}\"");
     world.count("ambit_requests_mirrored_total", &[&label])

@@ -26,7 +26,7 @@ pub(crate) enum Received {
         trailers: Vec<String>,
     },
     Malformed(String),
-    /// Request whose connection ended before it was complete.
+    /// Incomplete request, whose connection ended early.
     Cut,
 }
 
@@ -68,14 +68,14 @@ impl Strict {
         }
     }
 
-    /// Returns the requests received since the last call.
+    /// Returns the requests that the server has received since the last call.
     pub(crate) fn received(&mut self) -> Vec<Received> {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }
 }
 
-/// Runs a server that calls a script for each connection, with the number of previous connections. Returns the server's
-/// address, and the connection counter.
+/// Runs a server that calls `script` for each accepted connection, with the number of earlier connections. Returns the
+/// server's address, and the counter of connections.
 pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -95,7 +95,7 @@ pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     (address, count)
 }
 
-/// Reads up to the end of a request's header section.
+/// Reads an HTTP/1.1 request up to the end of its header section.
 pub(crate) async fn head(stream: &mut TcpStream) {
     let mut seen = Vec::new();
     while !seen.ends_with(b"\r\n\r\n") {
@@ -182,7 +182,8 @@ fn request_line(line: &str) -> Result<(), Received> {
     Ok(())
 }
 
-/// Reads a line that ends with CRLF and has no other control character; `None` at the end of the connection.
+/// Reads a line that ends with CRLF and contains no other control character but tabs; `None` at the end of the
+/// connection.
 async fn line(stream: &mut Stream) -> Result<Option<String>, Received> {
     let mut bytes = Vec::new();
     stream

@@ -25,7 +25,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Reads from a stream until this text has arrived.
+/// Reads from a stream until the received bytes contain this text.
 async fn expect(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) -> String {
     let mut seen = Vec::new();
     while !seen.ends_with(text.as_bytes()) {

@@ -1,4 +1,4 @@
-//! Tests of headers that identify a caller, forged by clients and applications in every spelling and position.
+//! Tests of identity headers, forged by clients and applications in every spelling and position.
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpRule, HttpValue, PolicyKey,
@@ -17,7 +17,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Headers that only proxies of the mesh may send.
+/// Names of headers that only proxies of the mesh may send.
 const NAMES: &[&str] = &[
     "client-cert",
     "client-cert-chain",
@@ -30,8 +30,8 @@ const NAMES: &[&str] = &[
     "x-envoy-peer-metadata-id",
 ];
 
-/// Headers that clients may send, but not with underscores for hyphens, which CGI-style applications read as the same
-/// variable.
+/// Names of headers that clients may send, but not with underscores for hyphens: CGI-style applications read both as
+/// the same variable.
 const FORWARDING: &[&str] = &[
     "x-forwarded-for",
     "x-forwarded-proto",

@@ -37,7 +37,7 @@ fn tokens(of: &str) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(authentication))
 }
 
-/// Builds a RateLimit of the service `of` for requests to one path.
+/// Builds a RateLimit record for the service `of`, which limits requests to one path.
 fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     let limit = LocalLimit {
         matches: vec![HttpRouteMatch {
@@ -59,8 +59,8 @@ fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(object))
 }
 
-/// Builds an unsupported plugin of the service `of` that fails open: these tests only need to know whether it is
-/// attached.
+/// Builds the record of an unsupported plugin for the service `of`. The plugin fails open: these tests only need to
+/// know whether it is attached.
 fn plugin(of: &str) -> WaypointUpdate {
     let extension = WaypointExtension {
         namespace: "ns".into(),

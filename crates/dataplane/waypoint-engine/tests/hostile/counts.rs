@@ -1,4 +1,4 @@
-//! Tests of the metrics of connections that are not HTTP, and of removed policies.
+//! Tests of metrics for connections that are not HTTP, and for policies that are removed.
 
 use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey, WaypointRecord};
 use ambit_testkit::until;

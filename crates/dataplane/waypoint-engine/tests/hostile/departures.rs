@@ -17,7 +17,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 const GET: &[u8] = b"GET /hang HTTP/1.1\r\nHost: web\r\n\r\n";
-/// Number of requests of each kind.
+/// Number of requests for each case of the table.
 const REQUESTS: usize = 10;
 
 /// Way in which a client disconnects.
@@ -29,8 +29,8 @@ enum Leaving {
     Reset,
 }
 
-/// Runs an application that reads the header section of a request and nothing more, and never responds. Returns its
-/// address, and the numbers of received requests and of open connections.
+/// Runs an application that reads only the header section of a request, and never responds. Returns its address, and
+/// counters of received requests and of open connections.
 async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();

@@ -1,4 +1,4 @@
-//! Tests of applications with invalid or incomplete responses: the client's response, metrics, and retries.
+//! Tests of applications with invalid or incomplete responses: they check the client's response, metrics and retries.
 
 use std::{
     net::SocketAddr,
@@ -222,7 +222,7 @@ async fn early_response_is_forwarded() {
 
 // === what is sent again ===
 
-/// Sends a request to a service with two endpoints, of which the first to be tried fails. Returns the number of
+/// Sends a request to a service with two endpoints. The endpoint of the first attempt fails. Returns the number of
 /// attempts, and the statuses that the client received.
 async fn tried(
     request: &[u8],
@@ -254,8 +254,8 @@ async fn tried(
 const BODILESS: &[u8] =
     b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// Sends a request like [`tried`] over HTTP/2. The first endpoint resets the stream for this reason, or closes the
-/// connection without one.
+/// Sends a request over HTTP/2 to a service with two endpoints. The endpoint of the first attempt resets the stream for
+/// this reason; without a reason, it closes the connection. Returns the number of attempts, and the client's statuses.
 async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
     let world = World::new().await;
     let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));

@@ -23,7 +23,7 @@ use crate::{
     routes::{BACK_VIP, VIP, service, to},
 };
 
-/// Value of a header that a route sets, which dumps must redact.
+/// Value of a credential header that a route sets, which dumps must redact.
 const CREDENTIAL: &str = "hunter2";
 
 struct Answer {
@@ -31,7 +31,7 @@ struct Answer {
     body: Value,
 }
 
-/// Returns the response to a GET; `None` if the path is not part of Envoy's interface.
+/// Returns the response of the admin interface to a GET; `None` if the path is not one of Envoy's.
 async fn get(admin: &EnvoyAdmin, path: &str) -> Option<Answer> {
     let request = Request::get(path).body(Bytes::new()).unwrap();
     let response = admin.respond(&request)?;

@@ -32,13 +32,13 @@ use crate::{
 };
 use draws::Draws;
 
-/// Number of random meshes, and of requests to each.
+/// Number of random meshes; `REQUESTS` is the number of requests to each.
 const MESHES: usize = 250;
 const REQUESTS: usize = 5;
 
 const ISSUER: &str = "https://issuer.example";
 
-/// Issuer of JWTs, with its signing key.
+/// Issuer of the JWTs in these tests, with its signing key.
 struct Issuer(EcdsaKeyPair);
 
 fn encode(bytes: &[u8]) -> String {
@@ -60,7 +60,7 @@ impl Issuer {
         }
     }
 
-    /// Issues a token that expires in `seconds`.
+    /// Issues a JWT that expires in `seconds`.
     fn token(&self, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let expires = i64::try_from(now.as_secs()).unwrap() + seconds;
@@ -106,8 +106,8 @@ impl Scene {
         }
     }
 
-    /// Publishes another random mesh. Returns whether the access log contains queries: it does not while an object that
-    /// cannot be decoded might name query parameters that hold tokens.
+    /// Publishes another random mesh. Returns whether the access log contains query strings. It omits them while an
+    /// object that cannot be decoded might name query parameters that hold tokens.
     fn publish(&self, draws: &mut Draws) -> bool {
         for policy in draws.policies() {
             self.world.publish(policy);
@@ -174,7 +174,8 @@ impl Scene {
         }
     }
 
-    /// Compares the prediction of a request with its status and with the application that has received it.
+    /// Compares the prediction of a request with its actual status, and with the application that has received the
+    /// request.
     async fn compare(&mut self, request: &HttpQuery, account: usize) -> (Explanation, u16, String) {
         let (name, client) = &self.clients[account];
         let query = WaypointQuery {
@@ -213,7 +214,7 @@ fn step<'a>(explained: &'a Explanation, kinds: &[StepKind]) -> Option<&'a Step> 
     steps.find(|step| kinds.contains(&step.step))
 }
 
-/// Returns the end of `response_code_details` in the access log that the predicted decision of policies implies.
+/// Returns the expected end of `response_code_details` in the access log, if the predicted policy decision is a denial.
 fn refusal(explained: &Explanation) -> Option<String> {
     let kinds = [StepKind::Authorization, StepKind::BackendAuthorization];
     let step = step(explained, &kinds).filter(|step| step.result == StepResult::Refused)?;

@@ -46,7 +46,7 @@ use tokio::{
 /// Timeout of every operation in these tests.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// Port that every service declares as HTTP/1.1.
+/// Port on which every test service declares HTTP/1.1. The constants below are ports of other protocols.
 pub(crate) const HTTP1: u16 = 80;
 pub(crate) const HTTP2: u16 = 81;
 pub(crate) const UNDECLARED: u16 = 82;
@@ -102,7 +102,7 @@ impl World {
         Self::with_env(&[]).await
     }
 
-    /// Creates a waypoint like [`Self::new`], with additional environment variables.
+    /// Creates a waypoint like [`Self::new`], with additional environment variables in its configuration.
     pub(crate) async fn with_env(more: &[(&'static str, &'static str)]) -> Self {
         Self::with(more, Pki::new()).await
     }
@@ -188,19 +188,19 @@ impl World {
             .unwrap();
     }
 
-    /// Publishes the record of a pod or endpoint, as the control plane does.
+    /// Publishes the workload record of a pod or endpoint, as the control plane does.
     pub(crate) fn workload(&self, workload: ambit_model::Workload) {
         let update = MeshUpdate::Workload(Box::new(workload));
         self.state.apply(&mut vec![update]);
     }
 
-    /// Publishes a waypoint record, as the control plane does.
+    /// Publishes an update of the waypoint's records, as the control plane does.
     pub(crate) fn publish(&self, update: WaypointUpdate) {
         self.published.apply([update]);
     }
 
-    /// Publishes a service at `vip` with one endpoint per application. Each application has an address of its own
-    /// ([`listener`]).
+    /// Publishes a service at the virtual IP `vip`, with one endpoint per application. Each application must have an IP
+    /// address of its own.
     pub(crate) fn serve(&self, name: &str, vip: &str, applications: &[SocketAddr]) {
         let ports = [HTTP1, HTTP2, UNDECLARED, TCP];
         let mut service = build::service(name, &[vip], &ports.map(|port| (port, port)));
@@ -290,7 +290,7 @@ impl World {
         ));
     }
 
-    /// Connects a client to the waypoint by HBONE, from an address of the client's own.
+    /// Connects an HBONE client to the waypoint, from a source address of its own.
     pub(crate) async fn client(&self) -> Client {
         Self::open(self.tls().await).await.unwrap()
     }
@@ -305,17 +305,17 @@ impl World {
         Self::open(self.tls_of(account).await).await.unwrap()
     }
 
-    /// Connects a client with this certificate to the waypoint.
+    /// Connects a client to the waypoint by HBONE, with this certificate.
     pub(crate) async fn client_with(&self, certificate: &WorkloadCert) -> Client {
         self.client_or_refusal(certificate).await.unwrap()
     }
 
-    /// Connects a client with this certificate; `None` if the waypoint rejects it.
+    /// Connects a client with this certificate by HBONE; `None` if the waypoint rejects it.
     pub(crate) async fn client_or_refusal(&self, certificate: &WorkloadCert) -> Option<Client> {
         Self::open(self.tls_with(certificate).await).await
     }
 
-    /// Connects a client under another account than [`Self::client`]; `None` if the waypoint rejects it.
+    /// Connects a client with another service account than [`Self::client`]; `None` if the waypoint rejects it.
     pub(crate) async fn attacker(&self) -> Option<Client> {
         // The attacker buffers little of what it does not read.
         let settings = Settings {
@@ -385,7 +385,7 @@ impl World {
         Explainer::new(self.waypoint.clone())
     }
 
-    /// Returns the number of requests that metrics have counted.
+    /// Returns the number of requests in the waypoint's metrics.
     pub(crate) fn metrics_of_requests(&self) -> u64 {
         self.count("istio_requests_total", &[])
     }
@@ -397,7 +397,7 @@ impl World {
         text
     }
 
-    /// Returns the sum of a metric's samples whose labels contain all of `labels`.
+    /// Returns the sum of a metric family's samples whose labels contain all of `labels`.
     pub(crate) fn count(&self, family: &str, labels: &[&str]) -> u64 {
         let text = self.metrics();
         let of_family = |line: &&str| {
@@ -410,13 +410,13 @@ impl World {
         values.sum()
     }
 
-    /// Returns the number of connections that were rejected for this reason.
+    /// Returns the number of connections that metrics count as rejected for this reason.
     pub(crate) fn refused(&self, reason: &str) -> u64 {
         let label = format!("reason=\"{reason}\"");
         self.count("ambit_requests_refused_total", &[&label])
     }
 
-    /// Returns the number of requests with this response status and these response flags.
+    /// Returns the number of requests that metrics count with this response status and these response flags.
     pub(crate) fn ended(&self, code: u16, flags: &str) -> u64 {
         let (code, flags) = (
             format!("response_code=\"{code}\""),
@@ -438,7 +438,7 @@ impl Client {
         self.try_tunnel(to, port).await.unwrap()
     }
 
-    /// Opens a tunnel; the error is the waypoint's rejection.
+    /// Opens a tunnel to an address and port; the error is the waypoint's rejection.
     pub(crate) async fn try_tunnel(&self, to: &str, port: u16) -> Result<TunnelIo, TunnelError> {
         let authority = Uri::try_from(format!("{to}:{port}")).unwrap();
         let tunnel = self.connection.tunnel(authority, HeaderMap::new());
@@ -463,7 +463,7 @@ impl Client {
     }
 }
 
-/// Reads a response up to the end of the stream.
+/// Reads a response from a tunnel up to the end of the stream.
 pub(crate) async fn read_response(mut tunnel: TunnelIo) -> RawResponse {
     let mut bytes = Vec::new();
     let reading = tunnel.read_to_end(&mut bytes);

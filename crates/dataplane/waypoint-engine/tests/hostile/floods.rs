@@ -26,12 +26,13 @@ use crate::{
 };
 use table::{Flood, floods};
 
-/// Service address of three applications: a normal one, one that never responds, and one with endless responses.
+/// Service address of an application that responds normally. The next two applications never respond, and respond
+/// without end.
 const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const ENDLESS: &str = "10.0.0.3";
-/// Service address of an application that switches to WebSocket and then sends without end, and of a similar one behind
-/// tunnels.
+/// Service address of an application that switches to WebSocket, and then sends without end. The next one does so
+/// behind HBONE tunnels.
 const SWITCHES: &str = "10.0.0.4";
 const TUNNELS: &str = "10.0.0.5";
 const TUNNELS_IP: &str = "127.0.9.2";
@@ -39,7 +40,7 @@ const TUNNELS_IP: &str = "127.0.9.2";
 /// Response by which an application switches to WebSocket.
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// Flood of TLS handshakes that do not end, each after most of the longest possible ClientHello.
+/// Flood of incomplete TLS handshakes, each of which sends most of the longest possible ClientHello.
 const HALF_OPEN: Half = Half { connections: 500 };
 
 struct Half {
@@ -58,7 +59,8 @@ impl Half {
         [record(&[1, 0, 0xff, 0xff]), rest].concat()
     }
 
-    /// Starts the flood from a source address that no other client uses, since handshakes are limited by address.
+    /// Starts the flood of TLS handshakes from a source address that no other client uses, since handshakes are limited
+    /// by address.
     fn begin(&self, world: &World, scale: usize, sent: &Sent) -> Vec<AbortOnDrop<()>> {
         let of = 0..self.connections * scale;
         let address = world.address();
@@ -81,8 +83,8 @@ impl Half {
     }
 }
 
-/// Creates the runtime of attackers and their applications. It has a smaller share of this machine than the waypoint,
-/// other clients and their application: in production they would run on other machines.
+/// Creates the runtime of attackers and their applications. It gets less CPU time than the waypoint, other clients and
+/// their application, since in production attackers run on other machines.
 fn background() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime
@@ -95,7 +97,7 @@ fn background() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Runs a test that gets the background runtime of attackers.
+/// Runs a test with the background runtime on which attackers run.
 fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Handle) -> F) {
     let background = background();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -158,7 +160,7 @@ async fn begin_flood(
         .collect()
 }
 
-/// Sends an HTTP/1.1 request, and returns whether the response is as expected; `None` if the tunnel fails.
+/// Sends an HTTP/1.1 request, and returns whether its status is 200; `None` if the tunnel fails.
 async fn request(client: &Client) -> Option<bool> {
     let mut tunnel = client.try_tunnel(VIP, HTTP1).await.ok()?;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
@@ -171,10 +173,11 @@ async fn request(client: &Client) -> Option<bool> {
 /// Maximum latency that a flood may add to requests of other clients during a soak.
 const MAX_DELAY: Duration = Duration::from_millis(50);
 
-/// Number of measured requests of other clients, of which the second slowest is compared.
+/// Number of requests of other clients whose latency is measured. The second longest latency is compared.
 const REQUESTS: usize = 100;
 
-/// Sends requests of another client, four at a time. Returns the second longest duration and the number of failures.
+/// Sends requests of a client that does not attack, four at a time. Returns the second longest latency, and the number
+/// of failures.
 async fn others(client: &Client) -> (Duration, usize) {
     let some = || async {
         let mut all = Vec::new();
@@ -192,7 +195,7 @@ async fn others(client: &Client) -> (Duration, usize) {
     (all[REQUESTS - 2].0, failed)
 }
 
-/// Waits until a flood can send no more, and no more memory is charged for it.
+/// Waits until neither the bytes sent by a flood nor the memory of the process grow.
 async fn settled(sent: &Sent) {
     let now = || (sent.load(Relaxed), resident() >> 20);
     let mut last = now();
@@ -207,8 +210,8 @@ async fn settled(sent: &Sent) {
     }
 }
 
-/// Creates a waypoint with this memory limit, and its applications. All of them run in the background, except the one
-/// that other clients call.
+/// Creates a waypoint with this memory limit, and its applications. The application that other clients call runs in the
+/// foreground, all others in the background.
 async fn scene(
     memory: &'static str,
     background: &tokio::runtime::Handle,
@@ -256,7 +259,7 @@ async fn attacked(world: Arc<World>) -> AbortOnDrop<()> {
     tunnels
 }
 
-/// Formats a number of bytes in MiB, with one digit after the point.
+/// Formats a number of bytes in MiB, with one decimal digit.
 fn mib(bytes: u64) -> String {
     format!("{}.{}", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
 }
@@ -309,7 +312,7 @@ async fn measure(
     }
 }
 
-/// Prints one flood's line of the table of `cargo xtask bench floods`.
+/// Prints the measurements of one flood, as a line of the table of `cargo xtask bench floods`.
 #[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
 fn print(what: &str, measured: &Measured) {
     let Measured {
@@ -340,17 +343,17 @@ fn assert_within_budgets(world: &World, measured: &Measured) {
     assert_eq!(measured.failed, 0);
 }
 
-/// Describes a flood during which requests of other clients are too slow. Only soaks measure latency, since other tests
-/// share the machine.
+/// Describes a flood during which requests of other clients are too slow; `None` if they are fast enough. Only soaks
+/// measure latency, since other tests share the machine.
 fn too_slow(what: &str, measured: &Measured) -> Option<String> {
     let Measured { before, during, .. } = measured;
     (*during >= *before + MAX_DELAY).then(|| format!("{what}: {before:?} -> {during:?}"))
 }
 
-/// Lock that lets only one test measure at a time, since the process's memory includes all floods.
+/// Lock under which a test measures memory, since the process's memory includes all floods.
 static FLOODING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Environment variable that `cargo xtask bench floods` sets: the factor by which floods are larger.
+/// Environment variable with the factor by which floods are enlarged; `cargo xtask bench floods` sets it.
 const SCALE: &str = "AMBIT_FLOODS";
 
 #[test]
@@ -413,7 +416,8 @@ async fn all_floods(background: tokio::runtime::Handle) {
     assert!(slow.is_empty(), "others wait too long: {slow:#?}");
 }
 
-/// Checks all floods. The test runs alone, since other tests charge the same clients' budgets.
+/// Checks all floods against the memory budgets. The test runs alone, since other tests charge the budgets of the same
+/// clients.
 #[test]
 fn floods_that_are_not_read_stay_within_budgets() {
     with_background(unread_floods);

@@ -31,7 +31,7 @@ const TARGET: &str = "10.0.0.2";
 /// Port of HBONE tunnels.
 const HBONE: u16 = 15008;
 
-/// Feature that makes the waypoint call the target.
+/// Feature by which an object makes the waypoint call the forbidden address.
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Endpoint,
@@ -182,7 +182,7 @@ async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, count)
 }
 
-/// Publishes an endpoint of a ServiceEntry at the target's address.
+/// Publishes a ServiceEntry endpoint with the target's address.
 fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.serve("target", TARGET, &[]);
     let ip = target.ip().to_string();
@@ -197,7 +197,7 @@ fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.workload(build::endpoint_of(endpoint, &service, &targets));
 }
 
-/// Makes the waypoint call the target, and waits until the call has failed.
+/// Makes the waypoint call the forbidden address, and waits until the call has failed.
 async fn provoke(world: &World, cause: Cause) {
     let client = world.client().await;
     let failed = |family: &'static str, label: &'static str| {
@@ -240,7 +240,7 @@ async fn provoke(world: &World, cause: Cause) {
     }
 }
 
-/// Whether the waypoint has connected to the target.
+/// Whether the waypoint connects to the target because of this feature, despite the egress guard with these exceptions.
 async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bool {
     let world = World::with_env(&[("AMBIT_WILDCARD_ADDRESSES", exceptions)]).await;
     let web = Strict::start().await;

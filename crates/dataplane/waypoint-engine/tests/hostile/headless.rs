@@ -1,4 +1,5 @@
-//! Tests of Services without addresses that are called by name: attachments of other Services of the same pods apply.
+//! Tests of headless Services, which clients call by name: the attachments of other Services that select the same pods
+//! apply.
 
 use ambit_model::{HttpOperation, PathPattern, StringMatch};
 

@@ -12,16 +12,16 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Beginning of a well-formed request, to which a case appends header lines.
+/// Beginning of a well-formed request, to which each test case appends header lines.
 const BEGIN: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
 
-/// Expected handling of a case's bytes.
+/// Expected handling of the bytes in a test case.
 enum Outcome {
-    /// Well-formed requests that the application receives, by their bodies.
+    /// Application receives well-formed requests with these bodies.
     Served(&'static [&'static str]),
-    /// Response of the waypoint with this status, counted under this reason.
+    /// Waypoint rejects the request with this status, and counts the rejection under this reason.
     Refused(u16, &'static str),
-    /// First request served, and the bytes after it rejected with this status and reason.
+    /// Application receives the first request; the waypoint rejects the bytes after it with this status and reason.
     ThenRefused(u16, &'static str),
 }
 use Outcome::{Refused, Served, ThenRefused};

@@ -12,7 +12,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// HPACK-encoded header sections: of `GET /` with the host `web`, and of `CONNECT` to the service.
+/// HPACK-encoded header sections: `GET` is `GET /` with the host `web`, `CONNECT` a CONNECT to the service.
 pub(crate) const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
 const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
 
@@ -45,8 +45,8 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Frames that an attacker sends: an initial sequence, and then numbered repetitions until the connection is closed or
-/// enough was sent.
+/// Attack by HTTP/2 frames: an initial sequence, and then numbered repetitions until the connection is closed or enough
+/// was sent.
 struct Attack {
     what: &'static str,
     first: Vec<u8>,
@@ -177,7 +177,7 @@ pub(crate) struct Observed {
     pub(crate) is_success: bool,
 }
 
-/// Reads frames up to the end of the connection.
+/// Reads HTTP/2 frames until `until` returns true or the connection ends.
 pub(crate) async fn listen(
     mut io: impl AsyncRead + Unpin,
     until: impl Fn(&Observed) -> bool,
@@ -289,7 +289,7 @@ async fn invalid_frames_in_a_tunnel_end_only_its_connection() {
     assert!(grown < GROWTH, "{grown} bytes");
 }
 
-/// Sends bytes after the connection preface, and reads frames until `enough` returns true.
+/// Sends the connection preface and these bytes, and reads frames until `enough` returns true.
 async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Observed) -> bool) -> Observed
 where
     IO: AsyncRead + AsyncWrite + Unpin,

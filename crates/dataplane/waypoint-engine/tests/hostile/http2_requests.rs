@@ -13,7 +13,7 @@ const VIP: &str = "10.0.0.1";
 
 type Bytes = &'static [u8];
 
-/// Difference between a case's request and `GET /` of the host `web`.
+/// Difference between the request of a test case and `GET /` of the host `web`.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Without(Bytes),
@@ -25,7 +25,7 @@ enum Change {
     First(Bytes, Bytes),
     /// Adds a body in one DATA frame.
     Body(Bytes),
-    /// Adds one field after the body, with or without END_STREAM.
+    /// Adds a trailer field after the body; `OpenTrailer` does so without END_STREAM.
     Trailer(Bytes, Bytes),
     OpenTrailer(Bytes, Bytes),
     /// Adds a DATA frame after END_STREAM.
@@ -34,14 +34,14 @@ enum Change {
 
 use Change::{Add, Body, First, LateBody, OpenTrailer, Set, Trailer, Without};
 
-/// Requests that the application is expected to receive.
+/// Expected requests that reach the application.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     Nothing,
     /// One request with this request line and this body.
     One(&'static str, Bytes),
-    /// One request with this request line and this body, or none: the error that follows may be detected before or
-    /// after the request is forwarded.
+    /// At most one request, with this request line and this body: the waypoint may detect the error that follows before
+    /// or after it forwards the request.
     AtMostOne(&'static str, Bytes),
     /// One request whose header section contains this line.
     Line(&'static str),
@@ -154,7 +154,7 @@ const CASES: &[(&str, &[Change], Expected)] = &[
     ("a length in trailers", &[Set(b":method", b"POST"), Body(b"abc"), Trailer(b"content-length", b"9")], One("POST / HTTP/1.1", b"abc")),
 ];
 
-/// Encodes a request with these changes as frames on stream 1.
+/// Encodes the request of a test case as HTTP/2 frames on stream 1.
 fn frames(changes: &[Change]) -> Vec<u8> {
     let mut fields: Vec<(Bytes, Bytes)> = vec![
         (b":method", b"GET"),
@@ -202,7 +202,7 @@ fn frames(changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Encodes fields in HPACK, as literals.
+/// Encodes header fields in HPACK, as literals.
 fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -217,7 +217,7 @@ fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     block
 }
 
-/// Sends a request in a tunnel of its own. Returns whether the response has status 200.
+/// Sends the request of a test case in a tunnel of its own. Returns whether the response has status 200.
 async fn send(client: &Client, changes: &[Change]) -> bool {
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (read, mut write) = tokio::io::split(tunnel);

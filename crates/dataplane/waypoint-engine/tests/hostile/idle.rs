@@ -23,8 +23,8 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 const QUIET: &str = "10.0.0.2";
 
-/// Creates a waypoint with applications that do not respond before a request has ended. Returns it with the number of
-/// requests that ended early.
+/// Creates a waypoint with applications that do not respond before a request has ended. Returns the waypoint, and a
+/// counter of requests that ended early.
 async fn scene() -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_IDLE_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));
@@ -83,8 +83,8 @@ async fn stopped_http2_upload_gets_408() {
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
 }
 
-/// Requests an application that pauses its response until several uploads have timed out; returns the rest of the
-/// response, and whether the connection ended in order.
+/// Requests an application that pauses its response until several uploads have timed out. Returns the rest of the
+/// response, and whether the stream ended with FIN.
 async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) -> (String, bool) {
     let resume = Arc::new(Notify::new());
     let resumed = resume.clone();

@@ -1,4 +1,5 @@
-//! Tests of a caller with many checks in flight at its own rate-limit service, which never responds.
+//! Tests of a caller whose checks at its own rate-limit service, which never responds, exceed the limit of checks in
+//! flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +28,7 @@ fn name(service: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
 }
 
-/// Builds a CUSTOM policy for the service `web`.
+/// Builds a CUSTOM policy for the service `web`, whose provider fails open or closed.
 fn custom(fail_open: bool) -> WaypointUpdate {
     let provider = Provider {
         name: "authz".into(),

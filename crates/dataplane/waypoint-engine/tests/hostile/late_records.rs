@@ -1,5 +1,5 @@
-//! Tests of records that reach a waypoint later than its clients, which therefore call targets that it does not serve
-//! yet.
+//! Tests of waypoints that receive records later than their clients. The clients call targets that the waypoint does
+//! not serve yet.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Tests of a client whose requests make the waypoint call an authorization provider that does not respond: the memory
-//! of the calls is charged to the client, and checks of other clients at the same provider continue.
+//! Tests of a client whose requests cause checks at an authorization provider that does not respond. The memory of the
+//! checks is charged to the client, and checks of other clients at the same provider continue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,11 +23,13 @@ use crate::{
 
 const WEB: &str = "10.0.0.1";
 const PROVIDER: &str = "10.0.0.9";
-/// Size of request bodies that the provider checks, larger than the receive window of its connections.
+/// Size in bytes of request bodies that the provider checks. It exceeds the receive window of the provider's
+/// connections.
 const BODY: usize = 200 << 10;
-/// Number of requests whose checks exceed one caller's budget.
+/// Number of requests whose checks together exceed the memory budget of one caller.
 const FLOOD: usize = 90;
-/// Memory limit of the waypoint, in bytes: its budget is 128 MiB, of which one caller may use 32.
+/// Memory limit of the waypoint, in bytes. Half of it, 128 MiB, is the budget for callers, of which one caller may use
+/// 32 MiB.
 const MEMORY: &str = "268435456";
 
 fn custom() -> WaypointUpdate {
@@ -56,8 +58,8 @@ fn custom() -> WaypointUpdate {
     WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
-/// Runs an authorization provider that reads at most its connection's receive window of a check, and allows checks that
-/// fit in it.
+/// Runs an authorization provider that allows checks which fit in the receive window of its connection. It reads no
+/// more than the window.
 async fn provider(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         ambit_rt::spawn("provider", allow_small(stream));
@@ -119,7 +121,7 @@ async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
     held
 }
 
-/// Sends a request whose client waits for the response, and returns the status.
+/// Sends a request and waits for the response; returns its status.
 async fn get(client: &Client) -> u16 {
     let mut tunnel = client.tunnel(WEB, HTTP1).await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";

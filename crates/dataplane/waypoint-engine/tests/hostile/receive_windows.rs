@@ -1,4 +1,4 @@
-//! Tests that peers can send no more bytes to a waypoint that does not read them than are charged to the caller.
+//! Tests of peers whose data the waypoint does not read: they can send no more bytes than are charged to the caller.
 
 use std::{
     future::poll_fn,
@@ -28,7 +28,7 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 /// Memory limit of the waypoint, of which the connections of one caller may use a sixteenth.
 const MEMORY: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
-/// Tolerated bytes that are neither in a window nor charged: kernel buffers and the first reads of a connection.
+/// Tolerated number of bytes beyond the charged windows: kernel buffers and the first reads of a connection.
 const SLACK: usize = 1 << 20;
 
 /// Waits until a counter no longer grows, and returns it.

@@ -1,4 +1,4 @@
-//! Test of a client whose certificate is revoked.
+//! Tests of clients whose certificate is revoked while they are connected.
 
 use ambit_testkit::{Pki, build};
 use tokio::{

@@ -156,7 +156,7 @@ fn request(line: &str, lines: &[&str]) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n{lines}\r\n").into_bytes()
 }
 
-/// Returns the request lines that the application has received.
+/// Returns the request lines that the application has received since the last call.
 fn came(application: &mut Strict) -> Vec<String> {
     let received = application.received().into_iter();
     let line = |received| match received {

@@ -22,13 +22,14 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Size of a response that exceeds all windows between a client and an HTTP/2 application.
+/// Size of a response in bytes that exceeds all windows between a client and an HTTP/2 application.
 const BIG: usize = 64 << 20;
-/// Number of bytes that other clients send and receive.
+/// Number of bytes that clients which do read send and receive.
 const SMALL: usize = 200 << 10;
 
-/// Runs an HTTP/2 application with RFC 9113's initial windows: `/big` has an endless response, `/sink` is never read,
-/// and others are echoed with `SMALL` more bytes. Returns its address and the number of active requests.
+/// Runs an HTTP/2 application with the initial windows of RFC 9113. The response of `/big` is endless, the request of
+/// `/sink` is never read, and other requests are echoed with 200 KiB more bytes. Returns its address and the
+/// counter of active requests.
 async fn application() -> (SocketAddr, Arc<AtomicUsize>) {
     let active = Arc::new(AtomicUsize::new(0));
     let counted = active.clone();
@@ -78,7 +79,7 @@ async fn respond_to(request: Request<RecvStream>, mut respond: SendResponse<Byte
     }
 }
 
-/// Sends a number of bytes as the windows allow, and then END_STREAM.
+/// Sends `count` bytes as the windows allow, and then END_STREAM.
 async fn send_bytes(stream: &mut SendStream<Bytes>, count: usize) -> Result<(), h2::Error> {
     let mut left = count;
     while left > 0 {
@@ -106,7 +107,7 @@ async fn connect(client: &Client, window: u32) -> (SendRequest<Bytes>, impl Size
     (send, driver)
 }
 
-/// Opens a stream for a request to a path.
+/// Opens an HTTP/2 stream for a request to a path.
 async fn open(
     connection: &SendRequest<Bytes>,
     path: &str,

@@ -51,7 +51,7 @@ const LENIENT: &[&[u8]] = &[
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
 ];
 
-/// Valid request lines in unusual spellings, which must be authorized as requests.
+/// Valid request lines in unusual spellings: the waypoint must authorize them as requests.
 const REQUESTS: &[&[u8]] = &[
     b"GET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
     b"GET /secret HTTP/1.0\r\nHost: web\r\n\r\n",
@@ -187,7 +187,8 @@ fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     ]
 }
 
-/// Whether a log line about a client contains all texts. Access logs write spaces within a field in hexadecimal.
+/// Whether a line of the access log about a client contains all texts. Access logs write spaces within a field in
+/// hexadecimal.
 fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
     let lines = lines_about(client);
     let has_all = |line: &String| {

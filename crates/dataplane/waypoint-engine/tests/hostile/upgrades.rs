@@ -38,8 +38,8 @@ async fn next(stream: &mut TcpStream) -> Option<String> {
 /// Header line with the WebSocket key of the tests' requests.
 const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
-/// Returns the `Sec-WebSocket-Accept` header for the key in a request's header section, if it has one. The header name
-/// may be in lower case.
+/// Returns a `Sec-WebSocket-Accept` header for the key in a request's header section; empty without a key. The key's
+/// header name may be in lower case.
 fn accept(head: &str) -> String {
     let lower = KEY.to_ascii_lowercase();
     let Some((_, key)) = head
@@ -54,8 +54,8 @@ fn accept(head: &str) -> String {
     format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
 }
 
-/// Runs an application that switches protocols on request. Below `/forged/` its response accepts a wrong key, below
-/// `/silent/` none.
+/// Runs an application that switches protocols on request. Its response accepts a wrong key for paths below `/forged/`,
+/// and no key below `/silent/`.
 async fn application() -> (SocketAddr, Read) {
     let read = Read::default();
     let noted = read.clone();

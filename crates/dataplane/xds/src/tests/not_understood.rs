@@ -1,8 +1,8 @@
-//! Tests with records that have fields unknown to this build.
+//! Tests with records that contain fields unknown to this build.
 
 use super::*;
 
-/// Encoded field with the unknown number 99 and an empty text.
+/// Encoded protobuf field with the unknown number 99 and an empty value.
 const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
 
 fn with_unknown(mut resource: Resource) -> Resource {

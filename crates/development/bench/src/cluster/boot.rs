@@ -14,7 +14,8 @@ use super::{
 
 const CLIENTS: usize = 3;
 
-/// Measures connections of clients on node 2 that connect as soon as they run, repeatedly; the server is on node 1.
+/// Measures plaintext packets and pod start times after node 2 reboots with a rewritten primary CNI configuration. The
+/// pods are clients that connect to a server on node 1 as soon as they run.
 pub(super) async fn cni_rewritten_at_boot(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-boot", true).await?;
     let server = rig.server("bench-boot", "server", 1).await?;

@@ -66,7 +66,7 @@ pub(super) async fn label(rig: &BenchCluster) -> Result<ClusterRow> {
     .print_row())
 }
 
-/// Measures the first connection of pods that connect in their first millisecond.
+/// Measures the first connection of pods that connect in the first millisecond of their process.
 pub(super) async fn first_connection(rig: &BenchCluster) -> Result<ClusterRow> {
     const PODS: usize = 10;
     const AT_ONCE: usize = 20;
@@ -107,7 +107,7 @@ pub(super) async fn first_connection(rig: &BenchCluster) -> Result<ClusterRow> {
 }
 
 /// Creates a pod that connects to the server at once; returns the milliseconds to its first response, and the number of
-/// failed attempts before.
+/// failed attempts before it.
 async fn first_answer(rig: &BenchCluster, server: &str, name: &str) -> Result<(f64, u64)> {
     let plan = PodPlan {
         namespace: "bench-first",
@@ -174,7 +174,7 @@ async fn sleepers(rig: &BenchCluster, numbers: std::ops::Range<usize>) -> Result
     Ok(())
 }
 
-/// Labels the namespace and returns the time until this number of pods is annotated as captured.
+/// Labels the namespace and returns the time in seconds until this number of pods is annotated as captured.
 async fn until_captured(rig: &BenchCluster, pods: usize) -> Result<f64> {
     let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
         .default_backoff()

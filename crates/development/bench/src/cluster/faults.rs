@@ -12,7 +12,8 @@ use super::{
     table::ClusterRow,
 };
 
-/// Measures repeated kills of the node proxy's worker process on the client's node and on the server's.
+/// Measures failed requests while the node proxy's worker process is killed repeatedly, on the client's node and on the
+/// server's.
 pub(super) async fn proxy_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     const KILLS: u32 = 4;
     rig.namespace("bench-kill", true).await?;
@@ -48,7 +49,8 @@ pub(super) async fn proxy_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     .print_row())
 }
 
-/// Measures kills of the main process of the node proxy's container, and with it of all others, on both nodes in turn.
+/// Measures failed requests while the main process of the node proxy's container is killed on both nodes in turn, which
+/// ends the container's other processes too.
 pub(super) async fn proxy_container_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     const KILLS: u32 = 2;
     rig.namespace("bench-kill", true).await?;
@@ -81,7 +83,7 @@ pub(super) async fn proxy_container_killed(rig: &BenchCluster) -> Result<Cluster
     .print_row())
 }
 
-/// Measures a rollout of the node proxy's DaemonSet on both nodes.
+/// Measures failed requests during a rollout of the node proxy's DaemonSet on both nodes.
 pub(super) async fn rollout(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -109,7 +111,7 @@ pub(super) async fn rollout(rig: &BenchCluster) -> Result<ClusterRow> {
     .print_row())
 }
 
-/// Measures a replacement of the agent and of the control plane.
+/// Measures failed requests during a replacement of the agent and of the control plane.
 pub(super) async fn others_replaced(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -143,7 +145,7 @@ fn refused_connections(report: &Report) -> usize {
         .count()
 }
 
-/// Measures pods that start while the agent is killed whenever it runs, for 20 seconds.
+/// Measures the start times of pods while the agent crash-loops: it is killed whenever it runs, for 20 seconds.
 pub(super) async fn agent_crash_looping(rig: &BenchCluster) -> Result<ClusterRow> {
     const LOOP: Duration = Duration::from_secs(20);
     rig.namespace("bench-loop", true).await?;

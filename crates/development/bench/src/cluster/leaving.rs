@@ -12,7 +12,7 @@ use super::{
 };
 use crate::report::ReportLine;
 
-/// Number of pods that are deleted, as many as fit on a node besides its own.
+/// Number of pods that are deleted at once: as many as fit on a node besides the mesh's and the cluster's own pods.
 const CROWD: usize = 80;
 const NAMESPACE: &str = "bench-leave";
 

@@ -35,7 +35,7 @@ pub(super) struct ModeTotals {
     pub(super) p99_ms: f64,
 }
 
-/// Report of a finished load.
+/// Report of a finished load: its failures, and sums by kind of connection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) failures: Vec<Failure>,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{process::Memory, report::ReportLine};
 
-/// Measures memory with about ten idle pods.
+/// Measures the memory of the mesh's programs with about ten idle pods.
 pub(super) async fn idle(rig: &BenchCluster) -> Result<(ClusterRow, Vec<ReportLine>)> {
     // Freed pages are returned a little later.
     pause(15.0).await;
@@ -64,7 +64,7 @@ pub(super) async fn idle(rig: &BenchCluster) -> Result<(ClusterRow, Vec<ReportLi
     Ok((row, lines.collect()))
 }
 
-/// Measures memory with 50 mesh pods on each node.
+/// Measures the memory of the mesh's programs with 50 mesh pods on each node.
 pub(super) fn memory_of_hundred_pods(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     let agent = larger(rig, Program::Agent)?;
     let proxy = larger(rig, Program::NodeProxy)?;

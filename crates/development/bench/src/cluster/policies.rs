@@ -40,7 +40,8 @@ spec:
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
 
-/// Measures a DENY policy with a selector under 500 requests per second on each kind of connection.
+/// Measures the time until a DENY policy with a selector takes effect on new and on open connections, and until its
+/// deletion does, under 500 requests per second on each kind of connection.
 pub(super) async fn deny(rig: &BenchCluster) -> Result<ClusterRow> {
     const ROUNDS: usize = 10;
     rig.namespace("bench-policy", true).await?;

@@ -19,7 +19,7 @@ use crate::process::Memory;
 
 /// Timeout of operations on pods.
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Name of the image with the lab's tools, as the cluster knows it.
+/// Name of the image with the lab's tools, under which the cluster has loaded it.
 const TOOLS_IMAGE: &str = "ambit/tools:dev";
 /// Annotation of pods whose traffic is redirected to the node proxy.
 const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
@@ -27,13 +27,13 @@ const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
 pub(super) const DATAPLANE_MODE_LABEL: &str = "istio.io/dataplane-mode";
 pub(super) const MESH_NAMESPACE: &str = "istio-system";
 
-/// Running cluster with the mesh.
+/// Running Kubernetes cluster with the mesh, on which the benchmarks run.
 pub(super) struct BenchCluster {
     pub(super) client: Client,
     cluster: Cluster,
     places: ClusterPaths,
     slot: Slot,
-    /// Whether to keep the cluster at the end, because it was running before.
+    /// Whether the cluster outlives the benchmarks, because it was running before they started.
     keep: bool,
     ambit: PathBuf,
 }
@@ -60,7 +60,7 @@ impl Program {
     }
 }
 
-/// Pod to create.
+/// Name, node and command of a pod to create.
 #[derive(Clone, Debug)]
 pub(super) struct PodPlan<'a> {
     pub(super) namespace: &'a str,
@@ -94,7 +94,7 @@ pub(super) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Returns the time in seconds since 1970, as load tools print it.
+/// Returns the time in seconds since 1970, the unit of the load tools' timestamps.
 pub(super) fn unix() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -192,7 +192,7 @@ impl BenchCluster {
         .await
     }
 
-    /// Enrols or unenrols a namespace by its label; returns the time before the change.
+    /// Enrols or unenrols a namespace by its label; returns the Unix time just before the change, in seconds.
     pub(super) async fn label(&self, name: &str, in_mesh: bool) -> Result<f64> {
         let mode = if in_mesh {
             json!("ambient")
@@ -213,12 +213,13 @@ impl BenchCluster {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Creates a pod, and returns the time before its creation.
+    /// Creates a pod, and returns the Unix time just before its creation, in seconds.
     pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Never").await
     }
 
-    /// Creates a pod whose container restarts whenever it ends, and returns the time before its creation.
+    /// Creates a pod whose container restarts whenever it ends, and returns the Unix time just before its creation, in
+    /// seconds.
     pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Always").await
     }
@@ -287,7 +288,7 @@ impl BenchCluster {
         .await
     }
 
-    /// Waits until all pods of a namespace are annotated as captured, or none of them is.
+    /// Waits until all pods of a namespace are annotated as captured (`captured`), or until none is.
     pub(super) async fn wait_until_captured(&self, namespace: &str, captured: bool) -> Result<()> {
         let what = format!("captured: {captured} for all of {namespace}");
         objects::wait_until(&what, TIMEOUT, async || {

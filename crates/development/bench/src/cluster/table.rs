@@ -5,7 +5,7 @@
 
 use comfy_table::{ContentArrangement, Table};
 
-/// Results of one scenario.
+/// Results of one scenario: Istio's, the target, and the measured result.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterRow {
     pub(super) scenario: &'static str,
@@ -30,7 +30,7 @@ impl ClusterRow {
     }
 }
 
-/// Prints the table of scenarios.
+/// Prints the table of all scenarios' results.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(rows: &[ClusterRow]) {
     let mut table = Table::new();

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 
-/// Packets captured so far; dropping it ends the capture.
+/// Running packet capture, with the packets captured so far. Dropping the value ends the capture.
 pub(super) struct PacketCapture {
     tcpdump: Child,
     packets: Arc<Mutex<Vec<Packet>>>,

@@ -20,7 +20,7 @@ use super::{new_pods, proxies, proxies::ControlPlaneTarget};
 
 /// Source address of the attacker.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
-/// Number of concurrent operations of the attacker.
+/// Number of concurrent requests or connections of the attacker.
 const CONCURRENCY: usize = 32;
 /// Maximum idle connections that the attacker holds.
 const MAX_IDLE_CONNECTIONS: usize = 17_000;
@@ -49,7 +49,7 @@ impl Drop for RunningAttack {
 }
 
 impl Attack {
-    /// All kinds of attacks, after a first round without an attack.
+    /// Rounds of the benchmark: the first without an attack (`None`), then one for each kind of attack.
     pub(super) const ALL: [Option<Self>; 4] = [
         None,
         Some(Self::Debug),
@@ -136,7 +136,8 @@ async fn read_page(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Keeps one of the attacker's tasks' share of idle connections open, and replaces closed ones.
+/// Holds idle connections to the control plane for one of the attacker's tasks, and replaces connections that are
+/// closed.
 async fn hold_idle_connections(
     target: &ControlPlaneTarget,
     held: &AtomicUsize,

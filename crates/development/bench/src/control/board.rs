@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Prefix of the names of changed objects, before the number of the change.
+/// Prefix of the names of added and removed pods; the number of the change follows.
 pub(super) const CHURN_POD_PREFIX: &str = "churn-";
 
-/// Times of each change, and the number of proxies that received it. Additions and removals are numbered separately.
+/// Time of each change, and the number of proxies that received the change. Additions and removals are numbered
+/// separately.
 #[derive(Debug)]
 pub(super) struct DeliveryBoard {
     start: Instant,
@@ -18,14 +19,14 @@ pub(super) struct DeliveryBoard {
 
 #[derive(Debug, Default)]
 struct Delivery {
-    /// Time at which the change was made, in nanoseconds after the start; 0 if it was not made yet.
+    /// Time at which the change was made, in nanoseconds after the start; 0 before the change.
     made: AtomicU64,
     by: AtomicU32,
     last: AtomicU64,
 }
 
 impl DeliveryBoard {
-    /// Creates a board for this many additions and as many removals.
+    /// Creates a board with room for `changes` additions and as many removals.
     pub(super) fn new(changes: usize) -> Self {
         let delivery = || (0..changes).map(|_| Delivery::default()).collect();
         Self {

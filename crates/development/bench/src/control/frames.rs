@@ -32,7 +32,7 @@ pub(super) struct ReceivedPush {
 /// Incremental parser of delta xDS responses.
 #[derive(Debug, Default)]
 pub(super) struct PushReader {
-    /// Bytes of an incomplete field.
+    /// Received bytes of a field that is still incomplete.
     pending: Vec<u8>,
     message: Option<Message>,
 }

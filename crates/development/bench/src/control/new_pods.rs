@@ -23,12 +23,14 @@ use super::{
 const PODS_PER_SECOND: u32 = 50;
 /// Timeout until a pod has its certificate.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Timeout of one certificate request, and the pause before the next attempt, like those of node proxies.
+/// Timeout of one certificate request. [`RETRY_INTERVAL`] is the pause before the next attempt. Both are those of node
+/// proxies.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const CREATE_CERTIFICATE_PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Creates pods at a steady rate by `bring`, and returns the time until the certificate of each was issued.
+/// Creates pods at a steady rate by calling `bring` with their numbers, and returns the time until each pod's
+/// certificate was issued.
 pub(super) fn certificates(
     target: &ControlPlaneTarget,
     size: ClusterSize,

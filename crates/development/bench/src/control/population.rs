@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::board::CHURN_POD_PREFIX;
 
-/// Number of objects of each kind.
+/// Number of simulated objects of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClusterSize {
     pub(super) nodes: u32,
@@ -22,7 +22,7 @@ pub(super) const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 pub(super) const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 pub(super) const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
 
-/// Collections and kinds that have no objects.
+/// API collections that the control plane watches and that are empty in the simulated cluster, each with its kind.
 pub(super) const EMPTY: &[(&str, &str)] = &[
     (
         "/apis/networking.istio.io/v1/serviceentries",
@@ -302,7 +302,7 @@ fn node(n: u32) -> Value {
     })
 }
 
-/// Returns the `managedFields` that every object has.
+/// Returns `managedFields` of realistic size, which every simulated object has.
 fn managed(by: &str) -> Value {
     let fields: serde_json::Map<_, _> = (0..24)
         .map(|n| {

@@ -38,16 +38,16 @@ const MAX_CONCURRENT_STARTS: usize = 32;
 /// HTTP/2 flow-control window of a proxy, in bytes.
 const WINDOW: u32 = 1 << 20;
 
-/// Counters that all proxies share.
+/// Counters that all simulated proxies share.
 #[derive(Debug, Default)]
 pub(super) struct FleetTotals {
     /// Number of bytes that the proxies' sockets received.
     pub(super) bytes: AtomicU64,
-    /// Number of delta responses.
+    /// Number of delta xDS responses that the proxies received.
     pub(super) pushes: AtomicU64,
     /// Number of proxies that have received their initial state.
     pub(super) synced: AtomicU32,
-    /// Number of streams that have ended.
+    /// Number of the proxies' xDS streams that have ended.
     pub(super) ended: AtomicU32,
 }
 
@@ -129,7 +129,7 @@ impl ControlPlaneTarget {
 }
 
 impl ProxyFleet {
-    /// Starts this number of proxies on a thread; they run until the process ends.
+    /// Starts `size` simulated proxies on one thread; the proxies run until the process ends.
     pub(super) fn start(size: u32, target: &ControlPlaneTarget, board: Arc<DeliveryBoard>) -> Self {
         let fleet = Self {
             totals: Arc::default(),
@@ -187,7 +187,7 @@ impl ProxyFleet {
         }
     }
 
-    /// Fails if any stream has ended.
+    /// Returns an error if any proxy's xDS stream has ended.
     pub(super) fn check(&self) -> Result<()> {
         match &*self.failed.lock() {
             Some(error) => bail!("a stream ended: {error}"),

@@ -20,8 +20,8 @@ const CHANGES: usize = 20;
 /// Timeout until a change shows in a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures both sides in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy
-/// reads its routes from the changed file.
+/// Measures the time until a route change takes effect, at Ambit's waypoint and then at Envoy. For Ambit, a change
+/// starts with a manifest and passes through the control plane; Envoy reads its routes from the changed file.
 pub(super) fn compare(lab: &WaypointLab) -> Result<WaypointRow> {
     let (mut ours, mut envoy) = (
         PollingClient::begin(lab, AMBIT_WAYPOINT)?,

@@ -71,7 +71,8 @@ spec:
     ))
 }
 
-/// Routes the endpoints' addresses to the server, which accepts them as its own.
+/// Routes the endpoints' network from the node to the server's pod, and makes the pod accept all addresses of the
+/// network as local ones.
 pub(super) fn route(rig: &BenchLab, server: &str) -> Result<()> {
     let (namespace, name) = NAMESPACED_NAME;
     let own = ["ip", "route", "add", "local", NETWORK, "dev", "lo"].map(Into::into);

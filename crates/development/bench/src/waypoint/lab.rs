@@ -31,7 +31,7 @@ const ROUNDS: usize = 3;
 /// Number of warm-up attempts that may fail before the first measurement.
 const MAX_WARM_UPS: usize = 6;
 
-/// Kind of load from one client.
+/// Kind of load that one client sends through a waypoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Load {
     /// HTTP/1.1 on this number of connections.
@@ -122,7 +122,7 @@ impl WaypointLab {
         Ok(rows)
     }
 
-    /// Compares the memory of both waypoints; with `is_idle`, after it no longer changes.
+    /// Compares the resident memory of both waypoints; with `is_idle`, waits first until the memory no longer changes.
     pub(super) fn memory(&self, what: &str, is_idle: bool) -> Result<WaypointRow> {
         let resident = |side| {
             let now = || process::resident_mb(&self.pids(side)?);
@@ -167,7 +167,7 @@ impl WaypointLab {
         })
     }
 
-    /// Sends load for this number of seconds.
+    /// Sends the load through a waypoint for this number of seconds, and returns its result.
     pub(super) fn send(&self, side: ComparedProxy, load: Load, seconds: u32) -> Result<HttpLoad> {
         let client = format!("{}/client", side.name);
         let log = self.scratch.path().join("requests.log");
@@ -211,8 +211,8 @@ impl WaypointLab {
     }
 }
 
-/// Creates a directory of programs in which the waypoint program starts Ambit's or Envoy, by the name of the Gateway,
-/// and returns its path.
+/// Creates a directory of programs whose waypoint program starts Ambit's waypoint or Envoy, depending on the Gateway's
+/// name; returns the directory's path.
 fn programs(scratch: &Path, envoy: &Path) -> Result<PathBuf> {
     let bench = std::env::current_exe()?;
     let built = bench.parent().context("a program is in a directory")?;

@@ -13,14 +13,15 @@ use super::{
 };
 use crate::load::HttpLoad;
 
-/// Delay of the rollout, so that the load has started.
+/// Delay between the start of the load and the start of the rollout.
 const LOAD_LEAD_TIME: Duration = Duration::from_secs(2);
 /// Duration of the load in seconds; a rollout takes about half of it.
 const SECONDS: u32 = 20;
-/// Number of rollouts on each side.
+/// Number of rollouts of each waypoint, Ambit's and Envoy's.
 const ROUNDS: usize = 3;
 
-/// Compares both waypoints in turn: failed requests in all rollouts, and the 99th percentile of the latency in one.
+/// Compares rollouts of both waypoints: the number of failed requests in all rollouts, and the median of the rollouts'
+/// 99th percentiles of latency.
 pub(super) fn compare(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let lab = WaypointLab::up(envoy, Scenario::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -39,7 +40,7 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<WaypointRow>> {
     ])
 }
 
-/// Rolls the waypoint out under load.
+/// Replaces all pods of a waypoint under load, and returns the load's result.
 fn roll(lab: &WaypointLab, side: ComparedProxy, revision: usize) -> Result<HttpLoad> {
     let before = pods(lab, side)?;
     thread::scope(|scope| {

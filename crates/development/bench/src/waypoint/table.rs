@@ -16,7 +16,7 @@ pub(super) struct LoadResult {
     pub(super) cpu: f64,
 }
 
-/// One measurement of both waypoints.
+/// Results of one measurement of both waypoints, Ambit's and Envoy's.
 #[derive(Clone, Debug)]
 pub(super) struct WaypointRow {
     what: String,
@@ -25,7 +25,7 @@ pub(super) struct WaypointRow {
     envoy: f64,
     /// Factor by which Ambit's result is better than Envoy's.
     times: f64,
-    /// Factor that is the target.
+    /// Target for the factor: how much better Ambit's result must be.
     target: f64,
 }
 
@@ -56,7 +56,7 @@ impl WaypointRow {
         Self::smaller("changed route", "ms", middle(ours), middle(envoy), 1.0)
     }
 
-    /// Creates a row of failed requests, of which there should be none.
+    /// Creates a row with the numbers of failed requests; the target is none.
     pub(super) fn failed(what: &str, ours: u64, envoy: u64) -> Self {
         #[expect(
             clippy::cast_precision_loss,
@@ -158,7 +158,7 @@ pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.get(figures.len() / 2).copied()
 }
 
-/// Formats a number; a dash if it is not finite.
+/// Formats a number with this number of digits, or a dash if the number is not finite.
 fn of_finite(number: f64, digits: usize) -> String {
     if number.is_finite() {
         format!("{number:.digits$}")

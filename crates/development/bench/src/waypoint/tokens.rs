@@ -8,7 +8,7 @@ use super::side::AMBIT_WAYPOINT;
 
 /// File with tokens and the keys that verify them.
 const TEST_VECTORS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
-/// Issuer and audience of the tokens.
+/// Issuer of the tokens; [`AUDIENCE`] is their audience.
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
 

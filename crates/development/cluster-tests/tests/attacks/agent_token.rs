@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// Returns a client that has only a token, like a thief of the token.
+/// Returns a client of the API server that authenticates with the token alone, as a thief of the token would.
 fn client(mesh: &Mesh, token: &str) -> Client {
     let server = mesh.kubectl(&[
         "config",

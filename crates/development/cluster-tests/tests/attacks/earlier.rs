@@ -23,7 +23,7 @@ fn deploy_holder(space: &Space<'_>, server: &Pod) -> String {
     format!("ambit-lab-tool hold {target}")
 }
 
-/// Counts the holder's connections that bypass the node proxy; `None` while it is not running.
+/// Counts the connections of the pod `holder` that bypass the node proxy; `None` while the pod is not running.
 fn plaintext(node: Node<'_>, holder: &str) -> Option<usize> {
     let held = node.processes("").into_iter().find_map(|pid| {
         let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;

@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 const NODES: [&str; 2] = ["n1", "n2"];
-/// Node of the server.
+/// Name of the node on which the server runs.
 const NEAR: &str = "n2";
 
-/// Server on the second node: HTTP on a port that the kubelet probes, and on a port (8081) that it does not, with a
-/// NodePort Service of each traffic policy for the latter.
+/// Server on the second node: HTTP on a port that the kubelet probes, and on port 8081 without probes. Port 8081 has
+/// two NodePort Services, one for each `externalTrafficPolicy`.
 const SERVER: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: server, labels: {app: server}}

@@ -10,7 +10,8 @@ use ambit_cluster_tests::{
     Cluster, ClusterPaths, Mesh, Slot, built_binary, sources, target_directory,
 };
 
-/// Image of the pods that the tests deploy; if it cannot be pulled, an equivalent image has its name.
+/// Image of the pods that the tests deploy; without access to its registry, an equivalent image is loaded under this
+/// name.
 const IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
 
 /// Namespace, labelled for the mesh, that the tests fill with the Services whose routes they test.
@@ -20,7 +21,7 @@ kind: Namespace
 metadata: {name: gateway-conformance-mesh, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// Timeout after which the tests stop themselves.
+/// Timeout after which the conformance tests abort.
 const DEADLINE: &str = "15m";
 
 #[test]
@@ -95,7 +96,8 @@ fn failed(output: &str) -> String {
     lines.join("\n")
 }
 
-/// Compares this run's report with the one in the repository, except for the date; replaces the latter if they differ.
+/// Compares this run's report with the one in the repository, except for the date; replaces the repository's report if
+/// the two differ.
 fn compare(report: &Path) {
     let committed = committed();
     let (found, known) = (

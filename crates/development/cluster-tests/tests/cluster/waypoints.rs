@@ -57,7 +57,7 @@ impl<'a> Covered<'a> {
         covered
     }
 
-    /// Waits until requests of `client` in a namespace reach the server from its waypoint.
+    /// Waits until requests of the pod `client` in a namespace reach the server from its waypoint.
     #[track_caller]
     fn until_through(&self, from: &Space<'_>, url: &str) {
         ambit_cluster_tests::until(&format!("{url} leads through the waypoint"), || {

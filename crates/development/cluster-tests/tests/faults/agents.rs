@@ -30,7 +30,7 @@ fn with_server<'a>(mesh: &'a Mesh, name: &str) -> (Space<'a>, Pod, Wire) {
     (space, server, wire)
 }
 
-/// Waits until this number of starters run and are captured, and checks that each got a response from the server.
+/// Waits until this number of pods `starter` run and are captured, and checks that each got a response from the server.
 fn assert_captured(space: &Space<'_>, count: usize) {
     for pod in space.ready("starter", count) {
         let event = space.until_event(&pod.name_any(), "first-connect");

@@ -149,8 +149,9 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
     });
 }
 
-/// Restarts all node proxies, so that they request new certificates; returns when the control plane's roots there are
-/// these. A kubelet that lost the API server passes on earlier contents of ConfigMaps for a while.
+/// Restarts all node proxies, so that they request new certificates; returns when the root certificates in each proxy's
+/// ConfigMap volume are `roots`. A kubelet that lost the API server passes on earlier contents of ConfigMaps for a
+/// while.
 fn renew(mesh: &Mesh, roots: &[&str]) {
     mesh.restart(Part::NodeProxy);
     let pods = mesh.pods_of(Part::NodeProxy);

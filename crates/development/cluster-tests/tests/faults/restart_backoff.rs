@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
 use crate::{PROXY, WORKER, agents::agent_listens};
 
-/// Longest accepted time without a response. It is below kubelet's back-off before the fourth restart, which each test
-/// here reaches, by as much again as two busy cores may need to start a container.
+/// Longest accepted time without a response. Each test here reaches kubelet's back-off before the fourth restart (40
+/// s). The limit is half of it, which leaves two busy cores time to start a container.
 const LONGEST_SILENCE: Duration = Duration::from_secs(20);
 
-/// Returns how often all containers of both nodes are killed; `AMBIT_KILLS` overrides it. The kubelet delays the second
-/// restart by 10 s, then by 20, 40 and 80 s.
+/// Returns how often the test kills all containers of the mesh on both nodes; `AMBIT_KILLS` overrides it. The kubelet
+/// delays the second restart by 10 s, then by 20, 40 and 80 s.
 fn kills() -> u32 {
     let kills = std::env::var("AMBIT_KILLS").ok();
     kills.and_then(|text| text.parse().ok()).unwrap_or(5)

@@ -29,8 +29,8 @@ fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
     outcome.assert_all_opened();
 }
 
-/// Kills the first process of the container, and with it all others: the kubelet restarts the container sooner or
-/// later, while the standby takes over at once.
+/// Kills the first process of the container, and with it all others: the standby node proxy takes over at once, long
+/// before the kubelet restarts the container.
 #[test]
 fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
     let mesh = Mesh::alone();

@@ -13,7 +13,8 @@ use tempfile::TempDir;
 
 /// Chart values of Ambit that select the test cluster's images.
 const VALUES: &str = "hub: ambit, tag: dev, imagePullPolicy: Never";
-/// Values of Istio's installation: images that the cluster has, one of which is Ambit's node proxy.
+/// Values of Istio's installation. They select images that the test cluster has loaded, with Ambit's node proxy in
+/// place of ztunnel.
 const SETTINGS: [&str; 7] = [
     "hub=docker.io/istio",
     "tag=dev",
@@ -28,7 +29,7 @@ const SETTINGS: [&str; 7] = [
 pub(crate) struct Istio {
     pub(crate) mesh: Access,
     manifest: PathBuf,
-    /// Directory that replaces `/tmp` in commands.
+    /// Temporary directory that replaces `/tmp` in the page's commands.
     own: TempDir,
 }
 
@@ -94,8 +95,8 @@ impl Istio {
         }
     }
 
-    /// Runs commands of the book's page about migrations for this runner, with the images of the test cluster and a
-    /// test's namespace.
+    /// Runs commands of the book's page about migrations whose code blocks are marked for `runner`, with the images of
+    /// the test cluster and a test's namespace.
     pub(crate) fn follow(&self, runner: &str, namespace: &str) {
         let steps = steps_of_file("docs/src/migration.md", runner);
         run_steps(&steps, Duration::from_secs(180), |command| {
@@ -107,7 +108,7 @@ impl Istio {
         });
     }
 
-    /// Runs `kubectl` in the namespace of the mesh; returns its output.
+    /// Runs `kubectl` in the mesh's namespace; returns its output.
     pub(crate) fn kubectl(&self, args: &[&str]) -> String {
         self.mesh
             .kubectl(&[args, &["--namespace", MESH_NAMESPACE]].concat())

@@ -131,8 +131,8 @@ fn load<'a>(space: &'a Space<'a>, name: &str) -> Load<'a> {
     load
 }
 
-/// Checks that every connection could be established. Connections that are older than the drain time of Istio's node
-/// proxies are terminated when these end.
+/// Checks that every connection could be established. Established connections may break: a node proxy of Istio's
+/// terminates its connections at the end of its drain time.
 fn all_opened(outcome: &Outcome, step: &str) {
     eprintln!("{step}: longest silence {:?}", outcome.longest_silence);
     outcome.assert_all_opened();

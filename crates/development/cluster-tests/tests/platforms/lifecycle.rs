@@ -69,7 +69,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
 /// Policy that users of Cilium apply, according to the book.
 const CILIUM_PROBES: &str = include_str!("../../../../../examples/cilium-probes.yaml");
 
-/// Kind of cluster, and the results that the test expects on it.
+/// Platform under test: how its cluster is started, and the results that the test expects there.
 struct Platform<'a> {
     /// Options of `cargo xtask cluster up`.
     options: &'a [&'a str],

@@ -15,7 +15,8 @@ use ambit_system_tests::{CLIENT_AND_SERVER, Client, LabNetns, Mesh, until};
 
 /// Address of the control plane in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
-/// Number of the attacker's threads. Their connections exceed the listener's backlog, besides those in handshakes.
+/// Number of the attacker's threads. All their connections together exceed the listener's backlog and its concurrent
+/// TLS handshakes.
 const THREADS: usize = 8;
 const HELD_BY_EACH: usize = 200;
 /// Number of open connections at which the attack has its full rate.

@@ -113,7 +113,7 @@ fn indexed_headers_cost_a_waypoint_bounded_memory() {
 /// WebSocket upgrade request.
 const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-/// Number of upgraded connections that are not read: more than one caller's memory budget allows.
+/// Number of upgraded connections from which the client does not read: more than one caller's memory budget allows.
 const SOCKETS: usize = 600;
 
 #[test]

@@ -72,7 +72,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         self.mesh.run(pod, &["sh", "-ec", command])
     }
 
-    /// Sends a `GET` from the neighbour to the victim.
+    /// Sends a `GET` from the neighbour to an address of the victim or to a name, over IPv4 (`v4`) or IPv6.
     fn get(&self, address: impl std::fmt::Display, v4: bool) -> CommandResponse {
         let tool = built_binary(LAB_TOOL);
         let url = if v4 {

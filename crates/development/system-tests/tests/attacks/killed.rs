@@ -87,7 +87,7 @@ fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
-/// Runs two rollouts, one while the proxies of the first still drain.
+/// Runs two rollouts of the node proxies; the second begins while the proxies of the first still drain.
 #[test]
 fn connections_of_draining_proxies_obey_new_policies() {
     let mut options = options();
@@ -131,8 +131,8 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
     });
 }
 
-/// Checks that draining node proxies, to which the agent is not connected, learn from the agent's record of enrolled
-/// pods that a pod has left.
+/// Checks that draining node proxies end the connections of a pod that has left the mesh. The agent is not connected to
+/// these proxies; they read its record of enrolled pods.
 #[test]
 fn draining_proxies_end_connections_of_pods_that_leave() {
     let mut options = options();

@@ -6,9 +6,8 @@ use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, until};
 
 const PODS: u32 = 40;
 
-/// CPU time limit of the proxies for all pods, in hundredths of a second: an unoptimised build
-/// takes six. A dump of all tracked connections takes at least one for each pod, and ten with
-/// traffic meanwhile.
+/// CPU time limit of the proxies for all pods, in hundredths of a second. An unoptimised build takes six hundredths.
+/// With a dump of all tracked connections for each pod, the proxies would take at least one hundredth for each pod.
 const TICKS: u64 = PODS as u64 / 2;
 
 fn pod_manifests() -> String {
@@ -36,7 +35,7 @@ metadata: {name: on-the-node, namespace: legacy}
 spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
-/// Runs a shell script on the node, where all processes of the lab are visible; returns its output.
+/// Runs a shell script in the node's PID namespace, where all processes of the lab are visible; returns its output.
 fn on_the_node(mesh: &Mesh, script: &str) -> String {
     mesh.run("legacy/on-the-node", &["sh", "-c", script])
 }

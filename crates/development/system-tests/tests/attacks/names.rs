@@ -20,8 +20,8 @@ kind: Namespace
 metadata: {name: store}
 ";
 
-/// Returns ServiceEntries with every form of a name of `shop/server`, names that would cover it, and names in a
-/// namespace that does not exist yet.
+/// Returns an attacker's ServiceEntries with every form of `shop/server`'s name, with wildcards that include the name,
+/// and with names in a namespace that does not exist yet.
 fn claims(endpoint: &str) -> String {
     let claim = |name: &str, export: &str| {
         format!(
@@ -155,7 +155,8 @@ fn names_stay_with_their_namespaces() {
     assert_names_resolve_to_their_owners(&mesh, &vip);
 }
 
-/// Returns a ServiceEntry of the client's own namespace, which is processed after the others.
+/// Returns a ServiceEntry of the client's own namespace. Once its name resolves, the mesh has processed the attacker's
+/// entries too.
 fn marker() -> String {
     "
 apiVersion: networking.istio.io/v1

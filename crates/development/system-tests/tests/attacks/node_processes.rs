@@ -15,7 +15,7 @@ const PROBE_PORT: u16 = 8080;
 const OTHER_PORT: u16 = 8081;
 const MARKER: &str = "plain-marker";
 
-/// Policies, each protecting the server of a namespace, with the path that it denies to callers without identity.
+/// Namespaces of the servers, each with the manifest of the policy that protects its server.
 const POLICIES: [(&str, &str); 3] = [
     (
         "strict",
@@ -55,7 +55,7 @@ spec:
     ),
 ];
 
-/// Returns the manifest of a server of whose ports one has probes of every kind, and the other none.
+/// Returns the manifest of a server with two ports: one with probes of every kind, and one without probes.
 fn server(namespace: &str) -> String {
     format!(
         "---
@@ -293,8 +293,7 @@ END"
         *ips.next().unwrap()
     }
 
-    /// Asserts that probes that a pod's owner directs at another pod reach only that pod's probe
-    /// ports.
+    /// Asserts that a readiness probe whose `host` is another pod's address reaches only that pod's probe ports.
     fn assert_probes_of_others_reach_probe_ports_alone(&self) {
         let victim = self.addresses("strict")[0];
         for (name, port) in [("near", PROBE_PORT), ("far", OTHER_PORT)] {

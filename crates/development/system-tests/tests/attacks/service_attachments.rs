@@ -46,7 +46,8 @@ mod other_network;
 use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
 use other_network::{CLIENTS, OtherNetwork};
 
-/// Ports of the pod: one with objects of all kinds attached, and one with a CUSTOM policy attached.
+/// Port of the pod to which the tested objects are attached; [`CHECKED`] is another port of the pod, to which a CUSTOM
+/// policy is attached.
 const APP: u16 = 8081;
 const CHECKED: u16 = 8082;
 
@@ -255,8 +256,8 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
 ";
 
-/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind the victim's own
-/// waypoint.
+/// Returns a Service of the tenant that uses the waypoint `xtra`. The Service's endpoint is the victim's pod, which
+/// uses another waypoint.
 fn hook(victim: IpAddr) -> String {
     format!(
         "
@@ -520,7 +521,7 @@ fn another_waypoint(scene: &AttachmentFixture, other_network: &OtherNetwork<'_>)
     }
 }
 
-/// Returns a Service whose selector matches the pod or not, and, if `policy`, a policy attached to it.
+/// Returns a Service with this pod selector, and, if `policy` is true, a policy attached to the Service.
 fn late(selector: &str, policy: bool) -> String {
     let service = format!(
         "

@@ -37,8 +37,8 @@ struct Application {
 }
 
 impl Application {
-    /// Starts an application: `/big` has an endless response; of a request to `/upload` the application reads nothing,
-    /// though it begins to respond; `/hang` has no response.
+    /// Starts an application: `/big` has an endless response; for `/upload`, the application begins to respond without
+    /// reading the request body; `/hang` has no response.
     fn start(mesh: &Mesh, pod: &str) -> Self {
         let open = Arc::new(AtomicUsize::new(0));
         let counted = open.clone();
@@ -117,7 +117,7 @@ fn fill_send_buffers(all: &[TcpStream]) {
     }
 }
 
-/// Sends requests of another client, and returns the duration of the slowest one.
+/// Sends requests from the client `pod`, which is not the attacker, and returns the duration of the slowest request.
 fn measure_other_clients(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
     let mut slowest = Duration::ZERO;
     for number in 0..REQUESTS {

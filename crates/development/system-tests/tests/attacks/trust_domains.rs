@@ -56,7 +56,7 @@ fn settings(aliases: &str, west: &Pki) -> String {
     )
 }
 
-/// Clients by trust domain and signing CA, and the servers that they call.
+/// Clients, each with its trust domain and signing CA, and the servers that the clients call.
 struct TrustDomainFixture<'a> {
     clients: Vec<(&'static str, HbonePeer<'a>)>,
     node_proxy: SocketAddr,
@@ -109,8 +109,8 @@ impl<'a> TrustDomainFixture<'a> {
             .collect()
     }
 
-    /// Waits for these outcomes for the mesh's own trust domain, its alias, and the domain `west`; checks that clients
-    /// with certificates of the wrong CA are rejected.
+    /// Waits until clients of the mesh's own trust domain, of its alias, and of the domain `west` get these outcomes.
+    /// Checks that clients whose certificates another CA has signed are rejected.
     #[track_caller]
     fn expect(&self, what: &str, [own, alias, west]: [CallResult; 3]) {
         let others = [

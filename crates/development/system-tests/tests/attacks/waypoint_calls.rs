@@ -4,7 +4,7 @@
 
 use ambit_system_tests::{Mesh, RecordedHeads, idle_pod, is_complete_response, options, until};
 
-/// Gateway of a waypoint that all namespaces share, and these namespaces.
+/// Gateway of a waypoint that all namespaces share, and the test's namespaces.
 const SHARED_GATEWAY: &str = "
 apiVersion: v1
 kind: Namespace

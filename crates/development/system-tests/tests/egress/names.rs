@@ -15,7 +15,7 @@ const PORT: u16 = 8080;
 /// TTL of DNS answers in seconds.
 const TTL: u32 = 1;
 
-/// DNS server's behaviour for one name.
+/// Scripted behaviour of the DNS server for one name.
 #[derive(Clone)]
 enum NameResult {
     Addresses(Vec<Ipv4Addr>),

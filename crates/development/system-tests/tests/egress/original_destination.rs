@@ -42,8 +42,8 @@ fn denies(entry: &str, rule: &str) -> String {
     )
 }
 
-/// Serves HTTP, and connections on which the server sends first, in the waypoint's own pod; both report the destination
-/// address. Returns the pod.
+/// Runs two servers in the waypoint's own pod: an HTTP server, and a TCP server that sends first. Both report the
+/// destination address of each connection. Returns the pod's name.
 fn serve(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods;
     let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();

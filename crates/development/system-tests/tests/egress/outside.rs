@@ -16,7 +16,7 @@ use rustls::{
 /// Prefix of the addresses that ServiceEntries' hosts have in the mesh; the test chooses the last byte.
 pub(crate) const PREFIX: &str = "240.240.9";
 
-/// CA of the test, for servers outside.
+/// CA of the test, which signs certificates of servers outside the mesh.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Certificate with its key, as PEM.
@@ -219,8 +219,8 @@ spec:
     )
 }
 
-/// Sends a request for a host at an entry's address, from a pod; returns the response, empty if the connection is
-/// closed before.
+/// Sends a request for a host at an entry's address, from a pod; returns the response. The response is empty if the
+/// connection is closed first.
 pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
     let to = format!("{PREFIX}.{address}:80").parse().unwrap();
     let request = format!("GET /of/it HTTP/1.1\r\nHost: {host}\r\n\r\n");

@@ -1,5 +1,5 @@
-//! Tests of TLS origination at the waypoint: SNI and CA certificates are those of the DestinationRule, and without TLS
-//! no data is sent.
+//! Tests of TLS origination at the waypoint: the waypoint uses the DestinationRule's SNI and CA certificates, and sends
+//! no data if TLS fails.
 
 use std::fs;
 

@@ -206,7 +206,7 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request over TLS, and returns the response; `to` is an address below [`PREFIX`] and a port.
+/// Sends a request over TLS to `to`, an address below [`PREFIX`] with a port, and returns the response.
 fn secured_at(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,

@@ -27,12 +27,12 @@ const MEMORY: usize = 1 << 30;
 /// flood needs to start on a busy machine.
 const SLOW_RESPONSE: Duration = Duration::from_secs(50);
 
-/// Time at which the slow service responds to new calls.
+/// Phase of the test, which decides when the slow service responds to calls.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// Responds to calls at once.
+    /// Calls get responses at once.
     Quick,
-    /// Responds to calls only after the flood.
+    /// Calls get no responses before the end of the flood.
     Flood,
     /// Responds to all calls, including the waiting ones.
     Over,

@@ -20,13 +20,13 @@ const HOSTILE_MODULE: &str = r#"(module
         (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
             (then (loop (br 0))))
         (i32.const 0)))"#;
-/// Module whose start never returns.
+/// Module whose start function never returns.
 const STUCK_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (loop (br 0)) (unreachable)))"#;
-/// Module that never resumes a request.
+/// Module that pauses each request, and never resumes it.
 const PAUSING_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))

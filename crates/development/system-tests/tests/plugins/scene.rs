@@ -76,7 +76,7 @@ impl PluginFixture {
         path.join(name).display().to_string()
     }
 
-    /// Installs a module compiled from another language as the plugin's.
+    /// Installs the module that was compiled from another language as `program`, under the plugin's name.
     pub(crate) fn compiled(&self, name: &str, program: &str) {
         let unfinished = format!("{}.new", self.path(name));
         std::fs::copy(built_binary(program), &unfinished).unwrap();

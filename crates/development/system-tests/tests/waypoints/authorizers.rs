@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// Port of the ext_authz provider for checks over gRPC; [`HTTP`] is that for checks over HTTP.
 const GRPC: u16 = 9000;
-/// Port of a provider that denies everything.
+/// Port of an ext_authz provider that denies every request.
 const DENYING_PROVIDER_PORT: u16 = 9001;
 const HTTP: u16 = 8000;
 /// Port at which a provider returns the checks that it has received.

@@ -38,7 +38,7 @@ data:
     - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %BYTES_RECEIVED% %RESPONSE_CODE% %PROTOCOL% %UPSTREAM_CLUSTER% %DOWNSTREAM_PEER_URI_SAN% %CONNECTION_TERMINATION_DETAILS%\\n\"}}}
 ";
 
-/// Behaviour of the collector on export requests.
+/// Scripted behaviour of the collector on export requests.
 #[derive(Clone, Copy)]
 enum CollectorBehavior {
     Takes,

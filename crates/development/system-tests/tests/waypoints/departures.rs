@@ -119,8 +119,7 @@ impl<'a> RequestLoad<'a> {
     }
 }
 
-/// Performs a change under load, and asserts that of each load it broke no more requests than `under_way`, the number
-/// in flight.
+/// Performs a change under load, and asserts that each load lost at most `under_way` requests, the number in flight.
 fn under_load(loads: &[RequestLoad<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
     let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
     let before: Vec<_> = broken().collect();

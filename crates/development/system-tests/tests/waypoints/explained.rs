@@ -7,11 +7,11 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 /// Number of random sets of policies in each mesh.
 const ROUNDS: u32 = 14;
 
-/// Calling pods, one captured and one not.
+/// Names of the calling pods: the first is captured, the second is not.
 const CALLERS: [&str; 2] = ["shop/client", "legacy/client"];
 
-/// Returns sources for policy rules: none, all, single callers, and the waypoint, which is the caller of its
-/// connections.
+/// Returns sources for policy rules: none, all, single callers, and the waypoint, whose connections have its own
+/// identity.
 fn sources(mesh: &Mesh) -> Vec<String> {
     let of = |pod: &str| mesh.ip(pod);
     vec![

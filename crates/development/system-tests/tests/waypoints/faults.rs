@@ -271,7 +271,7 @@ fn killed_parts_continue_from_known_state() {
     scene.until_all_work("after the service has its endpoint again");
 }
 
-/// Checks that the capture of the first test would detect direct requests, by a mesh without a Gateway.
+/// Checks that the packet capture of the first test detects direct requests: here, a mesh without a Gateway sends them.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
     let scene = FaultFixture::new(&format!("{CLIENT_AND_SERVER}{SERVICE}"));

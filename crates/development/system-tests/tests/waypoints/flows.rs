@@ -83,8 +83,8 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
     });
 }
 
-/// Checks that a reader that does not read costs its proxies a bounded queue, and only until they
-/// drop it; connections continue.
+/// Checks that a reader that stops reading costs its proxies only a bounded queue, which they free when they drop the
+/// reader. Connections continue.
 #[test]
 fn stopped_reader_is_dropped_and_resumes() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);

@@ -379,7 +379,7 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     );
 }
 
-/// Second waypoint, to which a percentage of the connections is routed.
+/// Second waypoint `canary`, to which a route sends a percentage of the connections.
 const CANARY: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1

@@ -1,4 +1,4 @@
-//! Tests of waypoints under faults, in routing loops, and under every kind of traffic. Each module tests one property,
+//! Tests of waypoints under faults, in routing loops, and with every kind of traffic. Each module tests one property,
 //! which its header states.
 #![allow(
     clippy::unwrap_used,

@@ -17,12 +17,12 @@ impl Progress {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Counts a further response.
+    /// Counts one more response of the load.
     pub(crate) fn count_response(&self) {
         self.good.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until the load has received `more` further responses.
+    /// Waits until the load has received `more` additional responses.
     pub(crate) fn wait_for_more(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
         until("requests go on", || {
@@ -36,7 +36,7 @@ impl Progress {
     }
 }
 
-/// Guard that ends a load; see [`Progress::stop_at_end`].
+/// Guard that ends a load when dropped; see [`Progress::stop_at_end`].
 pub(crate) struct StopGuard<'a>(&'a AtomicBool);
 
 impl Drop for StopGuard<'_> {

@@ -407,7 +407,7 @@ fn grpc_streams_both_directions_with_its_status() {
     });
 }
 
-/// Serves HTTP/2; responses contain the requested host, and the number of headers that have it.
+/// Serves HTTP/2; responses contain the requested host, and the number of headers that contain it.
 async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {

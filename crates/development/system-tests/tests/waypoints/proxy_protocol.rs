@@ -10,8 +10,8 @@ use std::{
 
 use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, is_complete_response, until, with_waypoint};
 
-/// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for its
-/// first bytes.
+/// Port of nginx for HTTP. [`TLS`] is its port for HTTP over TLS, and [`TCP`] is that of an application that sends
+/// first.
 const HTTP: u16 = 8180;
 const TLS: u16 = 8143;
 const TCP: u16 = 8190;

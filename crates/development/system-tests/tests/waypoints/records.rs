@@ -1,4 +1,5 @@
-//! Tests of the command line's output of a waypoint's records: those at the moment of the query, without secrets.
+//! Tests of the command line's output of the records that a waypoint has received (`ambit waypoint`): the records are
+//! current, and contain no secrets.
 
 use ambit_system_tests::{Mesh, until, with_waypoint};
 

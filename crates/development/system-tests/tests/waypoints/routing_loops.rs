@@ -67,7 +67,8 @@ fn connections(mesh: &Mesh, pod: &str) -> usize {
     table.lines().filter(established).count()
 }
 
-/// Returns the number of requests that both waypoints rejected because of a routing loop, directly or as a consequence.
+/// Returns the number of requests that both waypoints rejected because of a routing loop; a rejection also counts at
+/// each waypoint that passes it back.
 fn rejected_loops(mesh: &Mesh) -> u64 {
     let of = |pod: &str| {
         let metrics = mesh.get(pod, "http://127.0.0.1:15020/stats/prometheus");

@@ -73,7 +73,7 @@ struct Scene {
     service: SocketAddr,
 }
 
-/// Response with the pod that sent it.
+/// Response, with the name of the pod that sent it.
 struct SessionResponse {
     from: String,
     text: String,

@@ -100,7 +100,7 @@ impl Scene {
         request_head.cloned()
     }
 
-    /// Returns the lines in which the collector wrote what it received.
+    /// Returns the JSON lines that the collector has written about received telemetry.
     fn collected(&self) -> Vec<Value> {
         let source = LogSource::Pod {
             pod: "legacy/collector".to_owned(),

@@ -99,8 +99,8 @@ spec:
     route: [{destination: {host: app}}]
 ";
 
-/// Runs an application that returns its name: it fails twice at `/flaky`, always at `/once`, and does not respond at
-/// `/silent`.
+/// Runs an application that returns its name. The application fails twice at `/flaky`, always at `/once`, and does not
+/// respond at `/silent`.
 fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::change::{Change, ChangeKind};
 
-/// Target of a request: a collection or one of its objects, and the requested format.
+/// Target of a request: a collection or one of its objects, and the requested format of the response.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Target {
     /// Path of all objects of the kind.
@@ -29,7 +29,7 @@ struct SelectorTerm {
     path: String,
     /// Required value; `None` only requires that the label or field exists.
     value: Option<String>,
-    /// Whether the requirement is negated.
+    /// Whether the requirement is negated (`!=`, `!key`).
     negated: bool,
 }
 

@@ -13,7 +13,7 @@ use super::{
     path::Target,
 };
 
-/// Collection of CRDs.
+/// Path of the collection of CRDs.
 const CRD_COLLECTION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 type ApiFailure = (u16, &'static str);
@@ -25,7 +25,7 @@ pub(super) struct Store {
     compacted: u64,
     uids: u64,
     objects: BTreeMap<String, BTreeMap<(String, String), Arc<Value>>>,
-    /// Served kinds, by collection; others are added with their first object.
+    /// Served kinds by the path of their collection. The first stored object of a kind adds the kind.
     kinds: BTreeMap<String, String>,
     history: Vec<Change>,
 }
@@ -36,7 +36,7 @@ impl Store {
         self.objects.get(collection)?.get(&key)
     }
 
-    /// Returns the object that the target names. Kinds of groups other than Kubernetes' own have a CRD, unless one was
+    /// Returns the object that the target names. For a CRD of a served kind, this is a generated one unless a CRD was
     /// stored.
     pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
         let put = self.get(&target.collection, &target.namespace, target.name());
@@ -110,7 +110,7 @@ impl Store {
         }
     }
 
-    /// Returns every served kind with its collection.
+    /// Returns every served kind with its collection's path.
     fn kinds(&self) -> BTreeSet<(&str, &str)> {
         let with_objects = self.objects.iter().filter_map(|(collection, of_kind)| {
             let kind = of_kind.values().next()?["kind"].as_str()?;
@@ -283,7 +283,8 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// Returns the changes since a version; `None` if they were dropped. For a future version, there are none.
+    /// Returns the changes since a version; `None` if the history since then was dropped. A version in the future has
+    /// no changes.
     pub(super) fn changes_since(&self, version: u64) -> Option<Vec<Change>> {
         (version >= self.compacted).then(|| {
             let later = self.history.iter().filter(|of| of.version > version);

@@ -8,13 +8,13 @@ use std::time::Duration;
 /// Schedule of one worker's requests. Times are offsets from the beginning of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    /// Due time of the first request.
+    /// Offset at which the first request is due.
     first: Duration,
     interval: Duration,
     next: u32,
 }
 
-/// Request that a worker must send next.
+/// Next request of a worker: its due time, and the number of skipped requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DueRequest {
     pub(super) due: Duration,

@@ -50,11 +50,11 @@ impl From<&io::Error> for FailureKind {
 #[derive(Clone, Debug)]
 pub(super) struct FinishedRequest {
     pub(super) mode: ConnectionMode,
-    /// Number of the worker within its mode.
+    /// Number of the worker among the workers of its mode.
     pub(super) worker: u32,
     pub(super) due: Duration,
     pub(super) at: Duration,
-    /// Number of requests before this one that were skipped, each `interval` apart.
+    /// Number of requests before this one that were skipped. Their due times are `interval` apart.
     pub(super) missed: u32,
     pub(super) interval: Duration,
     /// Whether the request was the first on a new connection.
@@ -69,7 +69,7 @@ pub(super) struct Failure {
     pub(super) text: String,
 }
 
-/// Sums of the results of one mode.
+/// Sums over the results of one kind of connection.
 #[derive(Clone, Debug, Default)]
 struct ModeTotals {
     requests: u64,

@@ -60,8 +60,8 @@ enum OpenConnection {
 }
 
 impl OpenConnection {
-    /// Whether the server announced that it closes the connection: this is no failure, and the next request opens
-    /// another one.
+    /// Returns whether the server announced that it closes the connection. The next request then opens another
+    /// connection, which is no failure.
     fn has_ended(&self) -> bool {
         matches!(self, Self::Http(connection) if connection.has_ended())
     }

@@ -162,7 +162,7 @@ fn condition(name: &str, reason: &str, message: &str) -> Value {
     json!({"type": name, "status": "False", "reason": reason, "message": message})
 }
 
-/// Sets a status condition of an object, in place of one of the same type.
+/// Sets a status condition of an object, and replaces an existing condition of the same type.
 pub(super) fn set_condition(object: &mut Value, condition: Value) {
     let conditions = object.pointer_mut("/status/conditions");
     if let Some(conditions) = conditions.and_then(Value::as_array_mut) {

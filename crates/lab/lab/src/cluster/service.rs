@@ -30,8 +30,8 @@ pub(crate) struct PortView {
     pub(crate) targets: Vec<(IpAddr, u16)>,
 }
 
-/// Returns the virtual addresses of a service: those in its manifest, else its `old` ones, else those of the index
-/// `next`.
+/// Returns the virtual addresses of a service: those in its manifest, else its `old` ones, else the lab's addresses
+/// with index `next`.
 pub(super) fn addresses(
     service: &Service,
     plan: AddressPlan,

@@ -37,10 +37,10 @@ pub(super) struct Problem {
 /// Object that is generated for a Gateway, such as a Deployment.
 #[derive(Clone)]
 pub(super) struct GeneratedObject {
-    /// Gateway that the object was generated for.
+    /// Key of the Gateway for which the object was generated.
     gateway: ObjectKey,
     pub(super) object: Object,
-    /// The same object as JSON, as the lab writes it.
+    /// JSON of the generated object, as the lab writes it.
     pub(super) manifest: Value,
 }
 

@@ -20,7 +20,7 @@ impl World {
         }
     }
 
-    /// Creates a supervisor with a running worker that serves `pods` pods of one socket each.
+    /// Creates a supervisor whose running worker serves `pods` pods of one socket each.
     fn serving(pods: u32) -> Self {
         let mut world = Self::new();
         world.event(begin(false));

@@ -1,5 +1,5 @@
-//! Registers a pod's pre-capture connections with connection tracking, since the guards accept packets without SYN of
-//! known connections only (see `ambit_netplan::plan`).
+//! Registers a pod's pre-capture connections (opened before its redirection was applied) with connection tracking. The
+//! guard chains accept packets without SYN only if they belong to known connections, see `ambit_netplan::plan`.
 
 use std::{
     collections::HashSet,

@@ -1,10 +1,10 @@
 //! Registers connections that another proxy opened to the pod's application with the client's address, under rules that
 //! put them into no conntrack zone.
 //!
-//! Under our rules, the proxy's packets to the application are looked up in a zone. An earlier
-//! connection is missing there: its packets would begin another one, clash with it, and be dropped.
-//! So it is registered in the zone as well. From then on the kernel has two entries for it: one in
-//! the zone for the proxy's packets, and the original one for the replies, which are routed by its
+//! Under Ambit's rules, the proxy's packets to the application are looked up in a conntrack zone. An earlier
+//! connection has no entry in the zone: its packets would create one that clashes with the original entry, and
+//! be dropped. So the connection is registered in the zone as well. From then on the kernel has two entries for
+//! it: one in the zone for the proxy's packets, and the original one for the replies, which are routed by its
 //! mark.
 
 use std::io;
@@ -22,7 +22,7 @@ use crate::netlink::{Attrs, NLM_F_CREATE, NLM_F_EXCL, Socket, attr, u32_be};
 const CTA_MARK: u16 = 8;
 const CTA_ZONE: u16 = 18;
 
-/// Conntrack entry, with addresses encoded as in netlink attributes.
+/// Conntrack entry: the tuples of both directions, encoded as netlink attributes.
 struct Entry {
     family: u8,
     original: Vec<u8>,
@@ -56,7 +56,7 @@ pub(crate) fn track_open_connections_in(zone: u16) -> io::Result<usize> {
     Ok(entries.len())
 }
 
-/// Ignores the error that the connection has ended meanwhile.
+/// Converts the error that a connection has ended meanwhile to success.
 fn ignore_ended(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

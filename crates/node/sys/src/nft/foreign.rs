@@ -28,11 +28,11 @@ struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// Whether dropping the chain changes no verdict on packets: it has no hook, or its policy is accept.
+    /// Whether deleting the chain changes no verdict on packets: it has no hook, or its policy is accept.
     is_neutral: bool,
 }
 
-/// Rule of a standard table, reduced to its handle and jump target.
+/// Rule in a standard table (`nat`, `mangle`, `raw`), reduced to its handle and jump target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: String,
@@ -41,7 +41,7 @@ struct Rule {
     target: Option<String>,
 }
 
-/// Deletion in the removal transaction.
+/// Deletion of a table, chain or rule in the removal transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Removal {
     Table(u8, String),
@@ -55,7 +55,7 @@ enum Removal {
 #[derive(Debug, Default)]
 pub(crate) struct ForeignChains {
     own_tables: Vec<&'static str>,
-    /// Families whose standard tables have chains of Istio's agent.
+    /// Address families whose standard tables (`nat`, `mangle`, `raw`) have chains of Istio's agent.
     families: Vec<u8>,
     chains: Vec<Chain>,
 }
@@ -170,8 +170,8 @@ impl Nft {
     }
 }
 
-/// Returns the deletions that remove Istio's rules from a standard table: the whole table if nothing else is in it,
-/// since iptables recreates it.
+/// Returns the deletions that remove the chains of Istio's agent from a standard table: the whole table if nothing else
+/// is in it, since iptables recreates it.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| ISTIO_CHAINS.contains(&name);
     let jumps_to_istio = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);

@@ -25,7 +25,7 @@ pub(crate) enum TableFamily {
 
 /// Number of bits by which `nft` shifts the first of two types in a concatenation.
 const CONCATENATION: u32 = 6;
-/// Type number and length in bytes of a port in a concatenation, padded to a register.
+/// Type number of a port in a set's concatenated key, and its length in bytes, padded to a register.
 const PORT: (u32, u32) = (13, 4);
 
 /// Returns the type number and length in bytes of a set's key, with the type numbers of `nft`.

@@ -1,8 +1,8 @@
 //! Removes the rules of an Istio agent that captured the pod before, in the calling thread's namespace.
 //!
-//! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes
-//! first decides. So ours are added before the others are removed: the pod is captured at every
-//! moment, and since ours match on the state of connections, translated connections stay
+//! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes first
+//! decides. So Ambit's rules are added before those of Istio's agent are removed: the pod is captured at
+//! every moment, and since Ambit's rules match on the state of connections, translated connections stay
 //! translated.
 
 use std::sync::Once;
@@ -23,30 +23,31 @@ const MAX_ATTEMPTS: usize = 5;
 #[derive(Debug, Default)]
 pub(super) struct ForeignRules {
     nftables: ForeignChains,
-    /// Scripts for `iptables-legacy-restore` that remove its legacy rules, by address family.
+    /// Scripts for `iptables-legacy-restore` that remove the legacy rules of Istio's agent, by address family.
     legacy: Vec<(Family, String)>,
-    /// Whether iptables-legacy tables exist, but no program to read them.
+    /// Whether iptables-legacy tables exist in the namespace, but `iptables-legacy-save` is not installed.
     unreadable: bool,
 }
 
 impl ForeignRules {
-    /// Whether Istio's agent has certainly no rules here.
+    /// Whether the namespace certainly has no rules of Istio's agent.
     pub(super) fn is_absent(&self) -> bool {
         !self.is_present() && !self.unreadable
     }
 
-    /// Whether tables exist that cannot be read.
+    /// Whether the namespace has iptables-legacy tables that cannot be read, because iptables is not installed.
     pub(super) fn is_unreadable(&self) -> bool {
         self.unreadable
     }
 
-    /// Whether Istio's agent has certainly rules here.
+    /// Whether rules of Istio's agent were found in the namespace.
     pub(super) fn is_present(&self) -> bool {
         !self.nftables.is_empty() || !self.legacy.is_empty()
     }
 }
 
-/// Finds the rules of Istio's agent. Needs a single request to the kernel where iptables-legacy was never used.
+/// Finds the rules of Istio's agent in the calling thread's namespace. Needs a single request to the kernel where
+/// iptables-legacy was never used.
 pub(super) fn find() -> Result<ForeignRules, RedirectionError> {
     let mut found = ForeignRules {
         nftables: find_in_nftables()?,

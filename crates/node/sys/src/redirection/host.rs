@@ -1,9 +1,9 @@
 //! Rules in the node's namespace that give kubelet's probes of enrolled pods a source address which no packet from
 //! elsewhere has.
 //!
-//! The kernel holds the addresses and probe ports of enrolled pods, in sets (nftables) or in rules
-//! (iptables), each with its pod's UID. Members without a port, written by earlier agents, stay
-//! until their pod is written again, so that an upgrade interrupts no probe.
+//! The kernel holds the addresses and probe ports of enrolled pods, as members of sets (nftables) or as rules
+//! (iptables), each with its pod's UID. Members without a port, written by earlier agents, stay until their pod's
+//! members are replaced, so that an upgrade interrupts no probe.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -30,7 +30,7 @@ use crate::{
 /// Pod UIDs by address and probe port (`None`: every port).
 type Members = BTreeMap<(IpAddr, Option<u16>), String>;
 
-/// Creates the node's rules and their sets; existing members stay.
+/// Creates the node's rules that exempt kubelet's probes, and their sets; existing members stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -38,7 +38,8 @@ pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError
     edit(node, spec, |_| {}).map(|(_, drift)| drift.into_applied())
 }
 
-/// Changes the rules for frames between ports of one bridge. Does nothing if the kernel does not support family bridge.
+/// Changes the node's rules for frames that a bridge forwards between its ports. Does nothing if the kernel does not
+/// support the family bridge.
 fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, RedirectionError> {
     let changed = Nft::open_family(TableFamily::Bridge)
         .map_err(RedirectionError::from)
@@ -52,7 +53,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
     }
 }
 
-/// Replaces the members of all pods in one step, and removes rules of other backends.
+/// Replaces the exempt addresses and ports (members) of all pods in one step, and removes rules of other backends.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -70,7 +71,8 @@ pub fn set_members(
     inside(node, || remove_others(used))
 }
 
-/// Replaces a pod's members by its addresses with these ports; an address that another pod had before is taken over.
+/// Replaces the exempt addresses and ports (members) of one pod; an address that belonged to another pod is removed
+/// from that one.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -91,7 +93,7 @@ pub fn upsert(
     .map(|_| ())
 }
 
-/// Removes the pod's members; an address that meanwhile belongs to another pod stays.
+/// Removes the exempt addresses and ports (members) of one pod; an address that meanwhile belongs to another pod stays.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -102,7 +104,7 @@ pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), Redire
     .map(|_| ())
 }
 
-/// Reads the addresses and ports of all pods from the kernel.
+/// Reads the exempt addresses and ports (members) of all pods from the kernel.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -124,7 +126,7 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
     })
 }
 
-/// Returns how many connections the node's rules have exempted since they were last written.
+/// Returns the number of connections that the node's rules have exempted since the rules were last written.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -148,7 +150,7 @@ pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> 
     })
 }
 
-/// Removes the node's rules and their sets.
+/// Removes the node's rules that exempt kubelet's probes, and their sets.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -163,7 +165,7 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Removes the node's rules of all backends but the one in use.
+/// Removes the node's probe rules of all backends but the one in use.
 fn remove_others(used: Backend) -> Result<(), RedirectionError> {
     if used != Backend::Nftables {
         remove_nftables()?;
@@ -191,7 +193,8 @@ fn remove_iptables(backend: Backend) -> Result<(), RedirectionError> {
     Ok(())
 }
 
-/// Edits the members, repairs all other differences, and returns the backend that carries the rules.
+/// Applies `change` to the members (exempt addresses and ports), repairs all other differences of the node's rules, and
+/// returns the backend that carries the rules.
 fn edit(
     node: &Netns,
     spec: &HostSpec,
@@ -249,7 +252,7 @@ fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, Redir
         .collect()
 }
 
-/// Returns the iptables programs for the node's address families.
+/// Returns the iptables programs of a backend, one for each address family in use on the node.
 fn programs(backend: Backend, spec: &HostSpec) -> impl Iterator<Item = (Family, Iptables)> {
     let is_enabled = move |family: &Family| {
         family_enabled(*family)

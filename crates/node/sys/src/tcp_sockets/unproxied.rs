@@ -1,5 +1,5 @@
-//! Finds connections of a pod's application that the proxy does not carry: pre-capture connections, which continue in
-//! plaintext.
+//! Finds connections of a pod's application that the proxy does not carry: they were opened before the pod was
+//! captured, and continue in plaintext.
 
 use std::{
     collections::HashSet,
@@ -64,7 +64,8 @@ pub fn unproxied(
     })?
 }
 
-/// Returns the sockets of a pod's application without a matching socket of the proxy, which is recognized by its mark.
+/// Returns the sockets that are neither the proxy's nor connected to a socket of the proxy, which is recognized by its
+/// packet mark.
 fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
     // `from`: accepted by the proxy from the application. `to`: connected by the proxy to the

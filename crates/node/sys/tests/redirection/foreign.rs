@@ -1,7 +1,7 @@
 //! Tests that Ambit takes over a pod that Istio's agent has captured: the agent's rules are removed, its connections
 //! continue.
 //!
-//! The rules are those of the fact sheet, in each of the three ways in which that agent sets them.
+//! The rules equal those of Istio's agent in each of its three variants: iptables-nft, iptables-legacy and nftables.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -26,7 +26,7 @@ const BACKENDS: [AgentBackend; 3] = [
     AgentBackend::Nftables,
 ];
 
-/// Rule of other programs in each standard table that Istio's agent also uses; it must stay.
+/// Rule of another program, added to each standard table that Istio's agent also uses; it must stay.
 const OTHERS: &str = "-d 10.99.0.1/32 -j RETURN";
 
 fn iptables_text(v6: bool) -> String {
@@ -148,7 +148,7 @@ impl AgentBackend {
         }
     }
 
-    /// Adds rules of other programs beside those of Istio's agent.
+    /// Adds rules and chains of other programs beside those of Istio's agent.
     fn add_others(self, world: &World) {
         if let Some(variant) = self.variant() {
             for table in ["nat", "mangle", "raw"] {
@@ -173,7 +173,7 @@ impl AgentBackend {
     }
 }
 
-/// Returns the lines of the pod's rules that still mention Istio.
+/// Returns the lines of the pod's rules that still contain `istio`.
 fn left(world: &World) -> Vec<String> {
     let all = sh(
         &world.pod,
@@ -186,7 +186,7 @@ fn left(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// Open connections of a pod that Istio's agent has captured, made under its rules.
+/// Open connections of a pod, made under the rules of Istio's agent.
 struct Open {
     pairs: Vec<(&'static str, TcpStream, TcpStream)>,
 }

@@ -316,7 +316,8 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
     }
 }
 
-/// Returns the source addresses that a pod observes when the node calls two of its ports, over both address families.
+/// Returns the source addresses that a pod observes when the node connects to two of its ports, over both address
+/// families.
 fn seen_by_pod(world: &World, ports: [u16; 2]) -> Vec<(u16, IpAddr)> {
     let mut seen = Vec::new();
     for port in ports {
@@ -381,7 +382,8 @@ fn exempt_connections_are_counted() {
     }
 }
 
-/// Creates the rules of an earlier agent, without ports: every port of a pod is exempt, for every user.
+/// Creates the node's rules as an earlier agent wrote them, without ports: every port of a pod is exempt, for every
+/// user.
 fn leave_rules_of_an_earlier_agent(node: &ambit_sys::netns::Netns, backend: Backend) {
     let script = match backend {
         Backend::Nftables => format!(

@@ -30,19 +30,19 @@ use super::{
 
 const APP: u16 = 8080;
 const SERVER: u16 = 80;
-/// Timeout of a connection attempt, long enough if the connection is accepted at all.
+/// Timeout of a connection attempt: long enough for a connection that is accepted at all.
 const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Connection tracking settings in the pod under attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tracking {
-    /// Settings that capture makes.
+    /// Connection tracking has the settings that capture makes.
     Set,
-    /// Kernel defaults, as where settings are read-only.
+    /// Connection tracking has the kernel's defaults, as where settings are read-only.
     Loose,
-    /// Connection tracking disabled for the packets (`notrack`), by a rule of another program.
+    /// Connection tracking is disabled for the packets (`notrack`), by a rule of another program.
     Off,
-    /// Entries expire after a second, and are deleted between the attack and the connection.
+    /// Conntrack entries expire after a second, and are deleted between the attack and the connection.
     Forgetful,
 }
 
@@ -78,7 +78,7 @@ fn options() -> [Vec<u8>; 7] {
     ]
 }
 
-/// Packet that the attacker sends before the connection.
+/// Packet that the attacker sends before it opens an ordinary connection.
 #[derive(Clone, Debug)]
 struct AttackPacket {
     flags: u8,
@@ -155,7 +155,7 @@ fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<AttackPacket>> {
     out
 }
 
-/// Captured pod under attack, with its attackers.
+/// Captured pod, with a neighbour and a server that attack it.
 struct AttackedPod {
     world: World,
     proxy: Proxy,
@@ -232,8 +232,8 @@ impl AttackedPod {
         }
     }
 
-    /// Sends the attack packets from a neighbour, then connects from there: returns whether the connection reached the
-    /// application, past the proxy.
+    /// Sends the attack packets from a neighbour, then connects from the neighbour to the pod. Returns whether the
+    /// connection reached the application, past the proxy.
     fn inward(&mut self, shots: &[AttackPacket], port: u16, app: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.peer, port),
@@ -253,8 +253,8 @@ impl AttackedPod {
         })
     }
 
-    /// Sends the attack packets from a server, then connects to it from the application. Returns whether the connection
-    /// reached the server, past the proxy.
+    /// Sends the attack packets from a server, then connects to the server from the application. Returns whether the
+    /// connection reached the server, past the proxy.
     fn outward(&mut self, shots: &[AttackPacket], port: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.pod, port),
@@ -273,7 +273,7 @@ impl AttackedPod {
         })
     }
 
-    /// Accepts the waiting connections at the proxy, which may receive any.
+    /// Accepts and resets the connections that wait at the proxy's listeners.
     fn drain(&self) {
         for listener in [
             &self.proxy.inbound,
@@ -391,7 +391,7 @@ fn the_generator_sends_a_stray_ack_in_49_variants() {
     assert_eq!(variants.len(), 49);
 }
 
-/// Checks the generator itself: without the guards it finds a bypass of the redirects at once.
+/// Checks the generator of attacks itself: without the guard chains it finds a bypass of the redirects at once.
 #[test]
 fn generator_finds_a_bypass_without_guards() {
     for family in FAMILIES {
@@ -451,7 +451,7 @@ fn segments_outside_the_window_are_accepted() {
     }
 }
 
-/// Checks that a neighbour that spoofs another's address cannot cause the rejection of that one's next connection.
+/// Checks that a neighbour that spoofs a client's address cannot cause the rejection of that client's next connection.
 #[test]
 fn stray_packets_do_not_block_connections_of_others() {
     for backend in BACKENDS {
@@ -510,7 +510,7 @@ fn simultaneous_opens_do_not_connect() {
     }
 }
 
-/// Checks that a pod captured under the rules of an earlier version gets the guards without losing a connection.
+/// Checks that a pod captured under the rules of an earlier version gets the guard chains without losing a connection.
 #[test]
 fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     for family in FAMILIES {
@@ -548,7 +548,7 @@ fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     }
 }
 
-/// Rewrites the destination `pretended` to `target` at the neighbour's interface.
+/// Makes connections of the neighbour to `pretended` arrive at the pod with the destination `target`.
 fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
     let link = sh(&siege.world.pod, "ip -o link show eth0");
     let mac = link.split_once("link/ether ").unwrap().1;
@@ -567,7 +567,8 @@ fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
     );
 }
 
-/// Checks that, without inbound capture, a neighbour cannot reach loopback addresses and those of others through a pod.
+/// Checks that, without inbound capture, a neighbour cannot reach loopback addresses or addresses of other hosts
+/// through a pod.
 #[test]
 fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
     const TARGETS: [[&str; 4]; 2] = [

@@ -1,4 +1,5 @@
-//! Tests the detection of pod interfaces on which the node sees every frame, so that probes may be exempt there.
+//! Tests the detection of a pod's interfaces on which the node sees every frame, so that kubelet's probes may be exempt
+//! on them.
 
 use ambit_sys::{
     links::{PodLinks, links},

@@ -18,19 +18,19 @@ const FRAGMENT: u8 = 44;
 /// Form in which a TCP segment is sent: whole, fragmented or wrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
-    /// Single packet without fragments or extension headers.
+    /// The segment is one packet without fragments or extension headers.
     Plain,
-    /// Two fragments; the first ends before the flags.
+    /// The segment is in two fragments; the first ends before the flags.
     TinyFragments,
-    /// Overlapping fragments, which the kernel drops.
+    /// The segment is in overlapping fragments, which the kernel drops.
     OverlappingFragments,
-    /// First fragment without the remaining ones.
+    /// The first fragment is sent without the remaining ones.
     LoneFragment,
-    /// IPv6 hop-by-hop, destination and routing headers (IPv4: options).
+    /// The segment follows IPv6 hop-by-hop, destination and routing headers (IPv4: options).
     Extended,
-    /// An authentication header without a security association.
+    /// The segment follows an authentication header without a security association.
     Authenticated,
-    /// Quoted, as a segment in the other direction, by an ICMP error.
+    /// The segment is quoted by an ICMP error, as a segment in the other direction.
     Quoted,
 }
 

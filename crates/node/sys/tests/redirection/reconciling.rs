@@ -107,7 +107,7 @@ fn every_kind_of_spec_is_in_place_after_apply() {
     }
 }
 
-/// Checks that `nft` accepts our rules in their readable form.
+/// Checks that `nft` accepts Ambit's rules in their readable form.
 #[test]
 fn nft_lists_the_rules_as_they_are_rendered() {
     let spec = RedirectionSpec {

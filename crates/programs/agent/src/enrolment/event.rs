@@ -54,7 +54,7 @@ pub enum Event<N> {
     ProxySynced,
     /// The regular comparison of all pods with the kernel is due.
     Reconcile,
-    /// The deadline has passed, see `Enrolment::deadline`.
+    /// The state machine's deadline has passed, see `Enrolment::deadline`.
     Tick,
 }
 
@@ -74,17 +74,17 @@ pub enum Effect<N> {
     Scan(Vec<ScanTarget>),
     /// Responds to a call of the plugin.
     Reply(RequestId, Reply),
-    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
+    /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
     Hold(PodUid),
-    /// Lets proxies connect, since all existing pods are known.
+    /// Lets node proxies connect, since all existing pods are known.
     OpenZds,
     /// Writes for each namespace whether it may have mesh pods, for the plugin.
     WriteMembership(BTreeMap<ArcStr, bool>),
     /// Replaces all members of the node's probe set.
     SetProbeMembers(Vec<(PodUid, ProbeTargets)>),
-    /// Removes the status annotations of all pods of the node but these.
+    /// Removes the status annotations of all pods of the node, except for these pods.
     PruneStatus(BTreeSet<PodName>),
-    /// Reports to the pod's owner why it cannot be enrolled, or that it is enrolled now.
+    /// Reports to the pod's owner why the pod cannot be enrolled, or that it is enrolled now.
     ReportFailure {
         /// UID of the pod.
         uid: PodUid,

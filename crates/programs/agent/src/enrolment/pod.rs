@@ -17,8 +17,8 @@ use crate::source::{PodView, RedirectionStatus};
 /// Initial and maximum retry delay after a failed step.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
-/// Time for which the proxy's listeners stay after an unenrolled pod's redirection was removed, until other proxies
-/// learn that the pod accepts no HBONE.
+/// Time for which the proxy's listeners stay after a pod's redirection was removed, until other proxies learn that the
+/// pod accepts no HBONE any more.
 const LINGER_TIME: Duration = Duration::from_secs(2);
 
 /// Desired state of a pod's enrolment.
@@ -32,39 +32,39 @@ pub(super) enum Goal {
     Deleted,
 }
 
-/// Last known state of a pod's redirection.
+/// Last known state of the redirection rules in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RuleState {
-    /// Redirection may be in place: an earlier agent may have applied it, or it is to be compared with the kernel
+    /// Rules may be in place: an earlier agent may have applied them, or they are to be compared with the kernel
     /// again.
     Unknown,
     None,
     Applied(RedirectionSpec),
 }
 
-/// Step that is in flight.
+/// Step of a pod that an executor is carrying out.
 #[derive(Clone, Debug)]
 pub(super) struct RunningStep<N> {
     pub(super) id: StepId,
     pub(super) step: Step<N>,
 }
 
-/// Failure of the last step, and its retry.
+/// Failure of a pod's last step, and the time of its retry.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// Whether the pod's status was set to pending for this failure, or could not be written.
+    /// Whether the pod's status annotation was set to pending for this failure, or could not be written.
     pub(super) reported: bool,
-    /// Error of the step, as text for operators.
+    /// Error of the step that failed, as text for operators.
     pub(super) text: String,
 }
 
-/// Result of determining a pod's next step.
+/// Next step of a pod, or the reason why none is due.
 #[derive(Debug)]
 pub(super) enum NextAction<N> {
     Step(Step<N>),
-    /// The next step needs the pod's network namespace, which has to be found first.
+    /// The next step needs the pod's network namespace, which a scan has to find first.
     NeedNetns,
     /// No step is due before [`Pod::deadline`], unless an event arrives.
     Wait,
@@ -75,31 +75,32 @@ pub(super) enum NextAction<N> {
 pub(super) struct Pod<N> {
     pub(super) view: PodView,
     pub(super) gone: bool,
-    /// Addresses that the plugin sent, until the pod's status has addresses.
+    /// Addresses of the pod that the plugin sent, used until the pod's status has addresses.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) netns: Option<N>,
-    /// Time at which `netns` was set, so that the result of an older scan does not replace it.
+    /// Time at which `netns` was set, so that the result of an older scan does not replace the namespace.
     pub(super) netns_since: Option<Instant>,
-    /// Different namespace that one scan has found; a second scan must confirm it.
+    /// Namespace other than `netns` that one scan has found; a second scan must confirm it.
     pub(super) suspect_netns: Option<N>,
-    /// Workload as announced to a proxy, which has acknowledged it for `netns`.
+    /// Name and addresses of the pod as last announced to a proxy, which has acknowledged them for `netns`.
     pub(super) announced: Option<WorkloadInfo>,
-    /// Whether a proxy may serve the pod in any namespace: it was announced, successfully or not, and not withdrawn
-    /// since.
+    /// Whether a node proxy may serve the pod in any namespace: the pod was announced, successfully or not, and not
+    /// withdrawn since.
     pub(super) may_be_served: bool,
     pub(super) rules: RuleState,
     /// Whether to compare the redirection with the kernel if the next scan finds the pod running.
     pub(super) check_netns_alive: bool,
     /// Addresses and ports exempt for kubelet's probes; an entry without addresses means that they are unknown.
     pub(super) probes: Option<ProbeTargets>,
-    /// Last status that was written to the annotation; `None` if the observed one is still valid.
+    /// Status that was last written to the pod's annotation; `None` if the observed one is still valid.
     pub(super) status: Option<RedirectionStatus>,
     pub(super) running_step: Option<RunningStep<N>>,
     pub(super) failure: Option<Failure>,
     pub(super) linger_until: Option<Instant>,
-    /// Plugin calls that wait until this pod is captured.
+    /// Calls of the plugin that wait until this pod is captured.
     pub(super) waiters: Vec<RequestId>,
-    /// Whether redirection should be in place: this or an earlier agent applied it, and it was not released since.
+    /// Whether redirection rules should be in place: this or an earlier agent applied them, and they were not released
+    /// since.
     pub(super) expects_rules_in_place: bool,
     /// Whether the pod belonged to the mesh when its sandbox was created, but started uncaptured.
     pub(super) capture_is_late: bool,
@@ -107,7 +108,7 @@ pub(super) struct Pod<N> {
     pub(super) drifts: u32,
     /// Warnings of the last step that do not impair the redirection.
     pub(super) warnings: Vec<String>,
-    /// Failure last reported to the pod's owner; cleared when the pod is captured.
+    /// Failure that was last reported to the pod's owner; cleared when the pod is captured.
     pub(super) complaint: Option<String>,
 }
 
@@ -191,7 +192,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings = warnings;
     }
 
-    /// Whether redirection, listeners and probe exemption are as `goal` demands.
+    /// Whether redirection, listeners and probe exemption of the pod are as `goal` demands.
     pub(super) fn is_captured(&self, goal: &Goal) -> bool {
         let Goal::Enrolled(spec) = goal else {
             return false;
@@ -208,7 +209,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Returns the next step towards `goal`, if no step is in flight.
+    /// Returns the pod's next step towards `goal`, if no step is in flight.
     pub(super) fn next_action(&self, goal: &Goal, now: Instant) -> NextAction<N> {
         if let Some(failure) = &self.failure {
             // Peers send plaintext to a pod that is not called captured. One whose redirection has been put
@@ -312,7 +313,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         })
     }
 
-    /// Returns when the result of [`Self::next_action`] may change without an event.
+    /// Returns the time at which the result of [`Self::next_action`] may change without an event.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.running_step.is_some() {
             return None;
@@ -329,7 +330,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Records the success of a step.
+    /// Records that a step of the pod succeeded.
     pub(super) fn on_step_done(&mut self, step: Step<N>, now: Instant) {
         match (&step, &mut self.failure) {
             (Step::Status(write), Some(failure)) if write.status == RedirectionStatus::Pending => {
@@ -370,7 +371,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Records the failure of a step, which is retried with increasing delay.
+    /// Records that a step of the pod failed; the step is retried with increasing delay.
     pub(super) fn on_step_failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {

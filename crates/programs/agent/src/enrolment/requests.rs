@@ -1,4 +1,4 @@
-//! Handles calls of the plugin, which wait until the source has sent their pod, and then until it is captured.
+//! Handles calls of the CNI plugin, which wait until the source has sent their pod, and then until the pod is captured.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.settle_parked(now, effects);
     }
 
-    /// Resumes calls whose pod the source has sent, and fails calls that timed out.
+    /// Resumes plugin calls whose pod the source has sent, and fails calls that timed out.
     pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
         if self.synced {
             for (request, until, call) in std::mem::take(&mut self.parked.calls) {

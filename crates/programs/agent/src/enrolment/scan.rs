@@ -1,4 +1,4 @@
-//! Scans of `/proc` for pods' network namespaces: which pods to search, and how results are applied.
+//! Scans of the node's processes for pods' network namespaces: which pods to search, and how results are applied.
 
 use std::{collections::BTreeMap, time::Instant};
 

@@ -10,7 +10,7 @@ pub(super) const SCAN_DELAY: (Duration, Duration) =
 #[derive(Debug)]
 pub(super) struct ScanSchedule {
     pub(super) running_since: Option<Instant>,
-    /// Time of the next scan.
+    /// Time at which the next scan is due; `None` if none is scheduled.
     pub(super) due: Option<Instant>,
     pub(super) pause: Duration,
     pub(super) initial_done: bool,
@@ -36,12 +36,12 @@ impl ScanSchedule {
         self.due.filter(|_| self.running_since.is_none())
     }
 
-    /// Schedules a scan now.
+    /// Schedules a scan at once.
     pub(super) fn request_scan(&mut self, now: Instant) {
         self.due = Some(now);
     }
 
-    /// Schedules a scan now for a pod without a namespace, unless one is scheduled or running.
+    /// Schedules a scan at once for a pod without a namespace, unless a scan is scheduled or running.
     pub(super) fn request_scan_for_missing(&mut self, now: Instant) {
         if self.due.is_none() && self.running_since.is_none() {
             self.due = Some(now);
@@ -60,7 +60,7 @@ impl ScanSchedule {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Schedules a scan now, and resets the delay of further ones, since something has changed.
+    /// Schedules a scan at once, and resets the delay of further scans, since something has changed.
     pub(super) fn scan_soon(&mut self, now: Instant) {
         self.pause = SCAN_DELAY.0;
         self.request_scan(now);

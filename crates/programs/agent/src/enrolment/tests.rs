@@ -15,19 +15,19 @@ use crate::source::RedirectionStatus;
 mod late_capture;
 mod reports;
 
-/// Test world: state machine, simulated kernel and clock.
+/// Simulation of an agent: state machine, kernel and clock.
 struct TestAgent {
     machine: Enrolment<u32>,
     now: Instant,
-    /// Namespaces of running pods, which scans find.
+    /// Namespaces of running pods by UID, as scans find them.
     running: BTreeMap<PodUid, u32>,
-    /// Namespaces with redirection on the simulated node.
+    /// Namespaces on the simulated node that have redirection.
     rules: BTreeSet<u32>,
     served: BTreeMap<PodUid, u32>,
     probes: BTreeMap<PodUid, Vec<IpAddr>>,
     probe_ports: BTreeMap<PodUid, ProbePorts>,
     status: BTreeMap<String, RedirectionStatus>,
-    /// Name of the step that fails; `None`: every step succeeds.
+    /// Name of the step that fails; `None` if every step succeeds.
     failing: Option<&'static str>,
     /// Effects that have not been carried out yet.
     undone: VecDeque<Effect<u32>>,
@@ -37,9 +37,9 @@ struct TestAgent {
     pruned: Option<BTreeSet<PodName>>,
     held: Vec<PodUid>,
     zds_open: bool,
-    /// Failures reported to pods' owners; `None`: the failure has ended.
+    /// Failures that were reported to pods' owners; `None` reports that the failure has ended.
     complaints: Vec<(PodUid, Option<String>)>,
-    /// Namespaces whose pre-capture connections were closed.
+    /// Namespaces in which pre-capture connections were closed.
     closed: Vec<u32>,
 }
 
@@ -104,7 +104,7 @@ impl TestAgent {
         }
     }
 
-    /// Creates a world with these pods in a namespace `shop` with these labels, all sent at the agent's start.
+    /// Creates an agent for these pods in a namespace `shop` with these labels, all sent at the agent's start.
     fn started(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
         let mut world = Self::new();
         world.namespace(namespace);
@@ -190,7 +190,7 @@ impl TestAgent {
         true
     }
 
-    /// Carries out a step, unless it is to fail, and checks the invariants; returns its name.
+    /// Carries out a step, unless the test makes it fail, and checks the invariants; returns the step's name.
     fn perform_step(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
         let name = match step {
             Step::Proxy(ProxyStep::Announce { .. }) => "announce",

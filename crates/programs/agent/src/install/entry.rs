@@ -26,7 +26,7 @@ const CAPABILITIES: [&str; 10] = [
     "mac",
 ];
 
-/// Capability for port mappings, declared besides [`CAPABILITIES`].
+/// Capability of port mappings, declared besides [`CAPABILITIES`].
 const PORT_MAPPINGS: &str = "portMappings";
 
 /// Settings in the configuration of Ambit's plugin.
@@ -36,7 +36,7 @@ pub struct PluginEntry {
     pub log_level: String,
     /// Run directory of the agent, at the same path in the container and on the node.
     pub run_dir: PathBuf,
-    /// Namespaces whose pods never belong to the mesh, so that the plugin need not query the agent.
+    /// Namespaces whose pods never belong to the mesh, so that the plugin need not query the agent about them.
     pub exclude_namespaces: Vec<String>,
     /// Namespace of the agent's own pods, which start without waiting for the agent.
     pub pod_namespace: String,
@@ -93,7 +93,7 @@ impl PluginEntry {
         wrap_plugins(text, file, "calls", &[json::raw(&entry)?])
     }
 
-    /// Converts the single plugin of a primary configuration in the old form to a list of it and Ambit's plugin.
+    /// Converts a primary configuration of the old form (a single plugin) to a list of that plugin and Ambit's.
     pub(super) fn list_of(&self, file: &str, text: &str) -> Result<String, serde_json::Error> {
         let single: &serde_json::value::RawValue = serde_json::from_str(text)?;
         wrap_plugins(
@@ -104,7 +104,7 @@ impl PluginEntry {
         )
     }
 
-    /// Returns Ambit's plugin as a network configuration of its own, for the standalone mode.
+    /// Returns a network configuration whose only plugin is Ambit's, for the standalone mode.
     pub(super) fn standalone_config(&self) -> Result<String, serde_json::Error> {
         let mut entry = self.chained_entry();
         if let Some(entry) = entry.as_object_mut() {
@@ -115,7 +115,7 @@ impl PluginEntry {
     }
 }
 
-/// Returns a list of `plugins` with the other fields, such as the name, of the network configuration `text`.
+/// Returns a list of `plugins` with all other fields of the network configuration `text`, such as its name.
 fn wrap_plugins(
     text: &str,
     file: &str,

@@ -71,7 +71,7 @@ pub fn perform_action(directory: &Path, action: &FileAction, mode: u32) -> Resul
     }
 }
 
-/// Removes temporary files that a killed agent left in the directory.
+/// Removes temporary files that a killed agent has left in `directory`.
 pub fn remove_stale(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry
@@ -84,7 +84,7 @@ pub fn remove_stale(directory: &Path) {
     }
 }
 
-/// Writes `text` to `path` if the file differs; returns whether it did.
+/// Writes `text` to `path` if the file's content differs; returns whether it did.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -100,8 +100,8 @@ pub fn write_if_changed(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     write().map_err(file_error("write", path)).map(|()| true)
 }
 
-/// Replaces the plugin's executable in `target` by the one in `source` if they differ; returns whether they did.
-/// Running plugins keep the old file.
+/// Replaces the plugin's executable in the directory `target` by the one in `source` if they differ; returns whether
+/// they did. Running plugins keep the old file.
 ///
 /// # Errors
 /// When the source is missing, or the target cannot be written.
@@ -166,7 +166,7 @@ fn unlink(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file, unless its content is not `expected` any more, so that writes of its owner are not lost.
+/// Replaces a file, unless its content is not `expected` any more, so that changes by the file's owner are not lost.
 fn replace_if_unchanged(
     path: &Path,
     text: &str,

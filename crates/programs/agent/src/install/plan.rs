@@ -32,11 +32,11 @@ const NAMES: [&str; 4] = [
     "!ambit-cni.conflist",
 ];
 
-/// Name of Ambit's own configuration in standalone mode.
+/// Name of Ambit's configuration file in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
-/// Plugins that read the directory in which they are configured themselves, so that an owned configuration could make
-/// Ambit's plugin call itself.
+/// Plugins that read the directory in which they are configured, so that with an owned configuration Ambit's plugin
+/// would call itself.
 const DIRECTORY_READING_PLUGINS: [&str; 3] = ["multus", "multus-shim", "genie"];
 
 /// Desired content of the directory of network configurations.
@@ -44,9 +44,9 @@ const DIRECTORY_READING_PLUGINS: [&str; 3] = ["multus", "multus-shim", "genie"];
 pub struct DesiredConfig {
     /// Mode in which the runtime calls the plugin.
     pub mode: InstallMode,
-    /// Name of the primary configuration; `None`: the first usable file.
+    /// Name of the file with the primary configuration; `None` selects the first usable file.
     pub primary: Option<String>,
-    /// Preferred name of Ambit's own configuration; it must sort before the primary's.
+    /// Preferred name of Ambit's own configuration file; must sort before the primary's.
     pub own_name: Option<String>,
     /// Permissions of Ambit's own configuration.
     pub file_mode: u32,
@@ -54,14 +54,14 @@ pub struct DesiredConfig {
     pub entry: PluginEntry,
 }
 
-/// Changes of the directory, and the state that they lead to.
+/// Planned changes of the directory of configurations, and the state of the installation after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstallPlan {
     /// Changes of files, in the order to carry them out.
     pub actions: Vec<FileAction>,
     /// State of the installation after the changes.
     pub state: InstallState,
-    /// Delay of the next check, if it is needed before the regular one.
+    /// Delay of the next check, if it is due before the regular one.
     pub next_check: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ pub enum InstallState {
     },
     /// The runtime does not call the plugin yet, for this reason.
     Waiting(String),
-    /// A file is still being written; the previous state remains valid.
+    /// A file is still being written; the previous state of the installation remains valid.
     Settling,
 }
 

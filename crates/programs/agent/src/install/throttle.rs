@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Time without changes after which they count anew.
+/// Time without changes after which the count of successive changes restarts.
 const BURST_WINDOW: Duration = Duration::from_secs(10);
-/// Number of successive changes without delay, since a starting CNI writes its configuration several times.
+/// Number of successive changes without delay: a starting CNI writes its configuration several times.
 const MAX_BURST: u32 = 5;
 /// Initial and maximum delay of further changes.
 const THROTTLE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::membership;
 
-/// Watch on directories, which ends when dropped.
+/// Inotify watch on directories; ends when dropped.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch(
     #[expect(dead_code, reason = "watches while it lives")] Option<RecommendedWatcher>,

@@ -33,7 +33,7 @@ use crate::{
 
 pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
 
-/// Maximum steps that block a thread concurrently.
+/// Maximum number of steps that are carried out concurrently, each on a blocking thread.
 const PARALLEL_STEPS: usize = 8;
 
 /// Carries out the effects of the enrolment state machine.

@@ -12,7 +12,7 @@ use super::{
     probe_ports::{ProbedContainer, probe_ports},
 };
 
-/// Annotation by which kubelet gives the cgroup name of a static pod on its mirror pod.
+/// Annotation of a mirror pod by which kubelet gives the cgroup name of the static pod.
 const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// Domains of the annotations that enrolment reads.
 const KEPT_LABEL_DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];

@@ -33,7 +33,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Minimum interval between writes of the state file.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Removes the state file when the agent is uninstalled, since no agent follows.
+/// Removes the file with the last known pods and namespaces when the agent is uninstalled, since no agent follows.
 pub fn remove_last_known(run_dir: &Path) {
     last_known::remove(run_dir);
 }
@@ -126,11 +126,11 @@ impl PodSource for KubernetesSource {
     }
 }
 
-/// State of the events that were sent, and of the API server's lists that must confirm them.
+/// Progress of the watches: events that were sent, and lists of the API server that must confirm restored objects.
 #[derive(Debug)]
 struct WatchProgress {
     current: LastKnown,
-    /// State of the previous agent; taken when it is restored or not needed any more.
+    /// State of the previous agent, from its file; taken when it is restored, or not needed any more.
     earlier: Option<LastKnown>,
     /// Pods restored from the previous agent's state that no list of the API server has confirmed yet.
     unconfirmed_pods: BTreeSet<PodUid>,
@@ -139,7 +139,7 @@ struct WatchProgress {
     namespaces_listed: bool,
     synced: bool,
     trouble: Option<String>,
-    /// Whether [`SourceEvent::Recorded`] was sent, or the previous agent left no state.
+    /// Whether [`SourceEvent::Recorded`] was sent, or is not needed because the previous agent left no state.
     recorded: bool,
 }
 
@@ -158,7 +158,7 @@ impl WatchProgress {
         }
     }
 
-    /// Returns the record event with the previous agent's state, on the first call only.
+    /// Returns [`SourceEvent::Recorded`] with the previous agent's state, on the first call only.
     fn record(&mut self) -> Option<SourceEvent> {
         if std::mem::replace(&mut self.recorded, true) {
             return None;

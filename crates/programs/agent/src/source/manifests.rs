@@ -43,7 +43,7 @@ impl PodSource for ManifestSource {
 #[derive(Debug)]
 struct NodeView {
     node: String,
-    /// UIDs of this node's pods by object, since a pod may be recreated with another UID.
+    /// UIDs of this node's pods by name, since a pod may be recreated with another UID.
     pods: BTreeMap<ObjectKey, PodUid>,
     problems: BTreeSet<ManifestProblem>,
     synced: bool,

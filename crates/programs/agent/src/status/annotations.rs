@@ -13,8 +13,8 @@ use crate::source::RedirectionStatus;
 
 /// Initial and maximum retry delay after a failed write.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Delay after a write, since events about older versions of the object may still arrive, and to avoid a race with
-/// other writers.
+/// Delay after a write of an annotation: events about older versions of the pod may still arrive, and other controllers
+/// may write the annotation too.
 const SETTLE_DELAY: Duration = Duration::from_secs(2);
 /// Maximum concurrent writes of annotations.
 const MAX_CONCURRENT_WRITES: usize = 8;
@@ -121,7 +121,7 @@ impl PodAnnotations {
         patches
     }
 
-    /// Returns when [`Self::due`] may return writes without a new event.
+    /// Returns the time at which [`Self::take_due_patches`] may return writes without a new event.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let waiting = self.pods.values().filter(|entry| entry.pending().is_some());
         waiting.filter_map(|entry| entry.not_before).min()

@@ -22,13 +22,13 @@ use tokio::sync::mpsc;
 use super::annotations::{AnnotationPatch, PodAnnotations, WriteOutcome};
 use crate::source::RedirectionStatus;
 
-/// Reason of the events on pods that cannot be enrolled.
+/// Reason of the Kubernetes events on pods that cannot be enrolled.
 pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
-/// Reason of the events on pods that could not be enrolled before, and are now.
+/// Reason of the Kubernetes events on pods that are enrolled after an earlier failure.
 pub const ENROLLED: &str = "AmbitEnrolled";
 /// Time after which the same failure of a pod is reported again.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(300);
-/// Maximum length of an event's note, which the API server limits.
+/// Maximum length of an event's note in bytes, below the limit of the API server.
 const MAX_NOTE_CHARS: usize = 1000;
 /// Timeout of one write, which is then retried.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -94,7 +94,7 @@ struct Writer {
     client: Client,
     recorder: Recorder,
     annotations: PodAnnotations,
-    /// Failure last reported by an event for each pod, with the time.
+    /// Failure of each pod that was last reported by an event, with the time.
     reported: BTreeMap<PodUid, (String, Instant)>,
 }
 

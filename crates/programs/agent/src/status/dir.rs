@@ -48,7 +48,7 @@ impl StatusDir {
         Ok(Self { dir, node })
     }
 
-    /// Writes or removes a pod's status. Blocks.
+    /// Writes or removes the status manifest of a pod. Blocks.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -75,7 +75,7 @@ impl StatusDir {
             .map_err(|source| StatusError { path, source })
     }
 
-    /// Removes the status of all pods of this node except those to `keep`. Blocks.
+    /// Removes the status manifests of all pods of this node, except for the pods in `keep`. Blocks.
     ///
     /// # Errors
     /// When the directory cannot be read or written.

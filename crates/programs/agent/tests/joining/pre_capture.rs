@@ -19,7 +19,7 @@ use crate::{
 
 const CREATED: &str = "2026-01-01T10:00:00Z";
 
-/// Client and server socket of a connection.
+/// Client socket and server socket of one TCP connection.
 struct ConnectionPair(TcpStream, TcpStream);
 
 impl ConnectionPair {
@@ -65,14 +65,14 @@ impl ConnectionPair {
 struct OpenConnections {
     outbound: ConnectionPair,
     inbound: ConnectionPair,
-    /// Connection from the node to the pod's probe port.
+    /// Connection from the node to the probe port of the pod.
     from_node: ConnectionPair,
     from_node_elsewhere: ConnectionPair,
     within: ConnectionPair,
 }
 
 impl OpenConnections {
-    /// Opens the connections; `peer` is another pod of the node.
+    /// Opens all connections of `pod`; `peer` is another pod of the node.
     fn of(cluster: &Cluster, pod: &Pod, peer: &Pod) -> Self {
         let node = &cluster.node.namespace;
         let run = |namespace: &Namespace, words: &[&str]| {

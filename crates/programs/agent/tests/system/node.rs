@@ -56,7 +56,7 @@ impl Node {
         self.path("zds.sock")
     }
 
-    /// Starts an agent that reads manifests and waits until it is ready.
+    /// Starts an agent that reads manifests, with the further arguments `more`, and waits until it is ready.
     pub fn start_agent(&mut self, more: &[&str]) {
         self.args = more.iter().map(|arg| (*arg).to_owned()).collect();
         let text = |name: &str| self.path(name).to_str().unwrap().to_owned();
@@ -139,7 +139,7 @@ impl Node {
         })
     }
 
-    /// Sends a request to the plugin's socket.
+    /// Sends a request to the agent's socket for the CNI plugin.
     pub fn plugin(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let stream = UnixStream::connect(self.path("run/pluginevent.sock")).unwrap();
         let length = body.len();
@@ -162,7 +162,7 @@ impl Node {
         self.plugin("POST", "/cmdadd", &body)
     }
 
-    /// Writes the manifest of namespace `shop`, in the mesh or not.
+    /// Writes the manifest of the namespace `shop`, with or without the label that makes its pods mesh pods.
     pub fn label(&self, ambient: bool) {
         let labels = if ambient {
             "{istio.io/dataplane-mode: ambient}"

@@ -38,7 +38,7 @@ const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
 const HEADERS: [&str; 2] = ["x-one", "x-two"];
 const HEADER_VALUES: [&str; 2] = ["1", "2"];
 
-/// Semantics of a path prefix match.
+/// Semantics of path prefixes in route matches.
 #[derive(Clone, Copy, PartialEq)]
 enum Prefixes {
     /// Prefix by characters, as in VirtualServices: `/a` matches `/ab`.

@@ -64,7 +64,7 @@ impl DashboardApi {
         })
     }
 
-    /// Passes a flow event to the feed, as if a proxy had sent it.
+    /// Adds a flow event to the dashboard's data, as if a proxy had sent it.
     #[cfg(test)]
     pub(super) fn receive(&self, received: crate::flows::FlowUpdate) {
         self.feed.receive(received);
@@ -182,7 +182,7 @@ impl ExplainQuery {
     }
 }
 
-/// Returns the name of the lab or cluster, and the version of this program.
+/// Returns the name of the lab or cluster that the dashboard shows, and the version of this program.
 fn about(source: &Source) -> Value {
     let name = match source.lab_name() {
         Some(lab) => format!("lab {lab}"),

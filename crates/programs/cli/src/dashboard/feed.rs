@@ -1,5 +1,5 @@
-//! Live data of the page: traffic from flow events, and the mesh's state from dumps. Each is one current value with a
-//! version. Pages long-poll for a newer version than they have, so a slow page delays only itself.
+//! Live data of the dashboard's page: traffic from flow events, and the mesh's state from dumps. Each is one current
+//! value with a version. Pages long-poll for a newer version than they have, so a slow page delays only itself.
 
 use std::{
     collections::BTreeMap,
@@ -31,16 +31,16 @@ use crate::{
 const READ_INTERVAL: Duration = Duration::from_secs(3);
 /// Timeout of one read of the mesh's state.
 const READ_TIMEOUT: Duration = Duration::from_secs(6);
-/// Time after a page's last poll for which the mesh is still read.
+/// Time after a page's last poll during which the mesh's state is still read.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
 /// Timeout of a page's long poll, after which it gets a response without changes.
 const POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause before flow events are subscribed to again.
+/// Pause before the dashboard subscribes to flow events again.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of proxies in the list of those whose flow events cannot be read.
 const MAX_SILENT_PROXIES: usize = 64;
 const SILENT_PROXY_EXPIRY: Duration = Duration::from_secs(15);
-/// Timeout of a long poll while some edge has recent traffic, whose rates change without new events.
+/// Timeout of a long poll while an edge of the traffic graph has recent traffic: its rates change without new events.
 const RATES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Live data of the dashboard, and the time of the pages' last poll.
@@ -96,7 +96,7 @@ impl Feed {
         }
     }
 
-    /// Adds a flow event to the traffic, or notes that a proxy's stream began or ended.
+    /// Adds a flow event to the traffic, or records that a proxy's event stream began or ended.
     pub(super) fn receive(&self, received: FlowUpdate) {
         let now = self.started.elapsed();
         let item = match received {
@@ -129,7 +129,7 @@ impl Feed {
         silent.iter().map(line).collect()
     }
 
-    /// Reads the flow events of all proxies while a page polls.
+    /// Reads the flow events of all proxies while a page polls the dashboard.
     pub(super) async fn listen(&self, target: &FlowTarget) {
         loop {
             if self.is_watched() {
@@ -156,7 +156,7 @@ impl Feed {
         }
     }
 
-    /// Waits for an event with a number other than `after`, or for changed rates, and returns the traffic.
+    /// Waits until the number of the latest event differs from `after` or rates have changed, and returns the traffic.
     pub(super) async fn traffic(&self, after: u64) -> TrafficResponse {
         self.record_poll();
         let begin = Instant::now();
@@ -186,7 +186,7 @@ impl Feed {
         }
     }
 
-    /// Waits until the version of the mesh's state differs from `parse_version`, and returns the state.
+    /// Waits until the version of the mesh's state differs from `version`, and returns the state.
     pub(super) async fn mesh(&self, version: u64) -> MeshResponse {
         self.record_poll();
         let mut changes = self.mesh.subscribe();

@@ -28,14 +28,14 @@ const MAX_WORKLOADS: usize = 10_000;
 #[serde(rename_all = "camelCase")]
 pub(super) struct Mesh {
     workloads: Vec<Workload>,
-    /// Number of workloads beyond [`MAX_WORKLOADS`].
+    /// Number of workloads that are not in the response because of [`MAX_WORKLOADS`].
     left_out: usize,
     services: Vec<Service>,
     waypoints: Vec<Waypoint>,
     policies: Vec<Policy>,
     certificates: Vec<Certificate>,
     nodes: Vec<Node>,
-    /// Components that could not be queried, with the reason.
+    /// Components of the mesh that could not be queried, with the reason.
     troubles: Vec<String>,
 }
 

@@ -47,9 +47,9 @@ pub(super) struct Traffic {
     other_events: VecDeque<NumberedEvent>,
     /// Number of the latest event.
     latest: u64,
-    /// Numbers of events that proxies did not send.
+    /// Numbers of flow events that proxies did not send.
     lost: LostEvents,
-    /// Number of edges that were evicted because of the limit.
+    /// Number of edges that were evicted because of [`MAX_EDGES`].
     forgotten: u64,
 }
 
@@ -146,7 +146,7 @@ impl Traffic {
         });
     }
 
-    /// Counts events that a proxy did not send.
+    /// Counts flow events that a proxy did not send: `sampled` ordinary events, and `refusals`.
     pub(super) fn add_lost(&mut self, sampled: u64, refusals: u64) {
         self.lost.sampled = self.lost.sampled.saturating_add(sampled);
         self.lost.refusals = self.lost.refusals.saturating_add(refusals);
@@ -199,7 +199,7 @@ impl Traffic {
 }
 
 impl TrafficEdge {
-    /// Adds a flow event to this edge. `has_transport` is whether the event's transport is that of this edge.
+    /// Adds a flow event to this edge. `has_transport` is whether the event's transport describes this edge.
     fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.window.add(flow, has_transport, now);
         self.last_seen = now;

@@ -25,8 +25,8 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Evaluates the server's policies for each identity of its waypoint, and returns a refused one if any is refused;
-    /// `None` if the waypoint's identities are unknown.
+    /// Evaluates the server's policies for each identity of its waypoint, and returns the decision that refuses, if
+    /// there is one; `None` if the waypoint's identities are unknown.
     pub(super) fn evaluate(
         attached: &EndpointWaypoint,
         workloads: &[Workload],

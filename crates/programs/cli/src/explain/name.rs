@@ -1,11 +1,11 @@
-//! Resolution of service names as a pod's resolver does it, with search domains.
+//! Resolves service names as a pod's DNS resolver does, with search domains.
 
 use std::borrow::Cow;
 
 use crate::dump::{Dump, ServiceEntry};
 
-/// Resolves `name` like a pod of the client's namespace: returns the host name of the service that it means and that
-/// has this port, or the name unchanged.
+/// Resolves `name` like a pod in `namespace`: returns the host name of the service that the name means and that has
+/// `port`, or the name unchanged.
 pub(super) fn resolve<'a>(
     dump: &'a Dump,
     namespace: Option<&str>,

@@ -10,8 +10,8 @@ const STATIC_STRICT_POLICY: &str = "istio_converted_static_strict";
 /// Name prefix of policies generated from a PeerAuthentication with port settings.
 const CONVERTED_PREFIX: &str = "converted_peer_authentication_";
 
-/// Replaces names of generated policies in reports by those of their PeerAuthentications. If the mesh's objects are
-/// unavailable, `STATIC_STRICT_POLICY` keeps its name.
+/// Replaces the names of generated policies in reports by the names of their PeerAuthentications. If the mesh's objects
+/// are unavailable, `STATIC_STRICT_POLICY` keeps its name.
 pub(super) fn name_peer_authentications(source: &Source, reports: &mut [Report]) {
     let is_named = reports
         .iter()

@@ -24,7 +24,7 @@ pub(crate) struct Report {
     /// Waypoint on the connection's path, whose policies are not evaluated here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
-    /// Decision on the waypoint's own connection to the server, if its identity is known.
+    /// Decision on the waypoint's own connection to the server, if the waypoint's identity is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delivery: Option<Delivery>,
     /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.

@@ -47,7 +47,7 @@ impl fmt::Display for Proxy {
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Proxies of a lab or cluster, and the way to reach them.
+/// Proxies of a lab or cluster, by the transport over which they are reached.
 pub(crate) enum Proxies {
     /// Proxies of the lab of this name.
     Lab(String),
@@ -58,7 +58,8 @@ pub(crate) enum Proxies {
 }
 
 impl Proxies {
-    /// Selects the lab or cluster, and in a cluster port forwarding or the control plane by the user's rights.
+    /// Connects to the lab or cluster `place`; in a cluster, the user's rights decide between port forwarding and the
+    /// control plane.
     pub(crate) async fn connect(place: &FlowTarget) -> Result<Self, CliError> {
         match place.target.lab_name(place.lab.as_deref()) {
             Some(lab) => Ok(Self::Lab(lab)),
@@ -77,7 +78,7 @@ impl Proxies {
         }
     }
 
-    /// Lists the components to read: the running proxies, or the control plane in their place.
+    /// Lists the components whose events are read: the running proxies, or the control plane in their place.
     pub(crate) async fn list(&self) -> Result<Vec<Proxy>, CliError> {
         match self {
             Self::Lab(lab) => {

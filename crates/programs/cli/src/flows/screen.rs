@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{CliError, ErrorKind};
 
-/// Minimum interval of redrawing.
+/// Minimum interval between two redraws of the screen.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shows flows until the user ends the program, or the time `end`.

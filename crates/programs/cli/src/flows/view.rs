@@ -1,4 +1,5 @@
-//! State of the screen: stored flows, filter, order and selection. Handles events and keys; draws nothing.
+//! State of the screen of `ambit flows`: stored flows, filter, order and selection. Handles events and keys; draws
+//! nothing.
 
 use std::collections::VecDeque;
 
@@ -8,20 +9,20 @@ use super::{follow::FlowUpdate, text::FlowRow};
 
 /// Maximum number of stored flows; at the limit the oldest is dropped.
 const MAX_STORED_FLOWS: usize = 5_000;
-/// Maximum length of the filter text, in bytes.
+/// Maximum length of the filter text that the user types, in bytes.
 const MAX_FILTER_CHARS: usize = 128;
 
 /// Sort order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SortOrder {
-    /// By arrival, latest last.
+    /// By time of arrival, latest last.
     #[default]
     Time,
     From,
     To,
     /// By duration, longest first.
     Duration,
-    /// By bytes in both directions, most first.
+    /// By bytes sent in both directions, most first.
     Bytes,
 }
 
@@ -73,14 +74,14 @@ pub(super) struct FlowsView {
     pub(super) only_refused: bool,
     pub(super) only_plaintext: bool,
     pub(super) filter: String,
-    /// Whether the user is typing a filter, so that keys edit it.
+    /// Whether the user is typing a filter, so that keys edit the filter.
     pub(super) is_typing: bool,
     pub(super) order: SortOrder,
     /// Index of the selected row among the visible ones; `None` if the user selected none.
     selected: Option<usize>,
     /// Whether the selected flow is shown in detail.
     pub(super) is_detailed: bool,
-    /// Numbers of events and of refusals that proxies did not send.
+    /// Numbers of ordinary flow events, and of refusals, that proxies did not send.
     pub(super) lost_counts: (u64, u64),
     /// Names of the proxies that are being read.
     pub(super) connected_proxies: Vec<String>,
@@ -162,8 +163,8 @@ impl FlowsView {
         self.paused_flows.len()
     }
 
-    /// Returns the index of the selected row among `visible_count` rows; if none is selected, that of the latest flow
-    /// or the first row.
+    /// Returns the index of the selected row among `visible_count` rows. If the user selected none, it is the latest
+    /// flow in order of time, and the first row in other orders.
     pub(super) fn selected(&self, visible_count: usize) -> Option<usize> {
         let last = visible_count.checked_sub(1)?;
         let latest = match self.order {

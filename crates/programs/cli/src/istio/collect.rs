@@ -151,14 +151,14 @@ fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, Str
     names
 }
 
-/// Reads the objects of a cluster, and collects them with notes on what is forbidden.
+/// Reader of a cluster's objects, which collects them and notes what the user may not read.
 struct Reader<'a> {
     cluster: &'a ClusterApi,
     mesh: Mesh,
 }
 
 impl Reader<'_> {
-    /// Reads the objects of a kind, and returns their number; `None` if the user may not list them.
+    /// Reads all objects of a kind into the mesh, and returns their number; `None` if the user may not list them.
     async fn list(
         &mut self,
         version: &str,
@@ -226,7 +226,7 @@ impl Reader<'_> {
         Ok(of_mesh.filter_map(served_version).collect())
     }
 
-    /// Returns the result of a request to the API server; if it is forbidden, notes this and returns `None`.
+    /// Returns the result of a request to the API server; for a forbidden request, adds a note and returns `None`.
     fn unless_forbidden<T>(
         &mut self,
         result: Result<T, ClusterError>,

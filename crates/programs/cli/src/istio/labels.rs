@@ -1,5 +1,5 @@
-//! Labels and annotations of Istio on namespaces, services and workloads: those that Ambit follows, and replacements of
-//! the others. Labels that the control plane reads are checked by its own code, not here.
+//! Labels and annotations of Istio on namespaces, services and workloads: which of them Ambit follows, and what
+//! replaces the others. Labels that the control plane reads are checked by its own code, not here.
 
 use ambit_k8s_api::{
     Object, ObjectMeta,
@@ -337,8 +337,8 @@ pub(crate) struct LabelEffect {
     pub(crate) advice: String,
 }
 
-/// Returns the labels and annotations with a rule of an object given as JSON. A pod's count as those of the workload
-/// that owns it.
+/// Returns the labels and annotations of an object in JSON for which there is a rule. Those of a pod are attributed to
+/// the workload that owns the pod.
 pub(super) fn effects_of_value(value: &Value) -> Vec<LabelEffect> {
     let (Ok(TypeMeta { api_version, kind }), Ok(named)) = (
         TypeMeta::deserialize(value),
@@ -413,7 +413,7 @@ struct JobSpec {
     template: PodTemplate,
 }
 
-/// Returns the labels and annotations with a rule of a parsed object.
+/// Returns the labels and annotations of a parsed object for which there is a rule.
 pub(crate) fn effects_of_object(object: &Object) -> Vec<LabelEffect> {
     let key = object.key();
     let (place, template) = match object {

@@ -58,10 +58,10 @@ pub(super) fn run_checks(
     problems
 }
 
-/// Path of the field, and the message.
+/// Path of a field in an object, and the message about it.
 type FieldMessage = (String, String);
 
-/// Pods of all objects, by namespace.
+/// Pods among the evaluated objects, by namespace.
 #[derive(Default)]
 struct PodsByNamespace<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
 

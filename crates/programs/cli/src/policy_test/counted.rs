@@ -23,7 +23,7 @@ pub(crate) struct CountedCalls {
     pub(crate) count: usize,
 }
 
-/// Proxy that counted the calls, and what it counts.
+/// Proxy that counted the calls, and the unit that it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     /// Node proxy of the called pod, which counts connections.

@@ -27,7 +27,7 @@ use super::{
     report::{CallRow, Report},
 };
 
-/// The mesh with the current policies and with the rehearsed ones; both decide about recorded calls.
+/// Mesh with the current policies, and with the rehearsed ones added; both decide about recorded calls.
 pub(crate) struct PolicyTest {
     current: PolicyMesh,
     proposed: PolicyMesh,
@@ -158,7 +158,7 @@ fn describe_parties(counted: &CountedCalls) -> (String, String) {
     (from, to)
 }
 
-/// Returns an AuthorizationPolicy without its dry-run annotation; other objects unchanged.
+/// Returns an AuthorizationPolicy without its dry-run annotation, and any other object unchanged.
 fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     let mut event = event.clone();
     if let ObjectEvent::Applied {
@@ -207,7 +207,7 @@ impl MeshRecords {
         }
     }
 
-    /// Returns all waypoints' records of type `R`, with the waypoint of each.
+    /// Returns the records of type `R` of all waypoints, each with its waypoint.
     fn of_waypoints<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
         let all = self.of_waypoints.iter();
         all.filter_map(|(key, record)| Some((&key.gateway, R::from_record(record)?)))
@@ -223,7 +223,7 @@ fn apply_changes<N: Ord, R>(records: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, 
     }
 }
 
-/// The records of a mesh with one set of policies, indexed for the evaluation of calls.
+/// Records of a mesh with one set of policies, indexed for the evaluation of calls.
 struct PolicyMesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,
@@ -231,8 +231,8 @@ struct PolicyMesh {
     gateways: BTreeMap<GatewayName, WaypointGateway>,
     policies: PolicySet,
     waypoint_policies: BTreeMap<GatewayName, WaypointPolicies>,
-    /// Node proxies' policies for calls known only from metrics, which lack ports and addresses: a reading that allows
-    /// the most, and one that allows the least.
+    /// Node proxies' policies for calls known only from metrics, which lack ports and addresses: the interpretation
+    /// that allows the most, and the one that allows the least.
     metric_policies: [PolicySet; 2],
     metric_waypoint_policies: BTreeMap<GatewayName, WaypointPolicies>,
 }
@@ -305,7 +305,7 @@ impl PolicyMesh {
         }
     }
 
-    /// Returns the service that a call recorded by a waypoint was for.
+    /// Returns the service that was the destination of a call recorded by a waypoint.
     fn service(&self, call: &ObservedCall) -> Option<&Arc<Service>> {
         let Observer::Waypoint(at) = &call.observer else {
             return None;
@@ -329,8 +329,8 @@ impl PolicyMesh {
         }
     }
 
-    /// Decides like the called pod's node proxy. A connection that bypasses the pod's waypoint is redirected to it, so
-    /// that only PeerAuthentication applies here.
+    /// Decides about a call like the node proxy of the called pod. A connection that bypasses the pod's waypoint is
+    /// redirected to the waypoint, so that only PeerAuthentication applies at the pod.
     fn decide_at_pod(&self, call: &ObservedCall) -> CallDecision {
         let Some(pod) = self.pod(call.to.ip()) else {
             return undecided_for_address("the pod that was called", call.to.ip());
@@ -351,7 +351,7 @@ impl PolicyMesh {
         decision_from_explanation(&explanation)
     }
 
-    /// Whether a connection from `source` bypasses the waypoint that the pod enforces.
+    /// Whether a connection from `source` bypasses the pod's enforced waypoint, and so must be redirected to it.
     fn must_pass_waypoint(pod: &Workload, source: Option<&Identity>) -> bool {
         let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
         waypoint.is_some_and(|waypoint| {
@@ -359,7 +359,7 @@ impl PolicyMesh {
         })
     }
 
-    /// Decides like the waypoint of the called service or pod.
+    /// Decides about a call like the waypoint of the called service or pod.
     fn decide_at_waypoint(&self, seen: &ObservedCall, at: &WaypointCall) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return undecided_for_address("the caller", seen.from.ip());

@@ -224,8 +224,8 @@ impl PolicyTestInputs {
     }
 }
 
-/// Returns the reference of the MeshConfig's ConfigMap, which is read by name: a list would read ConfigMaps of others,
-/// too.
+/// Returns the reference of the MeshConfig's ConfigMap. It is read by name, since a list would include unrelated
+/// ConfigMaps.
 fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     ObjectRef {
         api_version: "v1".to_owned(),
@@ -298,7 +298,7 @@ pub(crate) fn to_event(value: &Value) -> Result<ObjectEvent, CliError> {
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").with_source(error))
 }
 
-/// Converts an object's JSON to an event like [`event`], with the object's file and line.
+/// Converts an object's JSON to an event like [`to_event`], with the object's file and line.
 ///
 /// # Errors
 /// The control plane does not read the object's kind, or the object has no valid name.

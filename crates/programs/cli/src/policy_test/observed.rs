@@ -150,8 +150,8 @@ fn split_fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Parses the fields of a node proxy's line; `None` unless it is the destination's, which authorizes a connection and
-/// logs it when it ends or is refused.
+/// Parses the fields of a node proxy's log line; `None` unless the line is from the destination's proxy, which
+/// authorizes a connection and logs it when it ends or is refused.
 fn from_node_proxy_log<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {

@@ -19,7 +19,7 @@ use crate::{
 pub(crate) struct PodResponse<T> {
     /// Pod of the component that was queried.
     pub(crate) pod: Pod,
-    /// Parsed response, or the reason why there is none.
+    /// Parsed response of the pod, or the reason why there is none.
     pub(crate) answer: Result<T, String>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct NodeReport {
     pub(crate) certificates: Option<Certificates>,
     /// State of the proxy's xDS stream at the control plane: SYNCED, STALE, ERROR, not connected, or unknown.
     pub(crate) xds: String,
-    /// How often something else changed redirection rules of the node's pods and the agent repaired them.
+    /// Number of times that another program changed redirection rules of the node's pods and the agent repaired them.
     pub(crate) drifts: i64,
 }
 

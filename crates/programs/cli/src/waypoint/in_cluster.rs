@@ -1,4 +1,4 @@
-//! Waypoints of a cluster, through its API server.
+//! Manages the waypoints of a cluster through its API server.
 
 use std::time::{Duration, Instant};
 

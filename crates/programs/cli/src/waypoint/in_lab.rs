@@ -1,4 +1,4 @@
-//! Waypoints of a lab: one manifest for each in the lab's directory.
+//! Manages the waypoints of a lab by one manifest for each in the lab's directory.
 
 use std::{
     fs,
@@ -52,7 +52,7 @@ fn manifest_file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf
     Ok(PathBuf::from(status.manifests).join(name))
 }
 
-/// Writes the manifest of a waypoint into the lab's directory, after those of migrated policies.
+/// Writes the manifest of a waypoint into the lab's directory, after the manifests of migrated policies.
 pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
     let (namespace, name) = (args.spec.place.namespace(), &args.spec.name);
     if args.enroll_namespace {

@@ -1,4 +1,4 @@
-//! Selection of the layer 4 policies to migrate, since a waypoint makes them ineffective.
+//! Selects the layer 4 policies to migrate, since a waypoint makes them ineffective.
 
 use ambit_k8s_api::Service;
 use serde_json::Value;

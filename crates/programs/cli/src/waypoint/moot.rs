@@ -31,14 +31,14 @@ pub(super) struct Waypoint<'a> {
     pub(super) name: &'a str,
 }
 
-/// Effect of a policy at the pods on requests that the waypoint forwards.
+/// Effect that a policy has at the pods on requests which the waypoint forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MootEffect {
-    /// The policy denies the waypoint, and so every caller behind it.
+    /// The policy denies the waypoint, and so every caller whose requests it forwards.
     RefusesAll,
-    /// The policy allows the waypoint, and so every caller behind it.
+    /// The policy allows the waypoint, and so every caller whose requests it forwards.
     AdmitsAll,
-    /// The policy denies no caller behind the waypoint any more.
+    /// The policy denies no caller whose requests the waypoint forwards.
     DeniesNobody,
 }
 
@@ -51,16 +51,16 @@ pub(super) struct MootPolicy {
     pub(super) effect: MootEffect,
     /// Callers that the policy names, grouped by attribute, such as `principals a, b`.
     pub(super) callers: Vec<String>,
-    /// Changes that preserve the policy's meaning, or the reason why there are none.
+    /// Changes that preserve the policy's meaning, or the reason why it cannot be preserved.
     pub(super) migration: Result<PolicyMigration, String>,
 }
 
-/// Objects to write so that a policy keeps its meaning, in this order.
+/// Objects to write so that a policy keeps its meaning behind a waypoint, in the order of the fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PolicyMigration {
     /// New policies: a copy attached to the waypoint, and one by which pods admit the waypoint.
     pub(super) added: Vec<AuthorizationPolicy>,
-    /// New `spec.rules` of the policy itself, if they change.
+    /// New `spec.rules` of the migrated policy itself, if they change.
     pub(super) rules: Option<Vec<Rule>>,
 }
 
@@ -90,7 +90,7 @@ impl Waypoint<'_> {
         }
     }
 
-    /// Whether connections from the waypoint match a policy's source. Address blocks never match: the waypoint's
+    /// Whether a policy's source matches connections from the waypoint. Address blocks never match: the waypoint's
     /// address is unknown.
     fn matches(&self, source: &Source) -> bool {
         let principal = self.principal();
@@ -151,14 +151,14 @@ fn source_of_condition(condition: &Condition) -> Option<Source> {
     Some(source)
 }
 
-/// Returns the sources of a rule: those of `from`, and conditions of `when` on the source.
+/// Returns the sources of a rule: those of `from`, and those in `when` conditions.
 fn sources(rule: &Rule) -> Vec<Source> {
     let from = rule.from.iter().filter_map(|from| from.source.clone());
     from.chain(rule.when.iter().filter_map(source_of_condition))
         .collect()
 }
 
-/// Describes the callers that rules name, by attribute, such as `principals a, b`.
+/// Describes the callers that the rules name, by attribute, such as `principals a, b`.
 fn callers(rules: &[Rule]) -> Vec<String> {
     let mut callers = Vec::new();
     for source in rules.iter().flat_map(sources) {
@@ -184,8 +184,8 @@ fn callers(rules: &[Rule]) -> Vec<String> {
     callers
 }
 
-/// AuthorizationPolicy of the mesh; `policy` is `None` if it cannot be parsed (proxies then deny every caller,
-/// already).
+/// AuthorizationPolicy of the mesh; `policy` is `None` if it cannot be parsed: then proxies deny every caller
+/// already.
 struct ExistingPolicy {
     namespace: String,
     name: String,

@@ -33,7 +33,7 @@ pub(crate) struct RecordsArgs {
     list: ListArgs,
 }
 
-/// Kind of a waypoint's records, as one command shows it.
+/// Kind of a waypoint's records that a command shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordSection {
     Routes,
@@ -48,11 +48,11 @@ pub(super) enum RecordSection {
 pub(super) struct WaypointDump {
     workloads: Entries<WorkloadEntry>,
     services: Entries<ServiceEntry>,
-    /// Records that only waypoints receive.
+    /// Records that the control plane sends to waypoints only.
     workload_state: Records,
 }
 
-/// The same part of a `/config_dump` as raw JSON, for JSON output.
+/// Records in a waypoint's `/config_dump` as raw JSON, for JSON output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct RawDump {

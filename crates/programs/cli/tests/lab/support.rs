@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Timeout of every operation on a busy machine.
+/// Timeout of every operation in these tests, long enough for a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// User id of `nobody`, as a user without rights.
@@ -128,7 +128,8 @@ impl Lab {
         text
     }
 
-    /// Runs `ambit lab` like [`Lab::ok`], by another copy of `ambit`, and with a `PATH` without programs of the mesh.
+    /// Runs `ambit lab` like [`Lab::run_ok`], by another copy of `ambit`, and with a `PATH` without programs of the
+    /// mesh.
     pub(crate) fn run_program_ok(&self, ambit: &Path, args: &[&str]) {
         let manifests = self.manifests.path().to_str().unwrap();
         let output = Command::new(ambit)
@@ -215,7 +216,7 @@ fn all_processes() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Waits until none of `processes` is left.
+/// Waits until none of the processes with these ids is running.
 pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
     wait_until("no process is left", || {
         !processes.iter().any(|pid| is_alive(*pid))
@@ -231,7 +232,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process is running. A zombie is not: its namespaces and files are released.
+/// Whether a process is running. A zombie counts as ended: its namespaces and files are released.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {

@@ -9,7 +9,7 @@ const MAX_READERS: usize = 8;
 /// Maximum concurrent readers of one user.
 const MAX_READERS_OF_USER: usize = 2;
 
-/// Number of current readers by user.
+/// Number of current readers of flow events by user.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<HashMap<String, usize>>);
 
@@ -21,7 +21,7 @@ pub(super) struct ReaderPermit {
 }
 
 impl Readers {
-    /// Takes a permit for a user; `None` at the limit.
+    /// Takes a reader's permit for a user; `None` if the replica or the user has too many readers.
     pub(super) fn enter(self: Arc<Self>, user: &str) -> Option<ReaderPermit> {
         {
             let mut all = self.0.lock();

@@ -161,7 +161,7 @@ impl Users {
             .ok_or(AccessError::Token)
     }
 
-    /// Returns whether a user may get the flow events of a namespace; `None` asks for all namespaces.
+    /// Returns whether a user may get the flow events of a namespace; `None` stands for all namespaces.
     async fn may_read(
         &self,
         user: &UserInfo,

@@ -32,7 +32,7 @@ pub(super) struct CustomKindFollower {
     pub(super) kind: Kind,
     pub(super) config: watcher::Config,
     pub(super) updates: Updates,
-    /// Counter of changes of the cluster's CRDs.
+    /// Counter that grows whenever a CRD of the cluster changes.
     pub(super) definitions: signal::Receiver<u64>,
 }
 
@@ -97,7 +97,7 @@ impl CustomKindFollower {
         }
     }
 
-    /// Reports why the kind cannot be followed, if so; returns false if the receiver is dropped.
+    /// Sends the reason why the kind cannot be followed, if there is one; returns false if the receiver is dropped.
     async fn report(&self, definition: DefinitionState) -> bool {
         let (kind, wanted) = (self.kind, self.kind.version());
         let is_unread = kind.definition() == ambit_k8s_api::Definition::PresenceOnly;

@@ -30,7 +30,7 @@ use crate::{
 /// Intended difference of a record: its name, the change that makes Istio's record equal to Ambit's, and the reason.
 type Difference = (&'static str, fn(&mut DecodedRecord), &'static str);
 
-/// Intended differences of records, limited to the named parts.
+/// Intended differences of records; all other parts of these records must be equal.
 const RECORDS: &[Difference] = &[
     (
         "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/192.0.2.7",

@@ -1,5 +1,5 @@
-//! Hairpin: redirects connections that bypass the pod's required waypoint to it, in a tunnel with the pod's certificate
-//! whose header lines name the original peer. The waypoint then delivers them like any others.
+//! Redirects connections that bypass the pod's required waypoint to that waypoint (hairpin), in a tunnel with the pod's
+//! certificate whose header lines name the original peer. The waypoint then delivers them like any others.
 
 use std::net::SocketAddr;
 

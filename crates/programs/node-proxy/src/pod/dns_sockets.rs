@@ -1,4 +1,4 @@
-//! Sockets of one pod's captured DNS, on port 15053.
+//! Sockets on port 15053 that serve the captured DNS queries of one pod.
 
 use std::{
     io,

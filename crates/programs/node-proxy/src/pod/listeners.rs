@@ -22,7 +22,7 @@ pub struct PodListeners {
     pub captured: Option<CaptureListeners>,
     /// HBONE listener on port 15008.
     pub hbone: TcpListener,
-    /// DNS sockets on port 15053; one worker of a pod has them.
+    /// DNS sockets on port 15053; only one worker of a pod has them.
     pub(crate) dns: Option<DnsSockets>,
 }
 

@@ -1,5 +1,5 @@
 //! Tests connections to deleted pods, to endpoints that accept no connections, and to waypoints without a serving pod:
-//! none hangs, and another pod serves it if one can.
+//! no connection hangs, and another pod serves it if one can.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -19,8 +19,8 @@ const WEB_HOSTNAME: &str = "web.ns.svc.cluster.local";
 const SERVICE: &str = "10.9.0.200:80";
 const REMOTE_NETWORK: &str = "far";
 
-/// Starts a gateway, which terminates the outer tunnels and forwards their bytes to the pod `behind`, which alone can
-/// decrypt them.
+/// Starts a gateway, which terminates the outer tunnels and forwards the inner ones to the pod `behind`, which alone
+/// can decrypt them.
 fn serve_gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     let listener = pod.listen(15008);
     let netns = pod.netns().clone();

@@ -253,7 +253,7 @@ impl WaypointTestbed {
         host
     }
 
-    /// Makes the waypoint required at the server's node, while the client's node does not know of it yet.
+    /// Makes the waypoint required at the server's node, while the client's node does not know the change yet.
     fn enforce(&self) {
         let record = MeshUpdate::Workload(Box::new(server_record()));
         self.mesh.nodes[1].publish(record);

@@ -31,7 +31,7 @@ use tokio::{
 /// Timeout of every operation in these tests.
 pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Node with a proxy of two workers.
+/// Simulated node with a node proxy of two workers.
 pub(crate) struct Node {
     pub(crate) proxy: Proxy,
     pub(crate) workers: Arc<Workers>,
@@ -252,7 +252,7 @@ impl Mesh {
     }
 }
 
-/// Reads a line, without its terminator.
+/// Reads one line from the stream, without its terminator.
 pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
     let mut text = String::new();
     let reading = async {
@@ -269,7 +269,7 @@ pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Reads until the end of data; a reset is an error.
+/// Reads from the stream until the end of data; a reset is an error.
 pub(crate) async fn rest(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes))

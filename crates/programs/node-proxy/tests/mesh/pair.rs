@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::fixture::{Mesh, Node, PodHost, line};
 
-/// Client and server on different nodes.
+/// Client pod and server pod on different nodes.
 pub(crate) struct Pair {
     pub(crate) mesh: Mesh,
     client: PodHost,

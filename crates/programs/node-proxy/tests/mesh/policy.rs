@@ -128,7 +128,8 @@ async fn connections_are_rechecked_when_a_policy_is_referenced() {
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
-/// Checks policies that arrive after the workload record that names them, or are removed before it stops naming them.
+/// Checks policies that arrive after the workload record that names them, or that are removed before the record stops
+/// naming them.
 #[tokio::test]
 async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "1h")]).await;

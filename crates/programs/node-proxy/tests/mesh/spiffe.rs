@@ -52,7 +52,7 @@ impl SpiffeTestbed {
         self.agents[node].change(|entries| entries.delegate(&identity_of(account), svid, &[]));
     }
 
-    /// Waits until the node has a certificate of this service account for which `is_it` holds, and returns it.
+    /// Waits until the node has a certificate of the service account `account` for which `is_it` holds, and returns it.
     async fn has(&self, node: usize, account: &str, is_it: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         let certificates = &self.pair.mesh.nodes[node].proxy.certificates;
         certificates.prefetch(&identity_of(account));

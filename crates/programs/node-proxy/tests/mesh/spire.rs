@@ -35,7 +35,7 @@ fn certificates(spire: &Spire) -> Certificates {
     Certificates::start(Arc::new(client), CertificatesOptions::default())
 }
 
-/// Waits for a certificate of an identity that differs from `last`, and returns it.
+/// Waits for a certificate of `identity` that differs from `last`, and returns it.
 async fn next(
     certificates: &Certificates,
     identity: &Identity,

@@ -20,8 +20,8 @@ fn new_authority() -> (Arc<Pki>, TrustDomains) {
     (Arc::new(Pki::with_settings(settings)), domains)
 }
 
-/// Creates a client, and a server whose trust domain is `domain` according to its own node and `named` according to the
-/// client's node.
+/// Creates a client, and a server whose trust domain is `domain` according to the server's node and `named` according
+/// to the client's node.
 async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
     let [own, other] = pkis;
     let nodes = vec![
@@ -41,8 +41,8 @@ async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
 }
 
 impl Pair {
-    /// Opens a connection; it must end, and later ones must fail, when `change` removes a trust domain. One of the
-    /// nodes `judges`, which lose the trust domain, must report the reason.
+    /// Checks that an open connection ends and later ones fail when `change` removes a trust domain. One of the nodes
+    /// `judges`, which lose the trust domain, must report the reason.
     async fn assert_connection_closes(&self, judges: &[usize], change: impl Fn()) {
         let mut stream = self.open().await.unwrap();
         stream.write_all(b"hello\n").await.unwrap();

@@ -1,6 +1,6 @@
-//! Delta response whose resources stay undecoded slices of the received message until each is decoded on its own.
+//! Delta xDS response whose resources remain undecoded slices of the received message until each is decoded on its own.
 //!
-//! A first push of a large mesh is tens of megabytes; decoding all of it at once takes several times that memory.
+//! The first push of a large mesh is tens of megabytes; decoding all of it at once takes several times that memory.
 //! Here only one decoded record exists at a time, and a record that is not valid protobuf affects no other.
 
 use bytes::Bytes;
@@ -36,7 +36,7 @@ pub struct LeanDeltaResponse {
 /// `envoy.service.discovery.v3.Resource` with an undecoded value.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanResource {
-    /// Opaque version of the resource, which the client sends when it reconnects.
+    /// Version of the resource, an opaque text that the client reports when it reconnects.
     #[prost(string, tag = "1")]
     pub version: String,
     #[prost(message, optional, tag = "2")]
@@ -44,7 +44,7 @@ pub struct LeanResource {
     /// Name of the resource.
     #[prost(string, tag = "3")]
     pub name: String,
-    /// Other names of the resource.
+    /// Aliases by which clients can request the resource.
     #[prost(string, repeated, tag = "4")]
     pub aliases: Vec<String>,
 }

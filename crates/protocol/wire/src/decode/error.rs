@@ -1,4 +1,4 @@
-//! Error of a record that cannot be decoded: its field and the reason.
+//! Error of a record that cannot be decoded, with the field and the reason.
 
 use ambit_model as model;
 

@@ -1,4 +1,4 @@
-//! Decodes fields that records of several types have.
+//! Decodes fields that several record types have.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use prost::Message;
 use super::error::{DecodeError, DecodeErrorReason};
 use crate::workload as wire;
 
-/// Converts an IP address of 4 or 16 bytes; an IPv4-mapped one becomes IPv4.
+/// Decodes an IP address of 4 or 16 bytes; converts an IPv4-mapped address to IPv4.
 pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
     let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
         (Ok(four), _) => IpAddr::from(four),
@@ -24,7 +24,7 @@ pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeErro
     Ok(ip.to_canonical())
 }
 
-/// Converts an IP prefix; one of IPv4-mapped addresses becomes the IPv4 prefix.
+/// Decodes an IP prefix; converts a prefix of IPv4-mapped addresses to an IPv4 prefix.
 pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
     let too_long = || DecodeError::new(field, DecodeErrorReason::PrefixLength(length));
     let address = ip(field, bytes)?;
@@ -43,12 +43,12 @@ pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<I
         .map_err(|_| too_long())
 }
 
-/// Converts a port number; 0 to 65535 are valid.
+/// Decodes a port number from 0 to 65535.
 pub(crate) fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
     u16::try_from(port).map_err(|_| DecodeError::new(field, DecodeErrorReason::InvalidPort(port)))
 }
 
-/// Converts the number of an enum's value; unknown numbers are errors.
+/// Decodes the number of an enum value; an unknown number is an error.
 pub(crate) fn decode_enum<T: TryFrom<i32>>(
     field: &'static str,
     value: i32,
@@ -56,7 +56,7 @@ pub(crate) fn decode_enum<T: TryFrom<i32>>(
     T::try_from(value).map_err(|_| DecodeError::new(field, DecodeErrorReason::UnknownValue(value)))
 }
 
-/// Decodes the extension with this name; `None` if there is none.
+/// Decodes the configuration of the extension with this name; `None` if the record has no such extension.
 pub(super) fn extension<M: Message + Default>(
     field: &'static str,
     extensions: &[wire::Extension],
@@ -74,7 +74,7 @@ pub(super) fn extension<M: Message + Default>(
         .map_err(|source| DecodeError::new(field, DecodeErrorReason::Malformed(source)))
 }
 
-/// Converts the ports of a service to a map from service port to target port.
+/// Decodes a list of ports to a map from service port to target port.
 pub(super) fn port_map(
     field: &'static str,
     ports: &[wire::Port],
@@ -90,7 +90,7 @@ pub(super) fn port_map(
         .collect()
 }
 
-/// Converts the address of a waypoint or network gateway.
+/// Decodes the address of a waypoint or network gateway.
 pub(super) fn gateway(
     field: &'static str,
     gateway: wire::GatewayAddress,

@@ -1,7 +1,7 @@
-//! Decodes `istio.security.Authorization`.
+//! Decodes `istio.security.Authorization` strictly.
 //!
-//! Nothing may be ignored here: a source address that is dropped widens an ALLOW, a match without a value narrows a
-//! DENY. A policy that is not understood in full is rejected, and replaced by a fail-closed substitute.
+//! Nothing may be ignored in a policy: an ignored source address widens an ALLOW policy, and an ignored match narrows a
+//! DENY policy. A policy that cannot be decoded in full is rejected, and replaced by a fail-closed substitute.
 
 use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{security as wire, unknown::ISTIO_SECURITY_AUTHORIZATION};
 
-/// Decodes an `istio.security.Authorization` in full: fields that this build does not know are errors.
+/// Decodes an `istio.security.Authorization` in full: a field that this build does not know is an error.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
     let policy: wire::Authorization =
         decode_strictly("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
@@ -25,7 +25,7 @@ pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> 
 ///
 /// # Errors
 ///
-/// When the policy is not understood in full; the error contains its deny-all substitute, see
+/// When the policy cannot be decoded in full; the error contains its deny-all substitute, see
 /// [`model::Authorization::substitute`].
 pub fn policy(
     name: &str,
@@ -45,7 +45,8 @@ pub fn policy(
     })
 }
 
-/// Scope and dry-run flag of a policy, decoded without its rules.
+/// Name, scope and dry-run flag of a policy. They are decoded without its rules, to build the substitute of an invalid
+/// policy.
 #[derive(Message)]
 struct Outline {
     #[prost(string, tag = "1")]
@@ -58,8 +59,9 @@ struct Outline {
     dry_run: bool,
 }
 
-/// Builds the fail-closed substitute of a policy. If its scope is unreadable, the namespace of its name is used, and
-/// without a namespace the whole mesh. A record without a name gives no scope.
+/// Builds the fail-closed substitute of a policy. If the scope of the policy cannot be decoded, the substitute applies
+/// to the namespace in the policy's key, or to the whole mesh if the key has no namespace. Contents with another name
+/// than the key's are not used.
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
     let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
     let outline = Outline::decode(bytes).ok().filter(named);
@@ -118,7 +120,7 @@ fn scope(value: i32) -> Result<model::Scope, DecodeError> {
     })
 }
 
-/// Rejects extensions: in a policy, one may be a condition.
+/// Rejects extensions of a policy, since an extension may be a condition.
 fn reject_extensions(
     field: &'static str,
     extensions: &[wire::Extension],

@@ -102,7 +102,7 @@ fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWayp
     })
 }
 
-/// Returns the application protocols that ports declare. A protocol that this build does not know counts as none.
+/// Decodes the application protocols that ports declare. A protocol that this build does not know counts as undeclared.
 fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtocol>, DecodeError> {
     use wire::AppProtocol as Wire;
     let mut protocols = BTreeMap::new();
@@ -120,7 +120,7 @@ fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtoco
     Ok(protocols)
 }
 
-/// Decodes Ambit's extension for session affinity; other extensions are ignored.
+/// Decodes Ambit's extension for session affinity. Other extensions are ignored.
 fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
     const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
     let affinity: Option<ambit::SessionAffinity> =

@@ -129,8 +129,8 @@ fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel,
     })
 }
 
-/// Decodes Ambit's extension for a waypoint of endpoints; other extensions are ignored. If it is unreadable, the
-/// workload is rejected: without the extension traffic would bypass the waypoint.
+/// Decodes Ambit's extension for an endpoint's own waypoint. Other extensions are ignored. A malformed extension
+/// rejects the workload, since traffic would bypass the waypoint without it.
 fn endpoint_waypoint(
     extensions: &[wire::Extension],
 ) -> Result<Option<model::EndpointWaypoint>, DecodeError> {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Encoded denial with a status, a header and a body, byte by byte by Envoy's published message definitions.
+/// Encoded denial with a status, a header and a body, written byte by byte from Envoy's published message definitions.
 const DENIAL: &[u8] =
     b"\x0a\x02\x08\x07\x12\x1d\x0a\x03\x08\x91\x03\x12\x10\x0a\x0e\x0a\x05x-why\x12\x05token\x1a\x04no!\x0a";
 

@@ -1,4 +1,5 @@
-//! Codec of RequestAuthentications. The substitute of one that is not understood in full rejects every request.
+//! Codec of RequestAuthentications. One that cannot be decoded in full is replaced by a substitute that rejects every
+//! request.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
@@ -44,7 +45,7 @@ impl RecordCodec for model::Authentication {
     }
 }
 
-/// Targets of a RequestAuthentication, decoded without the rest.
+/// Targets of a RequestAuthentication, decoded without its other fields to build the substitute of an invalid one.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]

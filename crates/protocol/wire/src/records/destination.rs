@@ -1,4 +1,4 @@
-//! Codec of services' traffic policies (`DestinationRule`): connection limits, TLS, load balancing, outlier
+//! Codec of services' traffic policies (`DestinationRule`): connection limits, TLS, load balancing and outlier
 //! detection.
 
 mod encode;

@@ -1,5 +1,5 @@
-//! Codec of Wasm plugins. The substitute of one that is not understood in full does not run; requests are handled as
-//! if the plugin had failed.
+//! Codec of Wasm plugins. One that cannot be decoded in full is replaced by a substitute that does not run: requests
+//! are handled as if the plugin had failed.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
@@ -80,7 +80,8 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
     })
 }
 
-/// Targets and failure mode of a Wasm plugin, decoded without the rest.
+/// Targets and failure mode of a Wasm plugin, decoded without its other fields to build the substitute of an invalid
+/// one.
 #[derive(Message)]
 struct Outline {
     #[prost(message, repeated, tag = "4")]

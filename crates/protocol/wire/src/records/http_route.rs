@@ -1,4 +1,4 @@
-//! Codec of HTTP routes, which the records of services contain.
+//! Codec of HTTP routes, which are part of service records.
 
 use std::time::Duration;
 

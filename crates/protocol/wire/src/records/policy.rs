@@ -1,5 +1,5 @@
-//! Codec of layer 7 authorization policies. The substitute of one that is not understood in full denies every request
-//! for its targets, as far as these can be decoded, otherwise every request.
+//! Codec of L7 authorization policies. One that cannot be decoded in full is replaced by a substitute that denies every
+//! request to its targets, or to the whole waypoint if the targets cannot be decoded.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl RecordCodec for model::HttpPolicy {
     }
 }
 
-/// Targets and dry-run flag of a policy, decoded without the rest.
+/// Targets and dry-run flag of a policy, decoded without its other fields to build the substitute of an invalid one.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]

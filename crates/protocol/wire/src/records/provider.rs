@@ -1,4 +1,4 @@
-//! Codec of external authorization providers, which the records of policies contain.
+//! Codec of external authorization providers, which are part of policy records.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Codec of rate limits. The substitute of one that is not understood in full evaluates no limit: requests for its
-//! targets pass or fail by its `failOpen`.
+//! Codec of rate limits. One that cannot be decoded in full is replaced by a substitute that evaluates no limit: its
+//! `failOpen` decides whether requests to its targets pass.
 
 use std::time::Duration;
 
@@ -138,7 +138,8 @@ fn entry(from: wire::LimitEntry) -> Result<(model::ArcStr, model::LimitValue), D
     Ok((from.key.into(), value))
 }
 
-/// Targets and failure mode of a rate limit, decoded without the rest.
+/// Targets and failure mode of a rate limit, decoded without its other fields to build the substitute of an invalid
+/// one.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]

@@ -1,4 +1,4 @@
-//! Decoding functions that several record types use.
+//! Decoding functions that several record codecs use.
 
 use ambit_model as model;
 
@@ -27,13 +27,13 @@ pub(super) fn none_if_empty(text: String) -> Option<model::ArcStr> {
     (!text.is_empty()).then(|| text.into())
 }
 
-/// Returns the part of a resource name that follows the Gateway's name.
+/// Returns the name of the object in a resource name, `namespace/gateway/NAME`.
 pub(super) fn object_name(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 
-/// Returns the services to which a record's substitute applies, and whether it applies to the whole waypoint, as it
-/// does if no service can be decoded.
+/// Returns the targets of a substitute: whether it applies to the whole waypoint, and the services to which it applies.
+/// Without services it applies to the whole waypoint.
 pub(super) fn targets(
     for_gateway: bool,
     services: Vec<workload::NamespacedHostname>,

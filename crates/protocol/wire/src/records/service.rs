@@ -1,4 +1,4 @@
-//! Codec of the services that a waypoint serves, with their routes.
+//! Codec of the services that a waypoint serves, including their routes.
 
 use ambit_model as model;
 use prost::Message as _;

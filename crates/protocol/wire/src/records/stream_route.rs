@@ -1,4 +1,4 @@
-//! Codec of TCP and TLS routes, which the records of services contain.
+//! Codec of TCP and TLS routes, which are part of service records.
 
 use ambit_model as model;
 

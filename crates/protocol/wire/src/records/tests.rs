@@ -324,8 +324,8 @@ fn a_policy_under_anothers_name_is_refused() {
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
 }
 
-/// Checks that a rule with a field of a later version is rejected as a whole, so that the service keeps its earlier
-/// routes.
+/// Checks that a service with a field of a later version in one of its routes is rejected as a whole, so that its
+/// earlier routes remain.
 #[test]
 fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
     fn field(number: u8, of: &[u8]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Tests of the node proxy's side, request by request and in random order.
+//! Tests of the node proxy's side: single requests, then random sequences of events.
 
 use ambit_model::PodName;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 
 type Effects = Vec<ProxyEffect<u32>>;
 
-/// Node proxy's state with a simulated agent.
+/// Node proxy's state under test, with a simulated agent and clock.
 struct Pair {
     proxy: ProxySide<u32>,
     now: Instant,
@@ -37,8 +37,7 @@ impl Pair {
         }
     }
 
-    /// Creates a connected pair with a snapshot of these pods (in namespaces 1, 2, ...), all
-    /// started.
+    /// Creates a connected proxy that has started all pods of a snapshot, in the network namespaces 1, 2, and so on.
     fn with(pods: &[&str]) -> Self {
         let mut pair = Self::new();
         pair.event(ProxyEvent::Connected);
@@ -107,14 +106,14 @@ impl Pair {
         self.proxy.pending().map(|(uid, ..)| uid.as_str()).collect()
     }
 
-    /// Advances the clock to the next retry.
+    /// Advances the clock to the next retry and sends a tick.
     fn tick(&mut self) -> Effects {
         self.now = self.proxy.deadline().unwrap();
         self.event(ProxyEvent::Tick)
     }
 }
 
-/// Returns the generation of the only start among the effects, which must be in this namespace.
+/// Returns the generation of the only start among the effects. Checks that it has this network namespace.
 fn started_by(effects: &Effects, in_netns: u32) -> Generation {
     let mut starts = effects.iter().filter_map(|effect| match effect {
         ProxyEffect::Start {

@@ -1,4 +1,5 @@
-//! Tests of the registry with real proxy states: rollouts, timeouts, refusals, random orders of events.
+//! Tests of the registry with the state machines of real proxies: rollouts, timeouts, refusals, random sequences of
+//! events.
 
 use std::collections::VecDeque;
 
@@ -8,16 +9,16 @@ use proptest::prelude::*;
 use super::*;
 use crate::{ProxyEffect, ProxyEvent, ProxySide};
 
-/// Node with the agent's registry, and real proxy states at the other ends of its connections.
+/// Node with the agent's registry, and with the state machines of the proxies that are connected to it.
 struct Node {
     registry: Registry<u32>,
     now: Instant,
     proxies: BTreeMap<u64, ProxySide<u32>>,
-    /// Requests in flight to each proxy.
+    /// Requests that were sent to each proxy, but not processed yet.
     wires: BTreeMap<u64, VecDeque<(Request, Option<u32>)>>,
-    /// Proxies that do not process requests.
+    /// Proxies that process no requests.
     stuck: BTreeSet<u64>,
-    /// Proxies that cannot start pods' instances.
+    /// Proxies whose instances fail to start.
     failing: BTreeSet<u64>,
     delivered: BTreeMap<u64, Result<(), DeliverError>>,
     closed: BTreeMap<u64, CloseReason>,
@@ -112,7 +113,7 @@ impl Node {
         self.event(RegistryEvent::Closed(ConnectionId(id)));
     }
 
-    /// Lets one proxy process a request; returns false if none is in flight.
+    /// Lets one proxy process its next request. Returns false if there is none, or if the proxy is stuck.
     fn work(&mut self, id: u64) -> bool {
         if self.stuck.contains(&id) {
             return false;

@@ -34,7 +34,7 @@ fn registry() -> Registry {
     registry
 }
 
-/// Program with a registry and its exporter.
+/// Simulated program with a metrics registry and its exporter.
 pub(crate) struct Program {
     pub(crate) registry: Arc<Registry>,
     pub(crate) exporting: RunningExporter,
@@ -66,7 +66,7 @@ impl Program {
         String::from_utf8(body.to_vec()).unwrap()
     }
 
-    /// Waits until a scrape contains a text.
+    /// Waits until a scrape of the program contains a text.
     pub(crate) async fn shows(&self, text: &str) {
         self.until(text, |scrape| scrape.contains(text)).await;
     }

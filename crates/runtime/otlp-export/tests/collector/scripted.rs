@@ -13,7 +13,7 @@ use tokio::{
 /// Timeout of every wait in the tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How the scripted collector handles a request.
+/// Scripted behaviour of the collector for one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     /// Responds with 200.
@@ -28,7 +28,7 @@ pub(crate) enum Reply {
     Endless,
     /// Responds with endless headers.
     EndlessHead,
-    /// Closes the connection.
+    /// Closes the connection without a response.
     Close,
     /// Responds with bytes that are not HTTP.
     Garbage,

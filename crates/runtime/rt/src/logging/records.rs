@@ -25,7 +25,7 @@ use crate::ErrorChain;
 
 /// Log target of the lines of [`super::write_line`]: access logs that are already formatted.
 const ACCESS_LOG_TARGET: &str = "access";
-/// Maximum length of such a line in a record, in bytes; longer ones are truncated.
+/// Maximum length of an access log line in a record, in bytes; longer lines are truncated.
 const MAX_LINE_BYTES: usize = 32 * 1024;
 /// Prefix of the log targets of the DNS resolver, whose own tasks are outside of [`unrecorded`].
 const RESOLVER_TARGETS: &str = "hickory_";

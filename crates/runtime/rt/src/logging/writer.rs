@@ -41,10 +41,10 @@ struct Shared {
 struct State {
     buffer: Vec<u8>,
     dropped: u64,
-    /// Number of bytes accepted so far.
+    /// Number of bytes of lines queued so far, which a flush waits for.
     accepted: u64,
     written: u64,
-    /// Whether the writer waits for a line.
+    /// Whether the writer's thread waits for a line.
     idle: bool,
     /// Number of threads that wait for their lines to be written.
     waiting_flushes: usize,

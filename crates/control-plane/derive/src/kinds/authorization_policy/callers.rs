@@ -109,7 +109,7 @@ fn ignores_waypoint(view: &MeshView, input: &PolicyInput, gateway: &GatewayName)
     !is_migrated
 }
 
-/// Marks the policies of a namespace and the Gateways whose notes may change with a changed policy.
+/// Marks as stale the policies of a namespace and the Gateways whose notes may change with a changed policy.
 pub(crate) fn mark_notes(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     let mut gateways = BTreeSet::new();
     let objects = index.view.objects(namespace).into_iter();

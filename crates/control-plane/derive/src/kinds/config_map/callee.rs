@@ -56,7 +56,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the objects on whose behalf waypoints call a host, since the host may now be another service.
+    /// Marks as stale the objects on whose behalf waypoints call a host, since the host may now be another service.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
         let callers: Vec<_> = self
             .view
@@ -77,7 +77,7 @@ impl Index {
         }
     }
 
-    /// Marks the policies that name an authorization provider.
+    /// Marks as stale the policies that name an authorization provider.
     pub(crate) fn mark_users_of_providers(&mut self) {
         let users: Vec<_> = self
             .view

@@ -43,8 +43,8 @@ impl SubsetInput {
 }
 
 impl Index {
-    /// Marks the services that a created, changed or deleted workload is an endpoint of, since their subsets may have
-    /// changed.
+    /// Marks as stale the services that a created, changed or deleted workload is an endpoint of, since their subsets
+    /// may have changed.
     pub(crate) fn mark_subsets(
         &mut self,
         namespace: &ArcStr,

@@ -1,4 +1,4 @@
-//! Resolution of backends to services.
+//! Resolution of the backends of route rules to services.
 
 use ambit_model::{GatewayName, NamespacedHostname};
 

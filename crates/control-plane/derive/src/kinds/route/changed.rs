@@ -1,4 +1,4 @@
-//! Marks the objects that depend on a route.
+//! Marks as stale the objects that depend on a route.
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
@@ -9,7 +9,7 @@ use crate::{
     relations::references::ReferenceKind,
 };
 
-/// Updates the relations of a changed route, and marks the records that depend on it.
+/// Updates the relations of a changed route, and marks as stale the records that depend on it.
 pub(crate) fn on_change(index: &mut Index, change: &Change<'_, RouteInput>) {
     let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
         let parents = route.into_iter().flat_map(|route| &route.parents);

@@ -1,4 +1,4 @@
-//! Resolution of filters that refer to services and other objects.
+//! Resolution of route filters that refer to services and other objects.
 
 use ambit_k8s_api::{HTTPFault, Kind};
 use ambit_model::{HttpFilter, HttpMirror};

@@ -87,7 +87,8 @@ impl ServiceReference {
         Ok((NamespacedHostname::new(key.namespace.clone(), host), port))
     }
 
-    /// Splits the result into service and port; for an unresolved reference, the port that the reference names.
+    /// Splits the result of resolving the reference into service and port; for an unresolved reference, the port that
+    /// the reference names.
     pub(crate) fn parts(
         &self,
         found: Result<(NamespacedHostname, u16), Unresolved>,

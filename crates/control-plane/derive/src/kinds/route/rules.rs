@@ -1,4 +1,4 @@
-//! Rendering of rules for the records of waypoints.
+//! Rendering of HTTP route rules for the records of waypoints.
 
 use ambit_model::{GatewayName, HttpBackend, HttpFilter, HttpRouteRule};
 

@@ -30,11 +30,12 @@ use crate::{
     view::MeshView,
 };
 
-/// Clients (of a namespace, or all clients) with the VirtualServices that apply to them, by precedence.
+/// Clients that the same VirtualServices apply to: all clients, or those of one namespace.
 #[derive(Debug)]
 struct Audience<'a> {
     clients: Option<ArcStr>,
-    /// Whether the VirtualServices are those for all clients, with additional matches for clients of this namespace.
+    /// Whether the VirtualServices apply to all clients. If the group is still limited to one namespace, some of their
+    /// matches name it.
     is_for_all_clients: bool,
     services: Vec<&'a RouteInput>,
 }
@@ -195,7 +196,7 @@ impl MeshView {
         routes
     }
 
-    /// Renders the rules of a VirtualService that apply to requests of an audience to a port.
+    /// Renders the rules of a VirtualService that apply to the requests of an audience to one port.
     fn virtual_rules(
         &self,
         route: &RouteInput,
@@ -233,7 +234,7 @@ impl MeshView {
 }
 
 impl Audience<'_> {
-    /// Whether no Gateway API route takes precedence over the VirtualServices on a port.
+    /// Whether no Gateway API route takes precedence over the VirtualServices on a port, for these clients.
     fn has_free_port(&self, preceding_routes: &[PrecedingRoute<'_>], port: u16) -> bool {
         let mut preceding_routes = preceding_routes.iter();
         !preceding_routes.any(|rival| {

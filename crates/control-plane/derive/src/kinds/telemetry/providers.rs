@@ -10,7 +10,7 @@ use crate::{objects::telemetry::input::TelemetryInput, view::MeshView};
 
 /// Name of the built-in access log provider, which writes to the waypoint's own log.
 pub(crate) const BUILTIN_LOG_PROVIDER: &str = "envoy";
-/// Kind of metrics providers, and name of the built-in one.
+/// Kind of the MeshConfig's metrics providers, and name of the built-in one.
 const PROMETHEUS_PROVIDER: &str = "prometheus";
 /// Default path for spans over OTLP/HTTP, as OpenTelemetry defines it.
 const TRACES_PATH: &str = "/v1/traces";

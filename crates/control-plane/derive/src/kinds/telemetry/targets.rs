@@ -1,4 +1,4 @@
-//! Match of a Telemetry object's targets with services and waypoints.
+//! Matches a Telemetry object's targets with services and waypoints.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::GatewayName;

@@ -119,11 +119,11 @@ fn named(policy: &AuthorizationPolicy) -> HttpPolicy {
     }
 }
 
-/// Converts one rule, and collects notes.
+/// Converter of one AuthorizationPolicy rule to a rule of waypoints, which collects notes.
 struct HttpRuleReader<'a> {
     namespace: &'a ArcStr,
     notes: &'a mut Vec<Note>,
-    /// Unsupported attributes that the rule uses.
+    /// Attributes that the rule uses and waypoints do not support.
     unsupported: Vec<String>,
 }
 
@@ -283,7 +283,7 @@ impl HttpRuleReader<'_> {
     }
 }
 
-/// Parses the `key` of a condition; `None` if the attribute is not supported.
+/// Parses the `key` of a `when` condition; `None` if waypoints do not support the attribute.
 fn parse_attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     use HttpAttribute as A;
     Ok(Some(match key {
@@ -314,7 +314,7 @@ fn parse_attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldEr
     }))
 }
 
-/// Parses the path of a claim: `request.auth.claims[a][b]`.
+/// Parses the path of a JWT claim: `request.auth.claims[a][b]`.
 fn parse_claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     let names = key.strip_prefix("request.auth.claims[");
     let names = names.and_then(|names| names.strip_suffix(']'));

@@ -43,7 +43,7 @@ pub(crate) fn parse_patterns(
     parse_list(values, field, parse_pattern)
 }
 
-/// Parses `*`, `*suffix` or `prefix*`; a `*` anywhere else is a literal character, as in Istio.
+/// Parses a pattern: `*`, `*suffix` or `prefix*`; a `*` anywhere else is a literal character, as in Istio.
 pub(crate) fn parse_pattern(text: &str) -> Result<StringMatch, String> {
     Ok(StringMatch::from_pattern(text))
 }
@@ -58,7 +58,7 @@ pub(crate) fn matches_nobody(text: &str) -> bool {
     literal.contains('*') || text.starts_with("spiffe://")
 }
 
-/// Parses `namespace/account`, or `account` in the policy's namespace.
+/// Parses a service account: `namespace/account`, or `account` in the policy's namespace.
 pub(crate) fn parse_service_account(
     text: &str,
     namespace: &ArcStr,
@@ -87,7 +87,7 @@ pub(crate) fn parse_ip_net(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("{text:?} is neither an IP address nor a prefix"))
 }
 
-/// Parses a port.
+/// Parses a port number from 1 to 65535.
 pub(crate) fn parse_port(text: &str) -> Result<u16, String> {
     text.parse::<u16>()
         .ok()

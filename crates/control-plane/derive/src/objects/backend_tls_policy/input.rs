@@ -23,7 +23,7 @@ pub(crate) struct TlsTarget {
     pub(crate) port: Option<ArcStr>,
 }
 
-/// TLS settings of a policy.
+/// TLS settings that a BackendTLSPolicy requires for connections to endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TlsInput {
     pub(crate) hostname: ArcStr,
@@ -32,10 +32,10 @@ pub(crate) struct TlsInput {
     pub(crate) roots: Option<Vec<ArcStr>>,
 }
 
-/// Reason why a policy is invalid.
+/// Reason why a BackendTLSPolicy is invalid.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct InvalidReason {
-    /// Reason of the status condition.
+    /// Field `reason` of the status condition that reports the invalid policy.
     pub(crate) reason: &'static str,
     /// Whether a reference to CA certificates cannot be resolved, rather than another field being invalid.
     pub(crate) is_reference: bool,

@@ -15,7 +15,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Maximum number of targets of one policy.
+/// Maximum number of targets of one BackendTLSPolicy.
 const MAX_TARGETS: usize = 16;
 /// Maximum number of ConfigMaps with CA certificates of one policy.
 const MAX_CA_REFERENCES: usize = 8;
@@ -86,7 +86,7 @@ fn parse_tls(from: &BackendTlsValidation) -> Result<TlsInput, InvalidReason> {
     })
 }
 
-/// Returns the ConfigMaps with CA certificates; `None` for the system's trust store.
+/// Returns the names of the ConfigMaps with CA certificates; `None` for the system's trust store.
 fn parse_roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, InvalidReason> {
     let well_known = from.well_known_ca_certificates.as_deref();
     let references = &from.ca_certificate_refs;

@@ -31,7 +31,7 @@ const MAX_KEEPALIVE_TIME: Duration = Duration::from_secs(9 * 3600);
 
 type PolicyWithPorts = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
 
-/// Settings of a traffic policy, of its rule, of a subset or of one port.
+/// Settings of one traffic policy: of a DestinationRule, of a subset, or of one port.
 #[derive(Clone, Copy)]
 struct PolicySettings<'a> {
     balancer: Option<&'a LoadBalancer>,
@@ -183,7 +183,7 @@ impl<'a> PolicySettings<'a> {
         }
     }
 
-    /// Overrides `below` by the settings that `self` has.
+    /// Returns the settings of `self`, and those of `below` that `self` does not set.
     fn overriding(self, below: Self) -> Self {
         Self {
             balancer: self.balancer.or(below.balancer),

@@ -9,13 +9,13 @@ use crate::problem::Note;
 /// Settings of a Gateway's own `proxy.istio.io/config`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProxyConfig {
-    /// Number of trusted proxies before the mesh that add to `x-forwarded-for`; `None` for the mesh's default.
+    /// Number of trusted proxies in front of the mesh that add to `x-forwarded-for`; `None` for the mesh's default.
     pub(crate) trusted_proxies: Option<u32>,
     /// Whether the annotation is invalid, so that the last valid value stays in effect.
     pub(crate) is_unreadable: bool,
 }
 
-/// Parses the annotation. Invalid parts are noted.
+/// Parses the annotation `proxy.istio.io/config`. Invalid parts are noted.
 pub(crate) fn read(text: Option<&String>, notes: &mut Vec<Note>) -> ProxyConfig {
     let Some(text) = text else {
         return ProxyConfig::default();

@@ -28,7 +28,7 @@ const MAX_REQUESTS: u32 = 1_000_000_000;
 /// Maximum period of a limit (`per`).
 const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);
-/// Default number of buckets of a limit.
+/// Default maximum number of buckets of a local limit.
 const DEFAULT_BUCKETS: i64 = 10_000;
 const MAX_BUCKETS: u32 = 1_000_000;
 /// Default timeout of a call to the rate-limit service, as in Envoy.

@@ -21,14 +21,14 @@ pub(crate) struct BackendInput {
 /// Traffic that a rule distributes to its backends by weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightedTraffic {
-    /// Requests of HTTPRoutes, GRPCRoutes and VirtualServices.
+    /// HTTP requests, of HTTPRoutes, GRPCRoutes and VirtualServices.
     Requests,
     /// TCP or TLS connections.
     Connections,
 }
 
 impl WeightedTraffic {
-    /// Returns the text for notes on the effect of an unusable backend.
+    /// Returns the text for notes on what happens to the traffic of an unusable backend.
     pub(crate) fn refused(self) -> &'static str {
         match self {
             Self::Requests => "its share of requests is answered with an error",
@@ -38,7 +38,7 @@ impl WeightedTraffic {
 }
 
 impl BackendInput {
-    /// Reads a backend. Parts that cannot be used are noted.
+    /// Parses a backend of a rule. Parts that cannot be used are noted.
     pub(crate) fn read(
         from: &gateway::HttpBackendRef,
         namespace: &str,

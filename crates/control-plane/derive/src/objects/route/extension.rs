@@ -5,7 +5,7 @@ use ambit_k8s_api::{Kind, ObjectKey, ambit, gateway::LocalObjectReference};
 
 use crate::{objects::route::reader::RuleReader, problem::FieldError};
 
-/// Filter that refers to an object of its own.
+/// Filter of the type `ExtensionRef`, with the key of the object that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExtensionInput(pub(crate) ObjectKey);
 
@@ -22,7 +22,7 @@ impl ExtensionInput {
 }
 
 impl RuleReader<'_> {
-    /// Parses an `ExtensionRef`; other groups and kinds make the rule unusable.
+    /// Parses a filter of the type `ExtensionRef`; other API groups and kinds than Ambit's make the rule unusable.
     pub(crate) fn extension(
         &mut self,
         at: &str,

@@ -1,4 +1,4 @@
-//! Parsing of the filters of rules and backends.
+//! Parsing of the filters of route rules and of their backends.
 
 use ambit_k8s_api::gateway::{
     self, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteTimeouts,
@@ -22,7 +22,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Reason of the Gateway API for a condition on filters that exclude each other.
+/// Reason that the Gateway API defines for a condition on filters that exclude each other.
 pub(crate) const INCOMPATIBLE_FILTERS: &str = "IncompatibleFilters";
 /// Maximum number of filters of a rule or a backend, as in the Gateway API.
 const MAX_FILTERS: usize = 16;
@@ -30,7 +30,7 @@ const MAX_FILTERS: usize = 16;
 /// Parsed filter; references to services and objects are not resolved yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum FilterInput {
-    /// Filter without references.
+    /// Filter that refers to no service and no object.
     WithoutReferences(HttpFilter),
     /// Mirror to a service, resolved when the route is rendered for a waypoint.
     Mirror(MirrorInput),
@@ -38,7 +38,7 @@ pub(crate) enum FilterInput {
     Extension(ExtensionInput),
 }
 
-/// Returns the mirrors among filters.
+/// Returns the request mirrors among filters.
 pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Mirror(mirror) => Some(mirror),
@@ -95,7 +95,7 @@ impl RuleReader<'_> {
         Ok(read)
     }
 
-    /// Rejects a redirect together with a rewrite.
+    /// Marks the rule as unusable if it has both a redirect and a rewrite.
     fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
         let is_any = |of: fn(&HttpFilter) -> bool| {
             let mut filters = filters.iter();

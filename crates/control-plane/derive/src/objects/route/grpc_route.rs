@@ -27,7 +27,7 @@ const GRPC_ROUTE_FILTERS: [&str; 4] = [
     "RequestMirror",
     "ExtensionRef",
 ];
-/// Regular expression of any one path segment.
+/// Regular expression that matches any single path segment.
 const ANY_SEGMENT_PATTERN: &str = "[^/]+";
 
 impl RouteObject for GRPCRoute {

@@ -14,7 +14,7 @@ pub(crate) struct Parent {
     pub(crate) target: ObjectKey,
     /// Port of the parent reference; if `None`, the port that the reference's `sectionName` names, or all ports.
     pub(crate) port: Option<u16>,
-    /// Parent reference as the object has it, for the status.
+    /// Parent reference as written in the object, which the status repeats.
     pub(crate) reference: ParentReference,
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct MirrorInput {
 }
 
 impl MirrorInput {
-    /// Parses a mirror. An unusable service is noted.
+    /// Parses a request mirror. An unusable service is noted.
     pub(crate) fn read(
         from: &HttpRequestMirror,
         namespace: &str,

@@ -1,4 +1,4 @@
-//! Parsing that all kinds of routes share.
+//! Parsing of the parts that all kinds of routes have in common.
 
 use ambit_k8s_api::{
     ObjectKey, ObjectMeta, ObjectType, created,
@@ -18,12 +18,12 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Differences between the kinds of routes.
+/// Kind of route, with the parts of its parsing that differ from other kinds.
 pub(crate) trait RouteObject: ObjectType {
     /// Returns the parent references of the route.
     fn parent_refs(&self) -> &[ParentReference];
 
-    /// Sets the fields that can be read of a route that cannot be deserialized as a whole.
+    /// Sets the readable fields of a route that cannot be deserialized as a whole: its parents, and fields of `spec`.
     fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>);
 
     /// Parses the rules; unsupported parts are noted.

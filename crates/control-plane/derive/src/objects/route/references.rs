@@ -5,7 +5,7 @@ use ambit_model::ArcStr;
 
 use crate::problem::{FieldError, Note};
 
-/// Returns the kind of service that group and kind of a reference mean; `None` for other kinds.
+/// Returns the kind that `group` and `kind` of a reference to a service mean; `None` if they mean no service.
 pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
     match (group, kind) {
         ("" | "core", "Service") => Some(Kind::Service),
@@ -14,7 +14,7 @@ pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
     }
 }
 
-/// The group of Istio's kinds.
+/// API group of Istio's networking kinds, such as ServiceEntry.
 const ISTIO_NETWORKING_GROUP: &str = "networking.istio.io";
 
 /// Parsed reference to a service that receives requests or connections.
@@ -31,12 +31,12 @@ pub(crate) struct ServiceReference {
 pub(crate) enum ServiceIdentifier {
     /// Key of the Service or ServiceEntry.
     Object(ObjectKey),
-    /// Host name of the service.
+    /// Host name that a Service or ServiceEntry declares.
     Host(ArcStr),
 }
 
 impl ServiceReference {
-    /// Parses a reference. An invalid one is noted, with its consequence (`otherwise`).
+    /// Parses a reference to a service. An invalid one is noted, with its consequence (`otherwise`).
     pub(crate) fn read(
         from: &gateway::BackendReference,
         namespace: &str,

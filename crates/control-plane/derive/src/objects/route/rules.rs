@@ -32,7 +32,7 @@ use crate::{
 pub(crate) struct RuleInput {
     pub(crate) name: Option<ArcStr>,
     pub(crate) matches: Vec<HttpRouteMatch>,
-    /// Port and client conditions of `matches`, in the same order; if empty, no match has any.
+    /// Conditions on port and client of each of the `matches`, in the same order; if empty, no match has any.
     pub(crate) scopes: Vec<MatchScope>,
     pub(crate) filters: Vec<FilterInput>,
     pub(crate) backends: Vec<BackendInput>,
@@ -231,7 +231,7 @@ impl RuleReader<'_> {
         })
     }
 
-    /// Parses one entry of `matches`.
+    /// Parses one entry of a rule's `matches`.
     pub(crate) fn one_match(
         &mut self,
         from: &gateway::HttpRouteMatch,

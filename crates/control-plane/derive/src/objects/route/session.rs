@@ -15,7 +15,7 @@ use crate::{
 const MAX_SESSION_NAME_LENGTH: usize = 128;
 
 impl RuleReader<'_> {
-    /// Parses the field; a session without a name gets one by [`name`].
+    /// Parses `sessionPersistence` of a rule; a session without a name gets one by [`name`].
     pub(crate) fn session(
         &mut self,
         at: &str,
@@ -82,7 +82,7 @@ impl RuleReader<'_> {
     }
 }
 
-/// Names a session without a name, uniquely by its route and rule.
+/// Gives an unnamed session a unique name, made of its route and rule.
 pub(crate) fn name(session: &mut HttpSession, route: &RouteName, index: usize) {
     if !session.name.is_empty() {
         return;

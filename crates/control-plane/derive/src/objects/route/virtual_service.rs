@@ -29,7 +29,8 @@ impl Readable for VirtualService {
         read::read(self, config)
     }
 
-    /// Builds the fail-closed substitute: requests to the VirtualService's hosts are refused until it is valid.
+    /// Builds the fail-closed substitute: requests to the VirtualService's hosts are refused until the VirtualService
+    /// is valid.
     fn substitute(&self, config: &MeshConfig) -> Option<RouteInput> {
         let scope = read::scope(self, config, &mut Vec::new());
         let is_of_requests = scope.is_for_mesh && !self.spec.http.is_empty();

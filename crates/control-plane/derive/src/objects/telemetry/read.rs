@@ -11,11 +11,12 @@ use crate::problem::{FieldError, Note};
 /// Maximum number of span tags, and of changed labels of a metric.
 const MAX_TAGS: usize = 64;
 
-/// Tracing settings of a Telemetry object. A `None` is inherited from a less specific level (namespace, mesh).
+/// Tracing settings of a Telemetry object. A field that is `None` is inherited from a less specific level (namespace,
+/// mesh).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TracingSettings {
     pub(crate) providers: Vec<ArcStr>,
-    /// Number of requests per 10,000 that are traced.
+    /// Number of requests per 10,000 that are traced; `None` if inherited.
     pub(crate) sampling: Option<u32>,
     pub(crate) is_disabled: Option<bool>,
     pub(crate) tags: Option<Vec<TelemetryTag>>,

@@ -31,7 +31,7 @@ fn with(
     mesh
 }
 
-/// Returns a Gateway for services and workloads, with a UID.
+/// Returns a Gateway with a UID whose waypoint serves services and workloads.
 fn for_all(name: &str, uid: &str) -> String {
     gateway(name, &format!("{FOR_ALL}, uid: {uid}"))
 }

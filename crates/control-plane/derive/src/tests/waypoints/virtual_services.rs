@@ -39,7 +39,7 @@ fn condition(mesh: &TestMesh, key: &str) -> String {
     })
 }
 
-/// Summarizes routes: name, clients, ports and names of rules.
+/// Summarizes routes as text: name, clients, ports and names of rules.
 fn summarize_routes(routes: &[HttpRoute]) -> Vec<String> {
     let one = |route: &HttpRoute| {
         let rules = route

@@ -1,4 +1,4 @@
-//! Tests of the order and times of fetches, with a simulated clock.
+//! Tests of the order and timing of fetches, with a simulated clock.
 
 use super::*;
 
@@ -44,7 +44,7 @@ impl StateRun {
         self.on(Event::Request(id(name), priority))
     }
 
-    /// Advances the clock to the next wake-up; returns the time until it, and the effects.
+    /// Advances the clock to the next wake-up and sends a tick. Returns the time that passed, and the effects.
     fn wake(&mut self) -> (Duration, Vec<TestEffect>) {
         let wake = self.state.next_wake().expect("something to come");
         let waited = wake - self.now;
@@ -318,13 +318,13 @@ fn stale_response_after_resubscription_is_ignored() {
     );
 }
 
-/// Event of one of a few identities, or passing of time.
+/// Step of a random test: an event for one of a few identities, or the passing of time.
 #[derive(Clone, Debug)]
 enum Step {
     Request(u8, Priority),
     Forget(u8),
     Expired(u8),
-    /// Ends the oldest fetch in flight: with a certificate, a rejection, or without a response.
+    /// Ends the oldest fetch in flight with a certificate, a rejection, or no response.
     End(Option<bool>),
     Advance(u32),
 }

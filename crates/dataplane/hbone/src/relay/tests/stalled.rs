@@ -40,7 +40,7 @@ async fn hundred() -> Vec<(Tunnel, Tunnel)> {
     all
 }
 
-/// Writes to a tunnel until its windows are full, since the reader does not read.
+/// Writes to a tunnel whose reader does not read, until the flow-control windows are full.
 fn flood(writer: Tunnel) {
     let mut writer = writer.into_io();
     ambit_rt::spawn("flood", async move {

@@ -21,7 +21,7 @@ impl Meter for Counted {
     }
 }
 
-/// Client's tunnel that is relayed into a tunnel to a scripted server.
+/// Client tunnel that is relayed into a second tunnel, whose server the test scripts.
 struct Scene {
     client: Tunnel,
     server: H2Peer<DuplexStream>,

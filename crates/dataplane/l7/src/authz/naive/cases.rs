@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use super::super::ServicePort;
 
-/// Service or pod that a generated request calls.
+/// Target of a generated request: a service or a pod.
 #[derive(Clone, Debug)]
 pub(super) enum CallTarget {
     Service(NamespacedHostname),
@@ -62,7 +62,8 @@ impl Call {
     }
 }
 
-/// Source of generated choices, which takes one byte for each; at the end of the bytes always the first choice.
+/// Generator of test cases, which derives each choice from one input byte. Beyond the last byte it always takes the
+/// first choice.
 pub(super) struct FuzzInput<'a>(pub(super) &'a [u8]);
 
 impl FuzzInput<'_> {

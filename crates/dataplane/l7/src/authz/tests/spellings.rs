@@ -160,7 +160,7 @@ fn other_paths_are_not_denied() {
     }
 }
 
-/// Generates a spelling of a path that a lenient server considers equal.
+/// Generates an alternative spelling of a path, which a lenient server treats as the same path.
 fn respell(path: &str, how: &[u8]) -> String {
     let mut out = String::new();
     let mut how = how.iter().copied().cycle();

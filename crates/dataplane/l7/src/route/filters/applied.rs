@@ -1,5 +1,5 @@
-//! Filters that apply to a request which a rule forwards to one of its backends: those of the rule, and then those of
-//! the backend.
+//! Effective filters of a request that a rule forwards to one of its backends: the rule's filters, then the
+//! backend's.
 
 use ambit_model::{HttpFault, HttpMirror, HttpRewrite, Share};
 use http::HeaderMap;
@@ -22,13 +22,14 @@ impl<'a> EffectiveFilters<'a> {
         std::iter::once(self.rule).chain(self.backend)
     }
 
-    /// Returns the redirect filter, if there is one. A backend's redirect takes precedence over the rule's rewrite,
-    /// since the request is not forwarded.
+    /// Returns the redirect filter, if there is one. A redirect of the backend takes precedence over a rewrite of the
+    /// rule.
     pub fn redirect(self) -> Option<&'a Redirect> {
         self.all().find_map(|filters| filters.redirect.as_ref())
     }
 
-    /// Returns the URL rewrite: the backend's, else the rule's. Prefixes refer to the original path of the request.
+    /// Returns the URL rewrite: the backend's, else the rule's. A prefix replacement applies to the request's original
+    /// path.
     pub fn rewrite(self) -> Option<HttpRewrite> {
         let all = self.all().filter_map(|filters| filters.rewrite.as_ref());
         all.cloned().reduce(|rule, backend| HttpRewrite {
@@ -63,7 +64,7 @@ impl<'a> EffectiveFilters<'a> {
         of_backend.or(self.rule.cors.as_ref())
     }
 
-    /// Draws which mirrors receive this request, by their fractions.
+    /// Selects the mirrors that receive this request, at random by their configured fractions.
     pub fn select_mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
         let all = self.all().flat_map(|filters| &filters.mirrors);
         let drawn = |mirror: &&HttpMirror| {

@@ -1,4 +1,4 @@
-//! CORS filter, as the Fetch standard defines it and the Gateway API configures it: which origins' scripts may read
+//! CORS filter (Gateway API, Fetch standard): decides which origins' scripts may read
 //! responses.
 //!
 //! The waypoint itself responds to preflights. It removes CORS headers that the application sets, so that an
@@ -41,9 +41,9 @@ pub struct Cors {
 /// CORS attributes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsRequest {
-    /// Origin of the request, if it has exactly one.
+    /// Value of the `Origin` header, if the request has exactly one.
     origin: Option<HeaderValue>,
-    /// Requested method and headers of a preflight request.
+    /// Requested method and requested headers of a preflight request; `None` for other requests.
     preflight: Option<(HeaderValue, Option<HeaderValue>)>,
 }
 
@@ -52,7 +52,7 @@ enum OriginPattern {
     Any,
     Pattern {
         scheme: ArcStr,
-        /// Host, or the suffix of the host after a wildcard.
+        /// Host of the pattern; after a wildcard, its suffix.
         host: ArcStr,
         has_wildcard: bool,
         port: u16,
@@ -63,7 +63,7 @@ enum OriginPattern {
 #[derive(Debug)]
 enum AllowedNames {
     Any,
-    /// Names in this header value; `None` allows no name.
+    /// Allowed names as a header value; `None` allows no name.
     Only(Option<HeaderValue>),
 }
 

@@ -14,7 +14,7 @@ pub struct InjectedFault {
     pub abort: Option<FaultStatus>,
 }
 
-/// Draws whether a request belongs to a fraction.
+/// Returns at random whether one request belongs to the fraction `share`.
 pub(super) fn draw_fraction(share: Share, rng: &mut dyn RngCore) -> bool {
     let Share {
         numerator,
@@ -24,7 +24,8 @@ pub(super) fn draw_fraction(share: Share, rng: &mut dyn RngCore) -> bool {
 }
 
 impl InjectedFault {
-    /// Draws delay and abort independently; `None` if neither is injected.
+    /// Determines at random, independently of each other, whether to delay and whether to abort a request; `None` if
+    /// neither.
     pub(super) fn draw(of: &HttpFault, rng: &mut dyn RngCore) -> Option<Self> {
         let delay = of.delay.filter(|(_, share)| draw_fraction(*share, rng));
         let abort = of.abort.filter(|(_, share)| draw_fraction(*share, rng));

@@ -26,7 +26,7 @@ const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,reset-before-requ
 const RETRY_ON: &str =
     "connect-failure,refused-stream,reset,retriable-status-codes,cancelled,unavailable";
 
-/// Renders the action of a port without routes: to the service's own cluster.
+/// Renders the action of a port without routes, which forwards to the cluster of the service itself.
 pub(super) fn own_cluster_action(cluster: &str) -> Value {
     json!({
         "cluster": cluster,

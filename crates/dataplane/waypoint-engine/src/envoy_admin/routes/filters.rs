@@ -1,4 +1,4 @@
-//! Filters of a rule or a backend, as fields of `envoy.config.route.v3.Route` and
+//! Renders the filters of a route rule or a backend as fields of `envoy.config.route.v3.Route` and
 //! `envoy.config.route.v3.WeightedCluster.ClusterWeight`. Fields of a route's action are rendered by [`super::action`].
 
 use ambit_model::{
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::shape::{any_message, duration, header_value};
 
-/// Denominator of Envoy's fractions with the highest precision.
+/// Denominator of Envoy's most precise fractions (`MILLION`).
 const MILLION: u32 = 1_000_000;
 
 /// Renders the filters of a rule as fields of an Envoy route.
@@ -51,7 +51,7 @@ pub(super) fn weighted_cluster_fields(filters: &[HttpFilter]) -> Map<String, Val
     fields
 }
 
-/// Whether a weighted cluster in Envoy has no field for this filter.
+/// Whether a filter of a backend has no corresponding field in Envoy's weighted clusters.
 pub(super) fn is_unsupported_on_weighted_cluster(filter: &HttpFilter) -> bool {
     match filter {
         HttpFilter::Rewrite(rewrite) => rewrite.path.is_some(),
@@ -111,7 +111,7 @@ fn cors(of: &HttpCors) -> Value {
     )
 }
 
-/// Escapes special characters of regular expressions.
+/// Escapes the special characters of regular expressions in a text.
 fn regex_syntax_escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for one in text.chars() {

@@ -73,7 +73,7 @@ impl RequestAttributes {
         }
     }
 
-    /// Saves the attributes of a request in its forwarded form.
+    /// Saves the attributes of a request as it is forwarded, after route filters.
     pub(in crate::http) fn forwarded<B>(
         request: &http::Request<B>,
         normalized: &NormalizedTarget,
@@ -113,10 +113,8 @@ impl RoutedBackend {
 pub(in crate::http) struct Revoked;
 
 impl Admission {
-    /// Authorizes a request in its received form.
-    ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// Authorizes a request in its received form. Returns the decision; the admission is `None` if the request is
+    /// denied.
     pub(in crate::http) fn new(
         session: &Arc<Session>,
         facts: RequestAttributes,
@@ -182,8 +180,8 @@ impl Admission {
         )
     }
 
-    /// Returns the backend for which the request must be authorized as well; `None` if it is the requested service
-    /// itself and the request is unchanged.
+    /// Returns the backend whose policies must also authorize the request; `None` if the backend is the requested
+    /// service itself and the request is unchanged.
     fn backend_attachments(
         &self,
         destination: &Destination,
@@ -205,12 +203,9 @@ impl Admission {
         })
     }
 
-    /// Authorizes the request once more, if a route forwards it to another service, or a consumer route changes it:
-    /// `sent` is the forwarded form, if it differs. The returned decision is `None` if the backend has no policies
-    /// here; the returned admission is `None` if the request is denied.
-    ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// Authorizes the request once more, if a route forwards it to another service or a consumer route changes it.
+    /// `sent` is the forwarded form, if it differs from the received one. The returned decision is `None` if this
+    /// waypoint has no policies for the backend. The returned admission is `None` if the request is denied.
     pub(in crate::http) fn authorize_backend(
         &self,
         destination: &Destination,
@@ -245,10 +240,10 @@ impl Admission {
                 .is_reserved_header(attachments.services(), name)
     }
 
-    /// Checks that the request is still allowed; cheap while nothing has changed.
+    /// Checks that policies still allow the request; cheap while the configuration is unchanged.
     ///
     /// # Errors
-    /// When the request is no longer allowed.
+    /// When policies no longer allow the request.
     pub(in crate::http) fn check(&self) -> Result<(), Revoked> {
         {
             let mut changes = self.received.changes.lock();
@@ -283,7 +278,7 @@ impl Admission {
             && is_allowed_there()
     }
 
-    /// Completes when the request is no longer allowed.
+    /// Completes when policies no longer allow the request.
     pub(in crate::http) async fn wait_until_revoked(&self) {
         let mut changes = self.received.session.shard.waypoint.published.watch();
         loop {
@@ -313,7 +308,7 @@ impl Inner {
         Some(self.evaluate_in_scope(&attachments, scope, facts, self.backend_address(backend)))
     }
 
-    /// Returns the backend's destination address for policies: the address that a direct request would have.
+    /// Returns the destination address that policies see for the backend: the address that a direct request would have.
     fn backend_address(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
         if target.is_service_port(&backend.service, backend.port) {

@@ -12,7 +12,7 @@ use crate::{
     session::Session,
 };
 
-/// Verifies the tokens of a request, and removes them from its headers and its query before it is authorized and
+/// Verifies the JWTs of a request, and removes them from its headers and query before the request is authorized and
 /// forwarded.
 pub(in crate::http) fn authenticate<B>(
     session: &Session,

@@ -37,13 +37,13 @@ pub(in crate::http) use ask::{UnaryCall, call_unary};
 
 /// Result of the external authorization of a request.
 pub(in crate::http) enum ExternalOutcome {
-    /// Request that the provider allows, or that needs no check; with the provider's changes.
+    /// Allowed request, with the changes of the provider. Requests without a provider are allowed without changes.
     Allowed(ExternalAuthorization),
-    /// Response that the provider gives the client in place of the application.
+    /// Response of the provider to the client, in place of the application's.
     Responded(Response<Body>),
 }
 
-/// Result of external authorization that later phases of an allowed request need.
+/// Result of the external authorization of an allowed request, which later phases need.
 #[derive(Debug, Default)]
 pub(in crate::http) struct ExternalAuthorization {
     /// Authorization provider that has allowed the request, and the request headers before its changes; `None` without
@@ -54,8 +54,8 @@ pub(in crate::http) struct ExternalAuthorization {
 }
 
 impl ExternalAuthorization {
-    /// Returns the result as if the provider had allowed a request with these headers without changes, for
-    /// explanations.
+    /// Returns the result of a provider that allows a request with these headers and changes nothing. Explanations
+    /// assume this result.
     pub(in crate::http) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
         Self {
             by: Some((by.name.clone(), headers.clone())),
@@ -111,11 +111,11 @@ pub(in crate::http) fn missing_provider_reply() -> Reply {
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
 }
 
-/// Reads the beginning of a request's body, which its authorization provider receives.
+/// Reads the beginning of a request's body, up to the size that its authorization provider receives.
 ///
 /// # Errors
-///
-/// The reply to the client if the body is invalid, too large for the provider, too slow, or exceeds the memory budget.
+/// When the body is invalid, too large for the provider, too slow, or exceeds the memory budget; the error is the reply
+/// to the client.
 async fn read_body_prefix(
     session: &Session,
     request: &mut Request<Incoming>,
@@ -305,11 +305,11 @@ fn deny(
     response
 }
 
-/// Checks an opaque TCP connection with its authorization provider. Returns the provider that has allowed it; `None` if
-/// no policy requires a check.
+/// Checks an opaque TCP connection with its authorization provider. Returns the provider that has allowed the
+/// connection; `None` if no policy requires a check.
 ///
 /// # Errors
-/// With the reason, if the connection is rejected.
+/// When the connection is rejected; the error is the reason.
 pub(crate) async fn authorize_connection(
     session: &Session,
     sni: Option<&str>,

@@ -1,4 +1,4 @@
-//! Authorizes requests in their received form.
+//! Authorizes requests for the requested service, in the form in which they are received.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 
 use super::endpoint::cookie_value;
 
-/// Tolerated clock skew between waypoint replicas, which write and check start times.
+/// Tolerated clock skew between waypoint replicas: one replica writes the start time of a session, others check it.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Number of hexadecimal digits of each number in a session value.
 const HEX_DIGITS: usize = 16;
@@ -31,7 +31,7 @@ struct SessionValue {
     seen: u64,
 }
 
-/// Session of one request, with the endpoint that it selects.
+/// Sticky session of one request, with the endpoint that the session selects.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct SessionAffinity {
     of: HttpSession,
@@ -48,7 +48,7 @@ pub(in crate::http) enum SessionEndpoint {
     Exists(BackendEndpoint),
     /// Endpoint that no longer exists, so that the session ends.
     Gone,
-    /// Endpoint that another waypoint must look up: that of the backend's service.
+    /// Endpoint that only the waypoint of the backend's service can look up.
     AtOtherWaypoint,
 }
 
@@ -81,7 +81,7 @@ impl SessionValue {
         format!("{backend:016x}{endpoint:016x}{began:016x}{seen:016x}")
     }
 
-    /// Whether the session has not expired (absolute and idle timeout).
+    /// Whether neither the absolute nor the idle timeout of the session has expired.
     fn is_valid(&self, of: &HttpSession, now: u64) -> bool {
         let latest = now.saturating_add(to_milliseconds(MAX_CLOCK_SKEW));
         let within = |since: u64, most: Option<Duration>| {
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// Returns the headers of the client's next request, with the cookies of a response.
+    /// Returns request headers with the cookies that a response sets, as a client's next request has.
     fn cookie(answer: &HeaderMap) -> HeaderMap {
         let set = answer[SET_COOKIE].to_str().unwrap();
         let (pair, _) = set.split_once(';').unwrap();

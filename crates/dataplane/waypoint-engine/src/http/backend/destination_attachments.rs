@@ -1,8 +1,9 @@
-//! Attachments of the service to which a consumer route forwards, compared with those already applied to the received
-//! request or connection.
+//! Attachments (policies, tokens, limits, plugins) of the service to which a consumer route forwards, compared with
+//! those already applied to the received request or connection.
 //!
-//! A consumer route gives its clients no more access than a direct request to that service: the service's policies
-//! apply, its rate limits count, and nothing is forwarded if it has JWT rules or plugins that were not applied.
+//! A consumer route gives its clients no more access than a direct request to that service. The service's policies
+//! apply, and its rate limits count. Nothing is forwarded if the service has JWT rules or plugins that were not
+//! applied.
 
 use std::sync::Arc;
 
@@ -62,8 +63,8 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     })
 }
 
-/// Whether a connection may be forwarded as opaque bytes: not to a backend whose JWT rules, rate limits or plugins
-/// require HTTP, unless its port declares another protocol.
+/// Whether a connection may be forwarded to the destination as opaque bytes: no JWT rule, rate limit or plugin there
+/// requires HTTP, or the destination's port declares TCP or TLS.
 pub(crate) fn may_be_opaque(
     session: &Session,
     destination: &Destination,

@@ -19,8 +19,8 @@ use crate::{
     session::Session,
 };
 
-/// `DestinationRule` applied to one request, with the rule's choice of load-balancer hash. The request counts against
-/// the rule's limits until the value is dropped.
+/// Effect of a `DestinationRule` on one request, with the hash that the load balancer uses. The request counts against
+/// the rule's limits until this value is dropped.
 #[derive(Debug)]
 pub(in crate::http) struct DestinationDecision {
     pub(in crate::http) port: Arc<DestinationPort>,
@@ -32,7 +32,7 @@ pub(in crate::http) struct DestinationDecision {
 }
 
 impl DestinationDecision {
-    /// Applies the rule of a port to a request.
+    /// Applies the `DestinationRule` of a service port to a request.
     pub(in crate::http) async fn new(
         session: &Session,
         port: Arc<DestinationPort>,
@@ -124,7 +124,7 @@ fn hash_request(
     }
 }
 
-/// Hashes all values of a request header for the load balancer.
+/// Hashes all values of a request header, for the load balancer's hash policy.
 fn hash_header(headers: &HeaderMap, name: &str) -> Option<u64> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     let mut values = headers.get_all(name).iter();
@@ -158,8 +158,7 @@ pub(in crate::http) fn cookie_value<'a>(headers: &'a HeaderMap, name: &str) -> O
     })
 }
 
-/// Generates the load-balancer cookie of a client that has none: a random value, which reveals nothing about the
-/// endpoints.
+/// Generates the load-balancer cookie of a client that has none. Its random value reveals nothing about the endpoints.
 fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
     let ttl = of.ttl?;
     let value = format!("{:016x}", rand::rng().random::<u64>());

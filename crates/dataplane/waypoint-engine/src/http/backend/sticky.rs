@@ -10,7 +10,7 @@ use super::{
 use crate::session::Session;
 
 impl Destination {
-    /// Finds the destination's endpoint with this hash in the session value.
+    /// Finds the endpoint of the destination whose hash the session value contains.
     pub(in crate::http) fn find_session_endpoint(
         &self,
         session: &Session,

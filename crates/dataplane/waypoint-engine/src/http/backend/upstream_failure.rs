@@ -19,9 +19,9 @@ const ERROR_PREFIX: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::http) struct UpstreamFailure {
     pub(in crate::http) flag: ResponseFlag,
-    /// Status of the client's response.
+    /// Status of the response to the client.
     pub(in crate::http) status: StatusCode,
-    /// Body of the client's response.
+    /// Body of the response to the client.
     pub(in crate::http) body: Cow<'static, str>,
     /// Response-code details and failure text for the access log.
     pub(in crate::http) text: String,

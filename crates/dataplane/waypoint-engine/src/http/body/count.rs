@@ -14,7 +14,7 @@ pub(in crate::http) struct BodyCounter(Arc<Mutex<BodyCounts>>);
 #[derive(Debug, Default)]
 struct BodyCounts {
     bytes: u64,
-    /// Message counter, for bodies of gRPC only.
+    /// Counter of gRPC messages; `None` for bodies that are not gRPC.
     messages: Option<GrpcMessageCounter>,
     grpc_status: Option<u32>,
     is_complete: bool,
@@ -32,7 +32,7 @@ struct GrpcMessageCounter {
 }
 
 impl BodyCounter {
-    /// Creates a counter at zero.
+    /// Creates a counter with no bytes; gRPC messages are counted if `is_grpc`.
     pub(in crate::http) fn new(is_grpc: bool) -> Self {
         Self(Arc::new(Mutex::new(BodyCounts {
             messages: is_grpc.then(GrpcMessageCounter::default),
@@ -55,7 +55,7 @@ impl BodyCounter {
         self.0.lock().grpc_status
     }
 
-    /// Whether the whole body has been forwarded.
+    /// Whether the body has been forwarded to its end.
     pub(in crate::http) fn is_complete(&self) -> bool {
         self.0.lock().is_complete
     }
@@ -83,7 +83,7 @@ impl BodyCounter {
         counted.grpc_status = status.or(counted.grpc_status);
     }
 
-    /// Counts a frame of the body.
+    /// Counts the bytes and gRPC messages in a frame of the body.
     pub(in crate::http) fn count_frame(&self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
             let mut counted = self.0.lock();
@@ -101,12 +101,12 @@ impl BodyCounter {
         self.0.lock().is_broken = true;
     }
 
-    /// Marks the body as incomplete at its deadline.
+    /// Marks the body as incomplete when its deadline expired.
     pub(in crate::http) fn mark_timed_out(&self) {
         self.0.lock().is_late = true;
     }
 
-    /// Marks the body as complete.
+    /// Marks the body as forwarded to its end.
     pub(in crate::http) fn mark_complete(&self) {
         self.0.lock().is_complete = true;
     }

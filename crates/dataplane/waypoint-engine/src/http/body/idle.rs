@@ -67,7 +67,7 @@ struct IdleTimeoutBody {
 }
 
 impl IdleTimeout {
-    /// Creates the timeouts for a request with these headers; a zero limit disables them.
+    /// Creates the idle timeouts of a request with these headers; a zero limit disables them.
     pub(in crate::http) fn new(limit: Duration, headers: &HeaderMap, is_upgrade: bool) -> Self {
         let is_bounded = !limit.is_zero() && !is_upgrade && !is_stream(headers);
         Self {

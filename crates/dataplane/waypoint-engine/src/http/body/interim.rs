@@ -104,14 +104,14 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ExpectationPhase {
-    /// No response of the application yet: the body is held.
+    /// No response of the application yet: the body is held back.
     #[default]
     Waiting,
-    /// Interim response 100: the body is sent.
+    /// Response 100 of the application: the body is sent.
     Continue,
-    /// Final response before any 100: the body is not sent.
+    /// Final response before any response 100: the body is not sent.
     FinalResponse,
-    /// End of that final response: the body is dropped.
+    /// Final response that has ended: the body is dropped.
     ResponseEnded,
 }
 

@@ -22,7 +22,8 @@ pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Bytes charged for a buffered frame in addition to its data.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 
-/// Request body that is buffered while it streams, so that a retry can send it again; unless it is too large.
+/// Request body that is buffered while it streams, so that a retry can send it again. A body that is too large is not
+/// buffered.
 #[derive(Clone)]
 pub(in crate::http) struct ReplayBody(Arc<Mutex<Inner>>);
 
@@ -35,9 +36,9 @@ struct Inner {
     permit: Option<MemoryPermit>,
     is_whole: bool,
     is_lost: bool,
-    /// Number of the current attempt; bodies of earlier attempts receive no more frames.
+    /// Number of the current attempt. Readers of earlier attempts receive no more frames.
     turn: u64,
-    /// Total size in bytes, if known.
+    /// Total size of the body in bytes, if known.
     length: Option<u64>,
 }
 
@@ -75,7 +76,7 @@ impl ReplayBody {
         })))
     }
 
-    /// Whether all frames read so far are still buffered.
+    /// Whether all frames read so far are still buffered, so that the body can be sent again.
     pub(in crate::http) fn is_replayable(&self) -> bool {
         !self.0.lock().is_lost
     }
@@ -120,7 +121,7 @@ impl Inner {
         }
     }
 
-    /// Charges further bytes to the memory budget; false if it has no room.
+    /// Charges the memory budget for more buffered bytes. Returns false if the budget has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
     use crate::memory::{Memory, MemoryLimits};
 
-    /// Returns a connection's budget in a process with this limit.
+    /// Returns the memory budget of a connection, in a process with this memory limit.
     fn memory(process: usize) -> ConnectionMemory {
         let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())

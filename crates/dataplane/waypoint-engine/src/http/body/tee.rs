@@ -31,9 +31,9 @@ const FRAME_OVERHEAD_BYTES: usize = 64;
 /// Result of copying a body to one mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::http) enum CopyOutcome {
-    /// Original body that was copied to its end.
+    /// Mirror that has received the whole body.
     Complete,
-    /// Mirror that lagged too far behind.
+    /// Mirror that lagged too far behind the original body.
     TooSlow,
 }
 
@@ -57,7 +57,7 @@ enum MirrorEvent {
     End,
 }
 
-/// Buffered frame of a copy, which counts towards the worker's limit until it is dropped.
+/// Buffered frame for a mirror, which counts towards the worker's limit until it is dropped.
 struct BufferedFrame {
     bytes: usize,
     own: Arc<AtomicUsize>,
@@ -84,7 +84,8 @@ struct CopyBody {
 #[error("the mirrored request is given up")]
 struct CopyAborted;
 
-/// Returns the body to forward and `count` copies of it, each with the outcome of its copying.
+/// Copies a body to mirrors while it is read. Returns the body to forward, and `count` copies, each with a receiver of
+/// its outcome.
 pub(in crate::http) fn tee(
     inner: Body,
     count: usize,
@@ -151,7 +152,7 @@ impl CopySender {
         }
     }
 
-    /// Ends the copy, since the original body is complete.
+    /// Ends the copy for a mirror, since the original body is complete.
     fn complete(mut self) {
         let _taken = self.pieces.send(MirrorEvent::End);
         self.finish(CopyOutcome::Complete);

@@ -1,5 +1,5 @@
-//! Charges buffered frames of response bodies to the client's memory budget until the connection has sent them, so that
-//! a client that does not read cannot make the waypoint buffer without limit.
+//! Charges the frames of response bodies to the client's memory budget while the connection buffers them. A client that
+//! does not read can therefore not make the waypoint buffer without limit.
 
 use std::{
     pin::Pin,
@@ -33,7 +33,7 @@ impl AsRef<[u8]> for ChargedBytes {
     }
 }
 
-/// Charges the frames of a body until they are sent.
+/// Wraps a response body whose frames are charged until the connection has sent them.
 pub(in crate::http) fn charge_body(inner: Body, memory: &ConnectionMemory) -> Body {
     if inner.is_end_stream() {
         return inner;

@@ -1,9 +1,9 @@
 //! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: nearly all
-//! clients that do so have gone.
+//! clients that do so no longer read the response.
 //!
-//! hyper does not read while a response is pending, and would notice the end only later. So this wrapper reads a few
-//! bytes ahead, which hyper receives next. After a request that has been read completely, further bytes are discarded,
-//! so that they do not hide the end; the connection is closed after the retained ones.
+//! hyper does not read while a response is pending, and would notice the half-close only later. So this wrapper reads a
+//! few bytes ahead, which hyper receives next. After a request that has been read completely, further bytes are
+//! discarded, so that they do not hide the half-close; the connection is closed after the retained bytes.
 
 use std::{
     io,
@@ -33,18 +33,17 @@ pub(in crate::http) struct ClientClosed;
 #[derive(Debug)]
 pub(in crate::http) struct HalfCloseIo<IO> {
     io: IO,
-    /// State of the connection's requests; `None` if requests of half-closed clients are served to their end.
+    /// Progress of the requests on the connection; `None` if requests of half-closed clients are served to their end.
     pacing: Option<RequestProgress>,
     ahead: BytesMut,
     /// Whether the client has closed its sending side, or reading has failed.
     is_over: bool,
-    /// Whether bytes after those read ahead were discarded, so that the connection must be closed after the retained
-    /// ones.
+    /// Whether input was discarded after the bytes read ahead, so that the connection must be closed after these.
     is_truncated: bool,
 }
 
 impl<IO> HalfCloseIo<IO> {
-    /// Wraps a client's connection. With `pacing`, which tracks the requests on it, a half-close cancels the pending
+    /// Wraps a client's connection. If the progress of its requests is tracked, a half-close cancels the pending
     /// request.
     pub(in crate::http) fn new(io: IO, pacing: Option<RequestProgress>) -> Self {
         Self {
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
     use crate::http::body::count::BodyCounter;
 
-    /// Returns a connection with a pending response, whose request body has been read completely or not.
+    /// Creates a connection with a pending response, and with a request body that has been read completely or not.
     fn serving(
         is_whole: bool,
     ) -> (

@@ -25,7 +25,7 @@ use crate::memory::{ChargePurpose, ConnectionMemory, MemoryPermit};
 const FIELD_OVERHEAD_BYTES: usize = 128;
 /// Overhead of each field in HTTP/2's size of a header section (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
-/// Size on the wire up to which trailers are not charged: those of gRPC and checksums are smaller.
+/// Maximum encoded size of trailers that are not charged: those of gRPC and checksums are smaller.
 const MAX_UNCHARGED_TRAILERS_BYTES: usize = 64;
 /// Length of the connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -33,7 +33,7 @@ const FRAME_HEADER_BYTES: usize = 9;
 /// Bytes of header blocks after which a connection's task yields to other tasks of the worker: each byte may decode to
 /// a field of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
-/// Size of reads while most of the input is header blocks, and the share of a read from which it is.
+/// Size of reads, in bytes, while the input is dense: more than half of this size in the last read was header blocks.
 const DENSE_READ_BYTES: usize = 512;
 const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
 
@@ -64,12 +64,12 @@ impl FrameHeader {
     }
 }
 
-/// Progress of parsing the frames of one direction.
+/// Event of the frame parser for one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameEvent {
     /// Header of a new frame.
     FrameBegin(FrameHeader),
-    /// Further payload of the frame, with its number of bytes.
+    /// Payload bytes of the frame, with their number.
     Payload(FrameHeader, usize),
     /// End of the frame's payload.
     FrameEnd(FrameHeader),
@@ -85,7 +85,7 @@ impl FrameEvent {
     }
 }
 
-/// Parser of the HTTP/2 frames of one direction.
+/// Parser of the HTTP/2 frames in one direction of a connection.
 #[derive(Debug)]
 struct FrameParser {
     /// Bytes to skip before the first frame (the connection preface).
@@ -148,7 +148,7 @@ impl FrameParser {
     }
 }
 
-/// Header block that has begun and not ended.
+/// HTTP/2 header block whose end has not been received.
 #[derive(Clone, Copy, Debug)]
 struct OpenHeaderBlock {
     stream: u32,
@@ -156,19 +156,19 @@ struct OpenHeaderBlock {
     is_trailers: bool,
 }
 
-/// Header blocks and trailers on a connection that hyper holds before it delivers them.
+/// Tracker of the header blocks and trailers that hyper holds before it delivers them.
 #[derive(Debug, Default)]
 struct HeaderBlockTracker {
     open: Option<OpenHeaderBlock>,
     last_stream: u32,
-    /// Bytes charged for trailers, by stream, until the stream's request ends.
+    /// Bytes charged for the trailers of each stream, until the stream's request ends.
     trailers: HashMap<u32, usize>,
     /// Maximum size of a header section, in bytes.
     most: usize,
 }
 
 impl HeaderBlockTracker {
-    /// Returns an upper bound of the memory that a header block of this size on the wire takes once decoded.
+    /// Returns an upper bound of the memory that a header block of this encoded size takes once decoded.
     fn max_decoded_bytes(&self, wire: usize) -> usize {
         let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_OVERHEAD_BYTES;
         wire.saturating_mul(FIELD_OVERHEAD_BYTES).min(most)
@@ -228,7 +228,8 @@ impl HeaderBlockTracker {
     }
 }
 
-/// Client's HTTP/2 connection that follows the frames in both directions, and charges and times header blocks.
+/// Client's HTTP/2 connection that parses the frames in both directions, charges memory for header blocks, and limits
+/// their time.
 #[derive(Debug)]
 pub(in crate::http) struct HeaderBlockIo<IO> {
     io: IO,
@@ -240,10 +241,10 @@ pub(in crate::http) struct HeaderBlockIo<IO> {
     until: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
     permit: Option<MemoryPermit>,
-    /// Bytes of header blocks that were read since the task last yielded.
+    /// Bytes of header blocks read since the connection's task last yielded.
     block_bytes: usize,
-    /// Whether the input is mostly header blocks, so that reads are small and little is decoded at once; initially
-    /// true.
+    /// Whether the input is mostly header blocks; initially true. Reads are then small, so that little is decoded at
+    /// once.
     is_dense: bool,
 }
 
@@ -271,7 +272,7 @@ impl<IO> HeaderBlockIo<IO> {
         }
     }
 
-    /// Adjusts the memory permit to the current header blocks and trailers.
+    /// Adjusts the memory permit to the size of the current header blocks and trailers.
     fn charge(&mut self) -> io::Result<()> {
         let bytes = self.blocks.bytes();
         let held = self.permit.as_ref().map_or(0, MemoryPermit::bytes);
@@ -346,7 +347,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlockIo<IO> {
     }
 }
 
-/// Reads at most a given number of bytes.
+/// Reads at most `most` bytes into the buffer.
 fn poll_read_some<IO: AsyncRead>(
     io: Pin<&mut IO>,
     cx: &mut Context<'_>,

@@ -26,7 +26,7 @@ use crate::{
     memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
 };
 
-/// Error of a header section that was not complete in time.
+/// Error of an HTTP/1 request whose header section was not complete in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the header section of a request did not end in time")]
 pub(in crate::http) struct HeaderTimeoutError;
@@ -48,7 +48,7 @@ struct RequestCounters {
     body: Mutex<Option<BodyCounter>>,
     /// Whether the connection has been upgraded to another protocol.
     is_upgraded: AtomicBool,
-    /// Trailers and interim responses to write besides hyper's output.
+    /// Trailers and interim responses that are written between hyper's bytes.
     additions: Http1Additions,
 }
 
@@ -60,7 +60,7 @@ impl RequestProgress {
         ServedRequest(self.0.clone())
     }
 
-    /// Returns the queue of trailers and interim responses to write besides hyper's output.
+    /// Returns the queue of trailers and interim responses that are written between hyper's bytes.
     pub(in crate::http) fn additions(&self) -> &Http1Additions {
         &self.0.additions
     }
@@ -88,12 +88,12 @@ impl RequestProgress {
     }
 }
 
-/// Guard of a request, held until its response has been sent.
+/// Guard of a request in progress, held until its response has been sent.
 #[derive(Debug)]
 pub(in crate::http) struct ServedRequest(Arc<RequestCounters>);
 
 impl ServedRequest {
-    /// Disables the header timeout for good, since the connection is upgraded.
+    /// Disables the header timeout of the connection permanently, since the connection is upgraded.
     pub(in crate::http) fn disable_header_timeout(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
@@ -112,7 +112,7 @@ pub(in crate::http) struct HeaderTimeoutIo<IO> {
     io: IO,
     pacing: RequestProgress,
     limit: Duration,
-    /// Number of requests before the current header section, and the section's deadline.
+    /// Timer of the current header section, with the number of requests received before it.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
     /// Memory permit of the incomplete header section.

@@ -31,7 +31,7 @@ pub(in crate::http) struct LingeringCloseIo<IO> {
     closing: Option<LingeringClose>,
 }
 
-/// State of a lingering close: the sending side is closed, and input is discarded.
+/// State of a lingering close: the waypoint has closed its sending side, and discards input.
 #[derive(Debug)]
 struct LingeringClose {
     deadline: Instant,
@@ -72,7 +72,7 @@ impl LingeringClose {
 }
 
 impl<IO> LingeringCloseIo<IO> {
-    /// Wraps a connection; `pacing` tracks whether the last request has been read completely.
+    /// Wraps a connection, with the progress of its requests: whether the last one has been read completely.
     pub(in crate::http) fn new(io: IO, pacing: RequestProgress) -> Self {
         Self {
             io,

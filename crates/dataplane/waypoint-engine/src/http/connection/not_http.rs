@@ -19,11 +19,11 @@ const MAX_LINGER_BYTES: u64 = 64 << 10;
 /// Reason why a connection is rejected as not HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotHttp {
-    /// First bytes that are not HTTP.
+    /// Connection whose first bytes are not HTTP.
     Other,
-    /// First line that is not complete in time.
+    /// Connection whose first line is not complete in time.
     Slow,
-    /// Client that sends nothing.
+    /// Connection whose client sends nothing.
     Silent,
 }
 

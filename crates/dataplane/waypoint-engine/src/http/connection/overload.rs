@@ -20,7 +20,7 @@ const HTTP2_REQUEST_BYTES: usize = 16 << 10;
 /// Bytes charged for an HTTP/1 request in addition to its headers: each request has buffers of its own on both sides.
 const HTTP1_REQUEST_BYTES: usize = 48 << 10;
 
-/// Error of header blocks that exceed the memory budget of their connection.
+/// Error of HTTP/2 header blocks that exceed the memory budget of their connection.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("header sections on their way take more than the memory budget")]
 pub(in crate::http) struct TooLarge;

@@ -1,4 +1,5 @@
-//! Waits for the first response to a request: an endpoint's, or a plugin's while the request is being sent.
+//! Waits for the first response to a request: that of the endpoint, or that of a plugin which responds while the
+//! request is being sent.
 
 use std::pin::Pin;
 

@@ -1,4 +1,4 @@
-//! The HTTP version of a request to its destination.
+//! Chooses the HTTP version in which a request is sent to its destination.
 
 use ambit_model::{AppProtocol, DestinationHttpVersion};
 
@@ -11,8 +11,8 @@ use crate::{
     session::Session,
 };
 
-/// Returns the HTTP version in which a request is sent to its destination: as the port declares it, unless a
-/// DestinationRule sets another.
+/// Returns the HTTP version in which a request is sent to its destination: the declared one of the port, unless a
+/// `DestinationRule` sets another.
 pub(super) fn upstream_version(
     session: &Session,
     destination: &Destination,

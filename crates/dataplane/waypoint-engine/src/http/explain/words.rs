@@ -1,4 +1,4 @@
-//! Builds the texts of an explanation's steps.
+//! Builds the texts of the steps of an explanation (`POST /explain`).
 
 use ambit_jwt::{AuthenticatedRequest, RejectionReason};
 use ambit_l7::{
@@ -102,8 +102,8 @@ pub(super) fn authentication(
     }
 }
 
-/// Describes the decision of policies. `is_allowed` is the decision of the data path, which also rejects a request that
-/// another authorization provider would have to check.
+/// Describes the decision of the policies. `is_allowed` is the final decision: the data path also rejects a request
+/// that another authorization provider would have to check.
 pub(super) fn authorization(
     step: StepKind,
     decision: &HttpDecision,
@@ -248,7 +248,7 @@ pub(super) fn destination(destination: &Destination, port: &DestinationPort) -> 
     }
 }
 
-/// Describes the endpoint that would receive the request.
+/// Describes the endpoint to which the request would be sent.
 pub(super) fn endpoint(hop: &Hop) -> String {
     let address = hop.address;
     match hop.to {

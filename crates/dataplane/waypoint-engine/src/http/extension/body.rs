@@ -25,7 +25,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Error that ends a body in a plugin.
+/// Reason why a plugin ends a body early.
 #[derive(Debug, thiserror::Error)]
 enum FilterError {
     #[error("a plugin answers in place of the application")]
@@ -51,13 +51,13 @@ pub(super) struct FilteredBody {
     has_trailers: bool,
     /// Whether the plugin has paused the body.
     is_paused: bool,
-    /// Number of bytes that a paused plugin holds.
+    /// Number of bytes that the plugin holds back while the body is paused.
     held: usize,
     memory: ConnectionMemory,
     permit: Option<MemoryPermit>,
     /// Whether the plugin has received the end of the body.
     is_over: bool,
-    /// Whether the plugin failed open, so that the rest bypasses it.
+    /// Whether the plugin failed open, so that the rest of the body bypasses it.
     is_bypassed: bool,
 }
 
@@ -210,7 +210,7 @@ impl FilteredBody {
         Ok(())
     }
 
-    /// Charges further held bytes to the memory budget; false if it has no room.
+    /// Charges the memory budget for more held bytes. Returns false if the budget has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self
@@ -235,7 +235,7 @@ impl FilteredBody {
     }
 }
 
-/// Returns a response that the waypoint generates in the plugin's place.
+/// Builds the waypoint's own response to a request whose body ends early in a plugin.
 fn local_response(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,
@@ -289,7 +289,7 @@ impl HttpBody for FilteredBody {
     }
 }
 
-/// Body that the plugin does not filter; at its end the plugin's context is closed.
+/// Body that the plugin does not filter. The plugin's context is closed at the end of the body.
 struct UnfilteredBody {
     inner: Body,
     _running: Arc<StreamContext>,

@@ -17,7 +17,7 @@ use crate::{
 /// Response-code details of a failed plugin, as in Envoy.
 pub(super) const FAILED: &str = "wasm_fail_stream";
 
-/// Context of a request in a plugin instance, closed on drop.
+/// Context of one request in a plugin instance, deleted on drop.
 pub(super) struct StreamContext {
     pub(super) plugin: Arc<Plugin>,
     pub(super) instance: PluginInstance,
@@ -37,7 +37,7 @@ impl Drop for StreamContext {
 pub(super) enum PluginError {
     /// Failure of the plugin, after which its fail strategy applies.
     Failed(String),
-    /// Rejection of a request that a plugin has changed invalidly.
+    /// Rejection of a request to which a plugin has made invalid changes.
     Refused(Reply),
 }
 

@@ -1,4 +1,5 @@
-//! Record of a request in flight, which is reported when the last part of its response has been sent.
+//! Record of a request in flight. It is reported to metrics, access logs and traces when the last part of the response
+//! has been sent.
 
 mod telemetry;
 
@@ -60,7 +61,7 @@ pub(in crate::http) struct RequestRecord {
     named: [Option<Vec<u8>>; 3],
     pub(in crate::http) received: BodyCounter,
     pub(in crate::http) sent: BodyCounter,
-    /// State of configured access logs and of the trace span; `None` without a configuration.
+    /// State of the access logs and the trace span; `None` without a `Telemetry` configuration.
     telemetry: Option<Box<RequestTelemetry>>,
 }
 
@@ -144,12 +145,12 @@ impl RequestRecord {
         }
     }
 
-    /// Adds a response flag to the record.
+    /// Adds a response flag to the request's record.
     pub(in crate::http) fn add_flag(&mut self, flag: ResponseFlag) {
         self.flags.insert(flag);
     }
 
-    /// Records the response-code details.
+    /// Records the response-code details for the access log.
     pub(in crate::http) fn set_details(&mut self, details: &str) {
         self.details = Some(details.to_owned());
     }

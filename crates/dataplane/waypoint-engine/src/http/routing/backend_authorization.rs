@@ -1,4 +1,4 @@
-//! Authorizes requests in their forwarded form.
+//! Authorizes requests for the backend, in the form in which they are forwarded.
 
 use http::Request;
 

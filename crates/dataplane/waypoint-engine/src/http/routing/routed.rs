@@ -26,17 +26,17 @@ use crate::{
     target::Target,
 };
 
-/// Kind of route whose errors are gRPC statuses.
+/// Kind of route objects for which errors are gRPC statuses.
 const GRPC_ROUTE: &str = "GRPCRoute";
-/// Kinds of the objects named by generated rules for services that another waypoint serves: requests for these are
-/// misdirected (421).
+/// Kinds of objects in the names of generated rules. The control plane generates such rules for services that another
+/// waypoint serves: requests for these are misdirected (421).
 const SERVICE_KINDS: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request: a backend or a response.
 pub(in crate::http) enum RoutingResult {
     /// Backend to which the request is forwarded.
     Selected(SelectedRoute),
-    /// Response that the route itself gives: a redirect, or to a CORS preflight.
+    /// Response of the route itself: a redirect, or the response to a CORS preflight.
     Responded(Response<Body>),
 }
 
@@ -52,7 +52,7 @@ pub(in crate::http) struct SelectedRoute {
 #[derive(Clone, Debug)]
 struct SelectedRule {
     rule: Arc<Rule>,
-    /// Index of the chosen backend; `None` for a rule without backends.
+    /// Index of the chosen backend in the rule; `None` for a rule without backends.
     backend: Option<usize>,
     /// Number of bytes of the path that the match consumed as prefix.
     prefix: usize,
@@ -134,7 +134,7 @@ impl SelectedRoute {
         self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
     }
 
-    /// Adds the session value for the chosen endpoint to the response.
+    /// Adds the sticky session's value for the chosen endpoint to the response headers.
     pub(in crate::http) fn continue_session(&self, uid: &str, headers: &mut HeaderMap) {
         let Some(chosen) = &self.rule else { return };
         let backends = chosen.rule.backends();
@@ -150,7 +150,7 @@ impl SelectedRoute {
         applied.map_or_else(Vec::new, |applied| applied.select_mirrors(&mut rand::rng()))
     }
 
-    /// Decides by the fractions of the rule's fault filter which fault is injected into this request.
+    /// Draws the fault to inject into this request, by the fractions of the rule's fault filter.
     pub(in crate::http) fn fault(&self) -> Option<InjectedFault> {
         self.rule.as_ref()?.applied().draw_fault(&mut rand::rng())
     }
@@ -203,7 +203,7 @@ impl SelectedRoute {
         Ok(())
     }
 
-    /// Applies the response-header filters in their order.
+    /// Applies the response-header filters of the rule and of the backend, in their order.
     pub(in crate::http) fn change_response(&self, headers: &mut HeaderMap) {
         if let Some(chosen) = &self.rule {
             chosen.applied().change_response(headers);
@@ -250,8 +250,8 @@ fn backend_destination<'a>(
     })
 }
 
-/// Returns the current route table for a session's requests; `None` for a pod. It may have changed since the tunnel was
-/// opened.
+/// Returns the current route table for requests of a session; `None` for a pod. The table may have changed since the
+/// tunnel was opened.
 pub(in crate::http) fn route_table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
     let Target::Service {
         served, address, ..

@@ -12,7 +12,7 @@ use crate::{
     message::{Body, Version},
 };
 
-/// Returns the HTTP version in which a request is sent by default: the client's.
+/// Returns the HTTP version in which a request is sent by default: the same as the client's.
 pub(in crate::http) fn default_upstream_version(version: http::Version) -> Version {
     if version == http::Version::HTTP_2 {
         Version::Http2

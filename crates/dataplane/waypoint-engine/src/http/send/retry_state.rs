@@ -24,13 +24,13 @@ pub(crate) const DEFAULT_RETRIES: u32 = 2;
 /// Conditions under which a failed request is retried.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum RetryPolicy<'a> {
-    /// Never, as for mirrored requests.
+    /// No retries, as for mirrored requests.
     Never,
-    /// Only if nothing was sent, since a previous waypoint already retries the request.
+    /// Retries only if nothing was sent, since a previous waypoint already retries the request.
     OnlyUnsent,
-    /// Only if a retry has no side effects: idempotent requests without a body, and unprocessed requests.
+    /// Retries only without side effects: of idempotent requests without a body, and of unprocessed requests.
     OnlySafe,
-    /// As the route's retry policy configures.
+    /// Retries that the route's retry policy configures.
     RoutePolicy(&'a HttpRetry),
 }
 
@@ -39,13 +39,13 @@ pub(in crate::http) enum RetryPolicy<'a> {
 pub(in crate::http) enum AttemptOutcome<'a> {
     /// Status and headers of the endpoint's response.
     Response(StatusCode, &'a HeaderMap),
-    /// Failure without a response; `is_untouched` if the endpoint reports that it has not processed the request.
+    /// Failure without a response, and whether the endpoint reports that it has not processed the request.
     Failed { is_untouched: bool },
-    /// Timeout of the attempt.
+    /// Attempt that exceeded its timeout.
     TimedOut,
 }
 
-/// State of a request that may be retried.
+/// Retry state of one request: policy, buffered request, and number of retries.
 pub(in crate::http) struct RetryState<'a> {
     again: RetryPolicy<'a>,
     head: Option<request::Parts>,
@@ -174,7 +174,7 @@ mod tests {
         request
     }
 
-    /// Returns the bodies of a request's retries, by outcome.
+    /// Returns whether each outcome of an attempt is retried: 503, 500, unprocessed failure, other failure, timeout.
     fn again(again: RetryPolicy<'_>, method: &Method, body: &'static str) -> [bool; 5] {
         let (retrying, _first) = RetryState::new(again, request(method.clone(), body), &memory());
         let none = HeaderMap::new();

@@ -18,15 +18,15 @@ use super::{
 };
 use crate::message::Body;
 
-/// Number of active requests on one connection.
+/// Number of active requests on one HTTP/2 connection.
 #[derive(Debug)]
 pub(super) struct ActiveStreams {
     active: AtomicU32,
-    /// Time at which the last request ended.
+    /// Time at which the latest request on the connection ended.
     quiet_since: Mutex<Instant>,
 }
 
-/// Active request on a connection, which counts until the last clone is dropped.
+/// Slot of an active request on an HTTP/2 connection, released when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSlot {
     #[expect(dead_code, reason = "what it does is to be held")]
@@ -44,7 +44,7 @@ impl Drop for StreamCountGuard {
 }
 
 impl ActiveStreams {
-    /// Creates the counter of a new connection with its first request.
+    /// Creates the counter of a new connection, together with the slot of its first request.
     pub(super) fn with_first_stream() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
             active: AtomicU32::new(0),

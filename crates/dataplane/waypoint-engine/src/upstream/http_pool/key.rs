@@ -11,7 +11,7 @@ use crate::{
     upstream::{next_hop::Upstream, proxy_protocol::ProxyProtocolHeader},
 };
 
-/// Key of pooled connections.
+/// Key by which HTTP connections are pooled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HttpKey {
     /// Address of the TCP connection, or of the tunnel's next hop.
@@ -23,9 +23,9 @@ pub(crate) struct HttpKey {
     tls: Option<TlsKey>,
     /// Caller that has exclusive use of an HTTP/2 connection.
     caller: Option<(Option<Identity>, IpAddr)>,
-    /// Identity of the connection, if not the waypoint's own.
+    /// Identity under which the connection was opened; `None` for the waypoint's own.
     identity: Option<Identity>,
-    /// Services that the CONNECT names, since their attachments have been applied.
+    /// Services whose attachments this waypoint has applied, named in the CONNECT of the connection.
     applied: AppliedServices,
     /// PROXY protocol header at the start of the connection.
     preamble: Option<ProxyProtocolHeader>,
@@ -52,12 +52,12 @@ impl HttpKey {
         }
     }
 
-    /// Sets the services that the CONNECT names, since their attachments have been applied.
+    /// Sets the services whose attachments this waypoint has applied, named in the CONNECT of the connection.
     pub(crate) fn with_applied(self, applied: AppliedServices) -> Self {
         Self { applied, ..self }
     }
 
-    /// Restricts an HTTP/2 connection to one caller.
+    /// Restricts the pooled connection to one caller, if it is HTTP/2.
     pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
         let caller = match self.version {
             Version::Http1 => None,
@@ -66,7 +66,7 @@ impl HttpKey {
         Self { caller, ..self }
     }
 
-    /// Sets an identity other than the waypoint's own.
+    /// Sets the identity of the connection; `None` for the waypoint's own.
     pub(crate) fn with_identity(self, identity: Option<Identity>) -> Self {
         Self { identity, ..self }
     }

@@ -15,9 +15,9 @@ pub(super) const MAX_STREAMS: u32 = 100;
 /// Limits for the reuse of a pooled connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReuseLimits {
-    /// Idle timeout of an HTTP/1.1 connection.
+    /// Idle timeout of a pooled HTTP/1.1 connection.
     pub(super) idle: Duration,
-    /// Idle timeout of an HTTP/2 connection, if the destination's rule sets one.
+    /// Idle timeout of a pooled HTTP/2 connection, if the destination's rule sets one.
     http2_idle: Option<Duration>,
     /// Maximum number of requests on a connection; zero for no limit.
     requests: u32,
@@ -28,7 +28,7 @@ pub(crate) struct ReuseLimits {
 }
 
 impl ReuseLimits {
-    /// Derives the limits from the connection-pool settings of a destination's rule.
+    /// Derives the reuse limits from the connection-pool settings of a destination's rule.
     pub(crate) fn from_destination_limits(limits: &DestinationLimits) -> Self {
         Self {
             idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
@@ -74,7 +74,7 @@ impl ConnectionUse {
         }
     }
 
-    /// Applies the current limits of the destination's rule.
+    /// Replaces the limits of the connection by the current ones of the destination's rule.
     pub(super) fn with_limits(self, limits: ReuseLimits) -> Self {
         Self { limits, ..self }
     }

@@ -18,7 +18,7 @@ use crate::{
 /// Maximum number of policies in a random mesh.
 const POLICIES: usize = 3;
 
-/// Random source of the contents of meshes.
+/// Random generator of the policies and routes of meshes.
 pub(super) struct Draws {
     pub(super) rng: StdRng,
 }
@@ -42,7 +42,7 @@ impl Draws {
         self.rng.random_bool(probability)
     }
 
-    /// Draws the policies of a mesh, and returns their records together with removals of all other policies.
+    /// Draws the policies of a mesh. Returns their records, and removals of all other policies.
     pub(super) fn policies(&mut self) -> Vec<WaypointUpdate> {
         let count = self.rng.random_range(0..=POLICIES);
         let all = (0..POLICIES).map(|number| {

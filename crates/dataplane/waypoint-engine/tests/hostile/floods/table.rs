@@ -17,10 +17,10 @@ const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
 const WEBSOCKET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 /// HPACK index of the newest entry of the dynamic table.
 const YOUNGEST: u8 = 0x80 | 62;
-/// SETTINGS parameter for the largest initial window.
+/// SETTINGS parameter for the largest initial stream window.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 
-/// Bytes that a flood sends in each tunnel: `first`, and then `repeated`, numbered from zero.
+/// Flood by the bytes that it sends in each tunnel: an initial sequence, and then repetitions numbered from zero.
 pub(super) struct Flood {
     pub(super) what: &'static str,
     /// Number of tunnels; a soak has many times more.

@@ -103,9 +103,9 @@ fn requests_go_on_while_the_control_plane_is_away() {
     load.finish().assert_flawless();
 }
 
-/// Maximum time from a ready control plane until pods that started without one respond.
+/// Maximum time from a ready control plane until waypoint pods that started during its outage respond.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
-/// Duration of the control plane's outage, in which the backoff of certificate requests could grow to minutes.
+/// Duration of the control plane's outage: long enough for the backoff of certificate requests to grow to minutes.
 const AWAY: Duration = Duration::from_secs(60);
 
 #[test]

@@ -122,7 +122,7 @@ fn reported(condition: &str) -> Option<String> {
     Some(condition.to_owned())
 }
 
-/// Returns the status condition of a Gateway.
+/// Returns the status condition of type `kind` of a Gateway in the test's namespace.
 fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
     let get = ["get", "gateway", gateway, "--output=json", "--namespace"];
     let text = space.mesh().kubectl(&[&get[..], &[space.name()]].concat());

@@ -6,7 +6,7 @@ use ambit_cluster_tests::{Load, Mesh, Waypoint, until};
 
 use super::{ALL_PODS, Covered, PROGRAM, caller};
 
-/// Deletes all pods of the waypoint at once, with their grace period; returns when others are ready.
+/// Deletes all pods of the waypoint at once, with their grace period; returns when their replacements are ready.
 fn replace_all(waypoint: &Waypoint<'_>) {
     waypoint.replaced(|waypoint| {
         waypoint.kubectl(&["delete", "pods", ALL_PODS, "--wait=false"]);

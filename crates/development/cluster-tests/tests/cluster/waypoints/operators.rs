@@ -68,7 +68,7 @@ spec:
     );
 }
 
-/// Returns a kubeconfig with the permissions of a namespace's default service account, to which no role is bound.
+/// Writes a kubeconfig with the permissions of a namespace's default service account, to which no role is bound.
 fn of_account(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
     let view = [
         "config",
@@ -134,7 +134,7 @@ fn flows_are_shown_live_to_users_with_the_right() {
     assert!(explained.contains("REACHES the application"), "{explained}");
 }
 
-/// Running `ambit flows` of a user.
+/// Running `ambit flows` of a user, whose output is read once the command ends.
 struct Reading(JoinHandle<io::Result<Output>>);
 
 impl Reading {
@@ -157,7 +157,8 @@ impl Reading {
     }
 }
 
-/// Checks which flow events a reader of the namespace `mine` gets: of traffic within it, from `theirs` and to `theirs`.
+/// Checks that a user who may read only the namespace `mine` gets flow events of traffic within it, from `theirs` and
+/// to `theirs`.
 #[track_caller]
 fn assert_confined(text: &str, mine: &str, theirs: &str) {
     let events: Vec<Value> = text

@@ -60,7 +60,7 @@ spec:
     assert_eq!(covered.seen("/admin/later"), [""; 0]);
 }
 
-/// Tests the example of Ambit's description: a route forwards requests to another service.
+/// Tests the example in Ambit's project description: a route forwards requests to another service.
 #[test]
 fn route_forwards_requests_to_another_service() {
     let mesh = Mesh::shared();

@@ -58,7 +58,7 @@ impl Protocol {
     const ALL: [Self; 2] = [Self::Http1, Self::Http2];
 }
 
-/// Caller at a network position.
+/// Caller at a position in the network, such as a pod, a node or another network.
 pub(super) trait Dial: std::fmt::Debug {
     /// Opens a connection to an address or service.
     fn dial(&self, scene: &AttachmentFixture, to: SocketAddr) -> std::io::Result<TcpStream>;
@@ -168,8 +168,8 @@ fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Checks the effect of each attachable kind on one caller's requests on one path, over both HTTP versions. `asked` is
-/// the address with the CUSTOM policy, if the path has one.
+/// Checks the effect of each attachable kind on one caller's requests on one path, over both HTTP versions. `app` is
+/// the server's address on this path; `asked` is its address with the CUSTOM policy, if the path has one.
 pub(super) fn cell(
     scene: &AttachmentFixture,
     name: &str,
@@ -292,7 +292,8 @@ END"
     }
 }
 
-/// Checks that a client's own route has no effect on the objects that apply, nor on other clients.
+/// Checks that a route of the client's namespace changes neither which attached objects apply, nor requests of other
+/// clients.
 pub(super) fn client_route(
     scene: &AttachmentFixture,
     app: SocketAddr,

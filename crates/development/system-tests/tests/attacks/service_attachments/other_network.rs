@@ -41,7 +41,7 @@ spec:
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 
-/// Client in the other network, whose addresses are local ends of its tunnels.
+/// Client in the other network. To call a server, it connects to a local address that forwards into a tunnel.
 #[derive(Debug)]
 struct Remote<'a>(HbonePeer<'a>);
 

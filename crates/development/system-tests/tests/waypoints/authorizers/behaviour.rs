@@ -19,8 +19,8 @@ spec:
   - to: [{operation: {ports: ['9002']}}]
 ";
 
-/// Returns an extension provider `decides` of this kind in MeshConfig, whose server is in a namespace, with additional
-/// settings.
+/// Returns the MeshConfig of an extension provider `decides` of this kind, whose server is in `namespace`, with
+/// additional settings.
 fn decides(kind: &str, namespace: &str, port: u16, more: &Value) -> Value {
     let mut settings = json!({
         "service": format!("authz.{namespace}.svc.cluster.local"), "port": port, "timeout": "1s",

@@ -21,7 +21,7 @@ const VARYING: [&str; 9] = [
     "answered.headers.date",
     "answered.headers.x-envoy-upstream-service-time",
 ];
-/// Placeholder that replaces varying values.
+/// Placeholder for values that differ between runs.
 const SOMETHING: &str = "something";
 const NOTHING: &str = "nothing";
 
@@ -314,7 +314,7 @@ fn is_like(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Adds each leaf of a JSON value by its dotted path.
+/// Adds each leaf of a JSON value to `into`, under its dotted path.
 fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(members) => {

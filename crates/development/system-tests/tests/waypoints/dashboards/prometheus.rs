@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 const ACCEPT: &str =
     "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-/// Scrapes and queries to evaluate over them.
+/// Input of the query engine: scrapes, and queries to evaluate over the scrapes.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Input {

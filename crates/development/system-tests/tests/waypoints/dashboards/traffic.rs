@@ -173,11 +173,11 @@ pub(super) struct Scene {
     pub mesh: Mesh,
     grpc: SocketAddr,
     rounds: AtomicUsize,
-    /// Directory in which the agents install the CNI plugin, which the lab does not call.
+    /// Directory in which the agents install the CNI plugin; the lab itself never calls that plugin.
     _node: tempfile::TempDir,
 }
 
-/// Returns options of a lab whose agents install the CNI plugin below a directory.
+/// Returns options of a lab whose agents install the CNI plugin below the directory `node`.
 fn installing(node: &tempfile::TempDir) -> Options {
     let mut options = options();
     let below = |name: &str| {

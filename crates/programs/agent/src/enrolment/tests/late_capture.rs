@@ -25,8 +25,8 @@ fn record(namespace: &[(&str, &str)], pods: &[&str]) -> SourceEvent {
     })
 }
 
-/// Creates the world of an agent that starts and finds `web` running, uncaptured, in namespace 7; `left` is the
-/// previous agent's record.
+/// Creates an agent that finds the uncaptured pod `web` running in namespace 7 at its start; `left` is the previous
+/// agent's record.
 fn agent_started_with(
     left: Option<SourceEvent>,
     namespace: &[(&str, &str)],

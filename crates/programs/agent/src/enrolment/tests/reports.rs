@@ -11,7 +11,7 @@ fn pod_with_status(uid: &str, ip: &str, reported: RedirectionStatus) -> PodView 
 }
 
 impl TestAgent {
-    /// Creates the world of an agent that starts after an earlier agent captured the pod `web`; the step `failing`
+    /// Creates an agent that starts after an earlier agent captured the pod `web`; the step called `failing`
     /// fails.
     fn restarted_agent(failing: &'static str) -> Self {
         let mut world = Self::new();

@@ -1,5 +1,5 @@
-//! Changes the node's probe set, one change after the other in the order of the effects: a list of all members must not
-//! overtake a member that was added after the list was made.
+//! Changes the node's probe set, one change at a time in the order of the effects: a replacement of all members must
+//! not undo a later addition.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Executor of changes to the node's probe set. Cheap to clone.
+/// Executor of changes to the node's probe set. Clones share one queue.
 #[derive(Clone)]
 pub(in crate::process) struct ProbeExecutor(mpsc::UnboundedSender<ProbeJob>);
 
@@ -107,7 +107,7 @@ impl ExemptionCounter {
         Self { metrics, last }
     }
 
-    /// Adds the connections that were exempted since the last call to the metric.
+    /// Adds to the metric the connections that were exempted since the last call.
     fn count<A: Actions>(&self, actions: &A) {
         let Ok(now) = actions.exempted_connections().inspect_err(|error| {
             tracing::debug!(error = %ErrorChain(error), "cannot count exempted connections");

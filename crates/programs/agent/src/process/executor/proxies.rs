@@ -1,4 +1,5 @@
-//! Carries out the steps of node proxies in order, so that a proxy's first snapshot contains all earlier ones.
+//! Carries out orders to node proxies one after the other, so that a proxy's first snapshot contains all earlier
+//! orders.
 
 use std::future::Future;
 
@@ -9,7 +10,7 @@ use ambit_zds::{DeliverError, PodUid};
 use super::report::StepReport;
 use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
 
-/// Executor of orders to the node proxies, which also records them in the file for proxies that start without the
+/// Executor of orders to node proxies, which also records enrolled pods in the file for proxies that start without the
 /// agent.
 pub(in crate::process) struct ProxyExecutor {
     zds: Zds,
@@ -35,13 +36,13 @@ impl ProxyExecutor {
         }
     }
 
-    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
+    /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
     pub(in crate::process) fn hold(&self, uid: PodUid) {
         self.enrolled.keep_earlier(&uid);
         self.zds.hold(uid);
     }
 
-    /// Lets proxies connect, since the orders for all initial pods have been given.
+    /// Lets node proxies connect, since the orders for all initial pods have been given.
     pub(in crate::process) fn open(&self) {
         self.enrolled.mark_complete();
         self.zds.open();

@@ -1,4 +1,4 @@
-//! Carries out the steps in pods' network namespaces, which block; a few run concurrently.
+//! Carries out the steps in pods' network namespaces, which block; a limited number of them run concurrently.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub(super) struct RedirectionExecutor<A> {
 
 /// Successful outcome of [`RedirectionStep::Apply`].
 enum ApplyOutcome {
-    /// The redirection is in place; it had not drifted.
+    /// The redirection is in place, and nothing had to be repaired.
     InPlace,
     /// The redirection had drifted, as the text describes, and was repaired.
     Repaired(String),
-    /// No redirection was in place and the capture is late: pre-capture connections are being closed.
+    /// No redirection was in place and the pod was captured late: its pre-capture connections are being closed.
     Closing,
 }
 
@@ -105,7 +105,7 @@ async fn apply_rules<A: Actions>(
     report.send(flatten(applied));
 }
 
-/// Merges the error of a blocking task with that of its work into one text.
+/// Merges the error of a blocking task and the error of the task's work into one text.
 fn flatten<T, E: std::error::Error>(
     outcome: Result<Result<T, ActionError>, E>,
 ) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! Carries out writes of pods' status, which may block; a few run concurrently.
+//! Carries out writes of pods' status annotations, which may block; a limited number of them run concurrently.
 
 use std::sync::Arc;
 

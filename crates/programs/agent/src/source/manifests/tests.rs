@@ -1,4 +1,4 @@
-//! Tests which events changes of manifests result in.
+//! Tests the events that changes of manifests result in.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ impl ManifestDir {
         Self { dir, source }
     }
 
-    /// Replaces a file, and returns the resulting events.
+    /// Replaces a manifest file, and returns the resulting events.
     async fn write(&mut self, name: &str, text: &str) -> Vec<SourceEvent> {
         let temporary = self.dir.path().join("new.tmp");
         fs::write(&temporary, text).unwrap();

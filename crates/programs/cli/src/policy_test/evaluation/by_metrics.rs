@@ -34,13 +34,13 @@ enum Caller {
     Named(String),
     /// Plaintext caller that is no known workload.
     Unknown,
-    /// Caller that the metrics do not have, since a Telemetry removed or changed the label.
+    /// Caller that is missing in the metrics, since a Telemetry removed or changed the label.
     Unlabeled,
 }
 
 impl CallPair {
-    /// Whether calls of this pair in log lines may be among the `counted` ones. Proxies count the first calls of an
-    /// address as from an unknown caller until they have resolved it; log lines have the address.
+    /// Whether calls of this pair in log lines may be among the `counted` ones. Until a proxy has resolved an address,
+    /// it counts the address's calls as from an unknown caller; log lines have the address.
     pub(super) fn covers(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
             Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
@@ -52,7 +52,7 @@ impl CallPair {
     }
 }
 
-/// Placeholder for an address that metrics do not have.
+/// Placeholder for an address that metrics do not record.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl PolicyMesh {

@@ -144,7 +144,7 @@ fn is_catch_all(rule: &RuleInput) -> bool {
     rule.matches.is_empty() || rule.matches.iter().zip(&rule.scopes).any(everything)
 }
 
-/// Context for parsing the rules of one VirtualService.
+/// Parser of the rules of one VirtualService.
 struct VirtualRuleReader<'a> {
     reader: RuleReader<'a>,
     namespace: &'a str,

@@ -26,7 +26,7 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// Applies a filter to an application's response with these CORS headers, and returns the resulting headers.
+/// Applies a CORS filter to a response that has the CORS headers `upstream`, and returns the resulting headers.
 fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)]) -> Vec<String> {
     let mut answer = headers(upstream);
     cors.change_response(request, &mut answer);

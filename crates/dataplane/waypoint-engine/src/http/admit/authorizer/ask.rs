@@ -35,7 +35,7 @@ use crate::{
 /// Maximum size of a provider's response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 256 << 10;
 
-/// Error of a check that yields no decision.
+/// Reason why a check at an authorization provider yields no decision.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error(transparent)]
@@ -72,7 +72,7 @@ impl CheckError {
         )
     }
 
-    /// Returns the error's value of the outcome label in metrics.
+    /// Returns the value of the outcome label in metrics for a failed check.
     pub(in crate::http) fn outcome(&self) -> &'static str {
         match self {
             Self::Call(_) => "unreachable",
@@ -238,7 +238,7 @@ pub(in crate::http) struct UnaryCall<'a> {
     pub(in crate::http) port: u16,
     /// Path of the gRPC method.
     pub(in crate::http) path: &'a str,
-    /// Encoded protobuf message of the request.
+    /// Request message, as encoded protobuf.
     pub(in crate::http) message: Vec<u8>,
     /// Value of `grpc-timeout`: the deadline for the server.
     pub(in crate::http) timeout: Duration,
@@ -247,7 +247,7 @@ pub(in crate::http) struct UnaryCall<'a> {
     pub(in crate::http) hops: Hops,
 }
 
-/// Makes a unary gRPC call, and returns the response message. The calling function must limit its time.
+/// Makes a unary gRPC call, and returns the response message. The calling function must enforce a timeout.
 pub(in crate::http) async fn call_unary(
     session: &Session,
     call: UnaryCall<'_>,

@@ -1,11 +1,12 @@
-//! Applies a provider's changes to the headers and the query of a request, within limits.
+//! Applies an authorization provider's changes to the headers and the query of a request, within limits.
 
 use ambit_wire::ext_authz::{HeaderAction, HeaderMutation};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
 use crate::headers::{is_mutable_header, join_cookies};
 
-/// Maximum number of header lines of a request, and their total size in bytes, after a provider's changes.
+/// Maximum number of header lines of a request, and their total size in bytes, after an authorization provider's
+/// changes.
 const MAX_HEADERS: usize = 200;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
@@ -14,8 +15,8 @@ fn parse_mutable_header(text: &str) -> Option<HeaderName> {
     name.filter(is_mutable_header)
 }
 
-/// Sets headers as a provider requests. Returns the number of rejected changes: of headers that providers may not set,
-/// or with invalid names or values.
+/// Applies header changes of an authorization provider. Returns the number of rejected changes: of headers that
+/// providers may not set, or with invalid names or values.
 pub(in crate::http) fn apply_header_changes(
     headers: &mut HeaderMap,
     changes: &[HeaderMutation],
@@ -42,7 +43,7 @@ pub(in crate::http) fn apply_header_changes(
     refused
 }
 
-/// Removes headers as a provider requests. Returns the number of rejected removals.
+/// Removes headers that an authorization provider names. Returns the number of rejected removals.
 pub(super) fn remove_headers(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {

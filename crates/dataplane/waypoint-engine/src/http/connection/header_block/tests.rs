@@ -19,7 +19,7 @@ fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     frame
 }
 
-/// Parses client frames in pieces of this size, and returns the resulting state.
+/// Parses the bytes of a client in pieces of this size. Returns the resulting tracker and parser.
 fn after(bytes: &[u8], piece: usize) -> (HeaderBlockTracker, FrameParser) {
     let mut blocks = HeaderBlockTracker {
         most: MAX_SECTION_BYTES,
@@ -100,7 +100,7 @@ fn trailers_are_charged_until_their_request_ends() {
     assert_eq!(blocks.bytes(), 0);
 }
 
-/// Reads a connection to its end, and returns the size of each read; `None` where the task yielded.
+/// Reads a connection with this input to its end. Returns the size of each read; `None` where the task yielded.
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::from_process_limit(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());

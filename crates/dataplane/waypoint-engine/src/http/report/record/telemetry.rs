@@ -1,4 +1,4 @@
-//! Configured telemetry of one request: the headers that access logs read, the trace span, and the report at the end.
+//! Configured telemetry of one request: the headers that access logs read, the trace span, and the final report.
 
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ impl RequestTelemetry {
         self.response = redacted;
     }
 
-    /// Whether the configuration has access logs, which replace the waypoint's default one.
+    /// Whether the configuration has access logs, which replace the waypoint's default access log.
     pub(super) fn has_logs(&self) -> bool {
         self.telemetry_config.logs.is_some()
     }

@@ -35,13 +35,13 @@ const KERNEL_MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"
 const INIT_SCRIPT: &str = include_str!("arm64/init.sh");
 
 /// Directory of Ambit's programs in the virtual machine.
-const PROGRAMS: &str = "opt/ambit";
+const PROGRAM_DIRECTORY: &str = "opt/ambit";
 
 /// Timeout from the machine's start until it is powered off.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
 /// Words that lines of the machine's output must contain, in this order within a line. The demo itself checks more.
-const EXPECTED_OUTPUT: [&[&str]; 7] = [
+const EXPECTED_WORDS: [&[&str]; 7] = [
     &["machine: Linux", "aarch64"],
     &["shop/frontend", "shop/orders", "HBONE (mTLS)", "allowed"],
     &["shop/frontend", "shop/ledger", "HBONE (mTLS)", "DENIED"],
@@ -136,7 +136,7 @@ fn fill_initrd(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     fs::write(&init, INIT_SCRIPT)?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
 
-    let directory = root.join(PROGRAMS);
+    let directory = root.join(PROGRAM_DIRECTORY);
     fs::create_dir_all(&directory)?;
     for name in ambit_images::program_names().chain(["ambit-cni"]) {
         let mut strip = Command::new(format!("{}-strip", architecture.gnu_triple()));
@@ -258,7 +258,7 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
 
 /// Checks the machine's output; the error lists what is missing.
 fn check_output(text: &str) -> Result<()> {
-    let missing = EXPECTED_OUTPUT.iter().filter(|words| {
+    let missing = EXPECTED_WORDS.iter().filter(|words| {
         let mut lines = text.lines();
         !lines.any(|line| has_in_order(line, words))
     });

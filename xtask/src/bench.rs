@@ -9,7 +9,7 @@ use std::{path::PathBuf, process::Command};
 use ambit_images::Architecture;
 use anyhow::{Result, ensure};
 
-use self::programs::{copy, replace};
+use self::programs::{copy_programs, replace_program};
 use crate::{images, outside, setup, shell, static_binary};
 
 /// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. With `--against REV` at the
@@ -99,14 +99,14 @@ fn find_envoy() -> Result<PathBuf> {
 fn build(is_static: bool) -> Result<PathBuf> {
     const NODE_PROXY_PROGRAM: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");
-    copy(&shell::target_dir().join("release"), &directory)?;
+    copy_programs(&shell::target_dir().join("release"), &directory)?;
     if is_static {
         let proxy = static_binary::build(
             NODE_PROXY_PROGRAM,
             NODE_PROXY_PROGRAM,
             Architecture::native()?,
         )?;
-        replace(&proxy, &directory.join(NODE_PROXY_PROGRAM))?;
+        replace_program(&proxy, &directory.join(NODE_PROXY_PROGRAM))?;
     }
     Ok(directory)
 }

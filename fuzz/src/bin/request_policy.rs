@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| ambit_l7::authz::naive::compare(data));
+fuzz_target!(|data: &[u8]| ambit_l7::authz::naive::compare_with_reference(data));

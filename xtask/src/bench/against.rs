@@ -68,7 +68,7 @@ pub(super) fn programs_of_revision(revision: &str, now: &Path) -> Result<PathBuf
     if of_revision.exists() {
         fs::remove_dir_all(&of_revision)?;
     }
-    programs::copy(&target.join("release"), &of_revision)?;
+    programs::copy_programs(&target.join("release"), &of_revision)?;
     fs::copy(now.join("ambit-bench"), of_revision.join("ambit-bench"))?;
     Ok(of_revision)
 }
@@ -224,7 +224,7 @@ fn print(figures: &BTreeMap<String, ComparedMeasurement>, left_out: &BTreeSet<St
 mod tests {
     use super::*;
 
-    fn figure(what: &str, score: Option<f64>) -> Measurement {
+    fn measurement(what: &str, score: Option<f64>) -> Measurement {
         Measurement {
             what: what.to_owned(),
             unit: "us".to_owned(),
@@ -237,15 +237,15 @@ mod tests {
     fn pairs_are_divided_figure_by_figure() {
         let mut figures = BTreeMap::new();
         let now = vec![
-            figure("a", Some(2.0)),
-            figure("b", None),
-            figure("c", Some(1.0)),
+            measurement("a", Some(2.0)),
+            measurement("b", None),
+            measurement("c", Some(1.0)),
         ];
-        let then = vec![figure("b", Some(1.0)), figure("a", Some(1.0))];
+        let then = vec![measurement("b", Some(1.0)), measurement("a", Some(1.0))];
         assert_eq!(add_pair(&mut figures, now, then).unwrap(), ["b", "c"]);
         assert_eq!(figures.keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(figures["a"].ratios, [2.0]);
-        let vanished = add_pair(&mut figures, Vec::new(), vec![figure("a", Some(1.0))]);
+        let vanished = add_pair(&mut figures, Vec::new(), vec![measurement("a", Some(1.0))]);
         assert!(vanished.is_err());
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Lane {
     name: &'static str,
     priority: Priority,
     /// Maximum number of the lane's concurrent steps.
-    at_once: usize,
+    max_concurrent_steps: usize,
     steps: VecDeque<Step>,
 }
 
@@ -48,14 +48,14 @@ impl Lane {
         Self {
             name,
             priority,
-            at_once: 1,
+            max_concurrent_steps: 1,
             steps: suites.into_iter().map(step).collect(),
         }
     }
 
     /// Sets the maximum number of concurrent steps.
     pub(super) fn max_parallel(mut self, steps: usize) -> Self {
-        self.at_once = steps;
+        self.max_concurrent_steps = steps;
         self
     }
 
@@ -89,7 +89,7 @@ pub(super) fn run(lanes: Vec<Lane>) -> Result<()> {
                 let steps = Mutex::new(lane.steps);
                 let next = || lock(&steps).pop_front();
                 thread::scope(|scope| {
-                    for place in 0..lane.at_once {
+                    for place in 0..lane.max_concurrent_steps {
                         let next = &next;
                         scope.spawn(move || {
                             while let Some(mut step) = next() {

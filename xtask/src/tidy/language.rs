@@ -25,7 +25,7 @@ const DECLARATIONS: &[&str] = &[
 
 pub(super) fn find_violations(sources: &[Source]) -> Vec<String> {
     let mut findings = Vec::new();
-    for source in sources.iter().filter(|source| !source.generated) {
+    for source in sources.iter().filter(|source| !source.is_generated) {
         check_source(source, &mut findings);
     }
     findings

@@ -111,18 +111,18 @@ impl CaSecret {
         loop {
             tokio::select! {
                 event = watch.next() => match event {
-                    WatchEvent::Listing => there = None,
+                    WatchEvent::ListStarted => there = None,
                     WatchEvent::Object(_, secret) => {
                         there = Some(true);
                         self.apply_secret(&secret, &publisher);
                     }
                     WatchEvent::Removed(_) => there = Some(false),
-                    WatchEvent::Listed => there = there.or(Some(false)),
+                    WatchEvent::ListCompleted => there = there.or(Some(false)),
                     WatchEvent::Unavailable(_) => {}
                 },
                 Ok(()) = leadership.changed() => {}
                 _ = look.tick() => {}
-                _ = drain.started() => return,
+                _ = drain.wait_until_started() => return,
             }
             let is_leader = *leadership.borrow_and_update();
             if let Some(there) = there.filter(|_| is_leader) {
@@ -150,9 +150,9 @@ impl CaSecret {
     }
 
     /// Recreates the Secret if it was deleted, and renews the root before it expires. Only the leader calls this.
-    async fn reconcile_as_leader(&self, publisher: &TrustPublisher, there: bool) {
+    async fn reconcile_as_leader(&self, publisher: &TrustPublisher, exists: bool) {
         let trust = publisher.current();
-        if !there {
+        if !exists {
             match self.create(&trust.material).await {
                 Ok(()) => {
                     tracing::warn!(

@@ -14,14 +14,14 @@ use tokio::{
 use crate::token::Caller;
 
 /// Maximum time for which a denial is delayed, in case an object arrives that allows the request.
-const MAX_WAIT: Duration = Duration::from_millis(1500);
+const MAX_DENIAL_DELAY: Duration = Duration::from_millis(1500);
 
 /// Reason why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallerDenied {
     /// The caller's service account may not request this identity: it does not belong to node proxies.
     #[error("{0} is not a trusted node account")]
-    NotTrusted(String),
+    NotNodeProxy(String),
     /// The requested identity is not a SPIFFE ID of Istio's form.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     InvalidIdentity(String),
@@ -74,7 +74,7 @@ pub enum CallerDenied {
     #[error(
         "the caller's pod {pod} runs under the account of waypoint {waypoint} without its label"
     )]
-    NotAWaypoint {
+    PodNotOfWaypoint {
         /// Name of the caller's pod.
         pod: String,
         /// Gateway of the waypoint.
@@ -82,7 +82,7 @@ pub enum CallerDenied {
     },
     /// The objects of the mesh are not listed yet, so that the service accounts of waypoints are unknown.
     #[error("the objects of the mesh are not read yet")]
-    PodsNotListed,
+    ObjectsNotListed,
 }
 
 impl CallerDenied {
@@ -94,9 +94,9 @@ impl CallerDenied {
                 | Self::PodUidMismatch(_)
                 | Self::PodWithoutNode(_)
                 | Self::IdentityNotOnNode { .. }
-                | Self::NotAWaypoint { .. }
+                | Self::PodNotOfWaypoint { .. }
                 | Self::NoCallsFromWaypoint { .. }
-                | Self::PodsNotListed
+                | Self::ObjectsNotListed
         )
     }
 }
@@ -104,7 +104,7 @@ impl CallerDenied {
 /// Roles of service accounts in the mesh.
 pub trait CallerRoles {
     /// Returns whether the caller is a node proxy.
-    fn is_trusted_node(&self, caller: &Caller) -> bool;
+    fn is_node_proxy(&self, caller: &Caller) -> bool;
 
     /// Returns whether a service account is a waypoint's, whose identity only that waypoint's own pods get; `None`
     /// until the waypoints are known. Always false for a node proxy's account, even if a Gateway has its name.
@@ -112,7 +112,7 @@ pub trait CallerRoles {
 
     /// Returns whether objects of the namespace that are attached to the waypoint's Gateway require calls by the
     /// waypoint.
-    fn is_called_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
+    fn makes_calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
 /// Pods of the cluster, and notifications of their changes.
@@ -121,19 +121,19 @@ pub struct Pods {
     /// Pods with their nodes and service accounts.
     pub directory: Arc<RwLock<PodDirectory>>,
     /// Counter that grows whenever `directory` or the waypoints may have changed; 0 until the initial pods are known.
-    pub followed: watch::Receiver<u64>,
+    pub version: watch::Receiver<u64>,
 }
 
 impl Pods {
     /// Repeats a check until it succeeds, or fails for a reason that no further object could lift, for at most 1.5
     /// seconds. A node proxy may request the identity of a new pod before the API server reports the pod here; waiting
     /// spares the pod's first connection a retry by the proxy.
-    pub async fn retry_until_listed<T>(
+    pub async fn retry_while_transient<T>(
         &self,
         check: impl Fn(&PodDirectory) -> Result<T, CallerDenied>,
     ) -> Result<T, CallerDenied> {
-        let mut followed = self.followed.clone();
-        let deadline = Instant::now() + MAX_WAIT;
+        let mut followed = self.version.clone();
+        let deadline = Instant::now() + MAX_DENIAL_DELAY;
         loop {
             let started = *followed.borrow_and_update() > 0;
             let checked = check(&self.directory.read());
@@ -160,20 +160,20 @@ pub fn check_impersonation(
     requested: &str,
     trust_domain: &str,
 ) -> Result<Identity, CallerDenied> {
-    if !access.is_trusted_node(caller) {
-        return Err(CallerDenied::NotTrusted(caller.to_string()));
+    if !access.is_node_proxy(caller) {
+        return Err(CallerDenied::NotNodeProxy(caller.to_string()));
     }
     let identity = requested_identity(requested, trust_domain)?;
     if identity.is_for_waypoint_calls() {
         return Err(CallerDenied::ReservedIdentity(identity));
     }
     let (namespace, account) = (&identity.namespace, &identity.service_account);
-    let pod = own_pod(pods, caller)?;
+    let pod = bound_pod(pods, caller)?;
     if (namespace, account) == (&caller.namespace, &caller.service_account) {
         return Ok(identity);
     }
     let is_waypoint = access.is_waypoint_account(namespace, account);
-    if is_waypoint.ok_or(CallerDenied::PodsNotListed)? {
+    if is_waypoint.ok_or(CallerDenied::ObjectsNotListed)? {
         return Err(CallerDenied::WaypointIdentity(identity));
     }
     if !pods.is_served_on(&pod.node, namespace, account) {
@@ -197,10 +197,10 @@ pub fn check_waypoint_calls(
 ) -> Result<Identity, CallerDenied> {
     let identity = requested_identity(requested, trust_domain)?;
     if !identity.is_for_waypoint_calls() {
-        return Err(CallerDenied::NotTrusted(caller.to_string()));
+        return Err(CallerDenied::NotNodeProxy(caller.to_string()));
     }
     authorize_own_identity(access, pods, caller)?;
-    if !access.is_called_for(waypoint, &identity.namespace) {
+    if !access.makes_calls_for(waypoint, &identity.namespace) {
         return Err(CallerDenied::NoCallsFromWaypoint {
             namespace: identity.namespace,
             waypoint: waypoint.clone(),
@@ -226,38 +226,38 @@ pub fn authorize_own_identity(
     pods: &PodDirectory,
     caller: &Caller,
 ) -> Result<(), CallerDenied> {
-    if access.is_trusted_node(caller) {
+    if access.is_node_proxy(caller) {
         return Ok(());
     }
     let is_waypoint = access.is_waypoint_account(&caller.namespace, &caller.service_account);
-    if !is_waypoint.ok_or(CallerDenied::PodsNotListed)? {
+    if !is_waypoint.ok_or(CallerDenied::ObjectsNotListed)? {
         return Ok(());
     }
-    let pod = own_pod(pods, caller)?;
+    let pod = bound_pod(pods, caller)?;
     if pod.gateway.as_ref() == Some(&caller.service_account) {
         return Ok(());
     }
-    Err(CallerDenied::NotAWaypoint {
-        pod: service_account_name(caller),
+    Err(CallerDenied::PodNotOfWaypoint {
+        pod: pod_name(caller),
         waypoint: GatewayName::new(caller.namespace.clone(), caller.service_account.clone()),
     })
 }
 
 /// Returns the pod that the caller's token is bound to: it must exist, be alive, be on a node, and
 /// run under the caller's account.
-fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, CallerDenied> {
+fn bound_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, CallerDenied> {
     let bound = caller
         .pod
         .as_ref()
         .ok_or(CallerDenied::TokenNotBoundToPod)?;
-    let name = || service_account_name(caller);
+    let name = || pod_name(caller);
     let pod = pods
         .pod(&caller.namespace, &bound.name)
         .ok_or_else(|| CallerDenied::UnknownPod(name()))?;
     if bound.uid.is_empty() || pod.uid != bound.uid {
         return Err(CallerDenied::PodUidMismatch(name()));
     }
-    if !pod.live {
+    if !pod.is_live {
         return Err(CallerDenied::PodEnded(name()));
     }
     if pod.service_account != caller.service_account {
@@ -269,7 +269,7 @@ fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, 
     Ok(pod)
 }
 
-fn service_account_name(caller: &Caller) -> String {
+fn pod_name(caller: &Caller) -> String {
     let pod = caller.pod.as_ref().map(|pod| pod.name.as_str());
     format!("{}/{}", caller.namespace, pod.unwrap_or_default())
 }

@@ -44,9 +44,9 @@ pub struct DerivedStatus {
     /// Entries of the object's status list, such as `parents` of a route, with their conditions.
     pub entries: Vec<StatusEntry>,
     /// Condition of a Gateway: whether its waypoint has been ready.
-    pub introduction: Option<ConditionContent>,
+    pub introduced_condition: Option<ConditionContent>,
     /// Condition of a Gateway: which objects keep another waypoint until the Gateway's has been ready.
-    pub replaces: Option<ConditionContent>,
+    pub replaces_condition: Option<ConditionContent>,
 }
 
 /// Entry of a list in an object's status, such as a route's `parents`, with its conditions.
@@ -55,7 +55,7 @@ pub struct StatusEntry {
     /// Fields that identify the entry in its list, such as the `name` of a listener.
     pub identity: BTreeMap<&'static str, Value>,
     /// Fields of the entry besides `identity` and `conditions`, such as `attachedRoutes` of a listener.
-    pub fields: BTreeMap<&'static str, Value>,
+    pub other_fields: BTreeMap<&'static str, Value>,
     /// Conditions of the entry, by type.
     pub conditions: Vec<(&'static str, ConditionContent)>,
 }
@@ -66,7 +66,7 @@ pub struct ConditionInput<'a> {
     /// Problems of the object.
     pub problems: &'a [Problem],
     /// Whether any rule of the policy is in effect.
-    pub in_force: bool,
+    pub is_in_force: bool,
     /// Whether the object has `targetRefs`, so that waypoints enforce it.
     pub is_attached: bool,
     /// Status of the object as far as it depends on other objects; `None` before it is computed.
@@ -176,7 +176,7 @@ pub(crate) const GATEWAY_EFFECTIVE: ConditionType = ConditionType {
 pub(crate) const WAYPOINT_INTRODUCED: ConditionType = ConditionType {
     name: "ambit.io/Introduced",
     manager: "ambit-introduction",
-    build: |input| input.derived_status?.introduction.clone(),
+    build: |input| input.derived_status?.introduced_condition.clone(),
     reports_problems: false,
     needs_derived_status: true,
 };
@@ -186,7 +186,7 @@ pub(crate) const WAYPOINT_INTRODUCED: ConditionType = ConditionType {
 pub(crate) const GATEWAY_REPLACES: ConditionType = ConditionType {
     name: "ambit.io/Replaces",
     manager: "ambit-replaces",
-    build: |input| input.derived_status?.replaces.clone(),
+    build: |input| input.derived_status?.replaces_condition.clone(),
     reports_problems: false,
     needs_derived_status: true,
 };
@@ -253,13 +253,13 @@ fn ztunnel_accepted(input: &ConditionInput<'_>) -> ConditionContent {
         [] => (true, "Accepted"),
         problems if problems.iter().any(is_broken) => (
             false,
-            if input.in_force {
+            if input.is_in_force {
                 "Outdated"
             } else {
                 "Invalid"
             },
         ),
-        _ => (input.in_force, "UnsupportedValue"),
+        _ => (input.is_in_force, "UnsupportedValue"),
     };
     let message = if input.problems.is_empty() {
         "attached to ztunnel".to_owned()

@@ -54,9 +54,9 @@ pub struct MeshConfig {
 pub enum ServicePolicyScope {
     /// Policies of a service apply to requests to the service, and to requests to its pods' own addresses.
     #[default]
-    Pods,
+    ServiceAndPods,
     /// Policies of a service apply to requests to the service only, as in Istio.
-    Istio,
+    ServiceOnly,
 }
 
 /// Whether routes need a `ReferenceGrant` for backends in other namespaces.
@@ -75,9 +75,9 @@ pub enum WaypointAttachment {
     /// Labels attach objects; without labels, the waypoints of their namespace do: the waypoint for the pod's service
     /// account, else the waypoint for the namespace.
     #[default]
-    Seed,
+    LabelsAndGateways,
     /// Labels alone attach pods and services, as in Istio.
-    Labels,
+    LabelsOnly,
 }
 
 /// Clients whose connections to workloads go through the workloads' waypoints.
@@ -85,10 +85,10 @@ pub enum WaypointAttachment {
 pub enum WorkloadWaypoints {
     /// All clients connect through the workload's waypoint, whichever address they connect to.
     #[default]
-    Enforced,
+    AllClients,
     /// Captured clients that connect to the workload's own address go through its waypoint, as in
-    /// Istio. Only with [`WaypointAttachment::Labels`].
-    Istio,
+    /// Istio. Only with [`WaypointAttachment::LabelsOnly`].
+    CapturedClients,
 }
 
 /// Treatment of connections to objects whose waypoint is missing or cannot be used.
@@ -96,9 +96,9 @@ pub enum WorkloadWaypoints {
 pub enum WaypointMissing {
     /// Connections to an object without a usable waypoint are refused.
     #[default]
-    Refuse,
+    RefuseConnections,
     /// Connections bypass the waypoint, as in Istio.
-    Allow,
+    BypassWaypoint,
 }
 
 /// Time from which a waypoint binds the objects whose labels name it: their connections go through it or are refused.
@@ -109,7 +109,7 @@ pub enum WaypointBinding {
     Strict,
     /// A waypoint binds objects once it has been ready, or as soon as policies are attached to it or to objects that it
     /// will serve.
-    Ready,
+    WhenReady,
 }
 
 impl Default for MeshConfig {

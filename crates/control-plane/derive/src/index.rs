@@ -39,10 +39,10 @@ pub struct Index {
     /// Problems, conflicts and derived statuses of objects.
     pub(crate) reports: Reports,
     /// Invalid objects that a substitute replaces, because no valid version of them is known.
-    pub(crate) substitutes: BTreeSet<ObjectKey>,
+    pub(crate) substituted_objects: BTreeSet<ObjectKey>,
     /// Render units whose records are stale and must be rendered again.
-    pub(crate) stale: BTreeSet<RenderUnit>,
-    pub(crate) published: PublishedRecords,
+    pub(crate) stale_units: BTreeSet<RenderUnit>,
+    pub(crate) published_records: PublishedRecords,
 }
 
 impl Index {
@@ -51,9 +51,9 @@ impl Index {
         Self {
             view: MeshView::new(config),
             reports: Reports::default(),
-            substitutes: BTreeSet::new(),
-            stale: BTreeSet::new(),
-            published: PublishedRecords::default(),
+            substituted_objects: BTreeSet::new(),
+            stale_units: BTreeSet::new(),
+            published_records: PublishedRecords::default(),
         }
     }
 

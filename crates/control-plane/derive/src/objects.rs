@@ -100,7 +100,7 @@ ambit_k8s_api::for_each_kind!(table);
 
 impl Objects {
     /// Returns the parsed objects of a kind, by name.
-    pub(crate) fn all<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
+    pub(crate) fn all_of_kind<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
         K::of(self)
     }
 }

@@ -177,5 +177,5 @@ fn admit_connections(
         stream.set_nodelay(true).ok();
         TlsAcceptor::from(config()).accept(stream)
     };
-    handshakes::admit(name, listener, HANDSHAKE_LIMITS, drain, admission, closed)
+    handshakes::accept_with_handshake(name, listener, HANDSHAKE_LIMITS, drain, admission, closed)
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Path of `waypointAttachment` in the chart's values.
-const VALUE_PATH: [&str; 2] = ["meshConfig", "waypointAttachment"];
+const ATTACHMENT_PATH: [&str; 2] = ["meshConfig", "waypointAttachment"];
 /// Kinds whose labels may name waypoints, with an API version of each.
 const LABELLED_KINDS: &[(&str, &str)] = &[
     ("v1", "Namespace"),
@@ -40,35 +40,35 @@ pub async fn choose_waypoint_attachment(
     cluster: &ClusterApi,
     namespace: &str,
     overrides: &mut ValueOverrides,
-    say: &dyn Fn(&str),
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let path = VALUE_PATH.join(".");
-    if overrides.text(&VALUE_PATH).is_some() {
+    let path = ATTACHMENT_PATH.join(".");
+    if overrides.string_at(&ATTACHMENT_PATH).is_some() {
         return Ok(());
     }
-    let revision = overrides.text(&["global", "revision"]);
+    let revision = overrides.string_at(&["global", "revision"]);
     let revision = revision.unwrap_or(revisions::DEFAULT_REVISION).to_owned();
     for revision in [revision.as_str(), revisions::DEFAULT_REVISION] {
         let Some(before) = apply::installed_inventory(cluster, namespace, revision).await? else {
             continue;
         };
-        let text = |path| values::text(&before.values, path);
+        let text = |path| values::string_at(&before.values, path);
         if text(&["global", "components"]) == Some("node") {
             continue;
         }
-        if let Some(value) = text(&VALUE_PATH) {
+        if let Some(value) = text(&ATTACHMENT_PATH) {
             overrides.set(&format!("{path}={value}"), true)?;
-            say(&format!("{path}: {value}, as it is installed"));
+            report_progress(&format!("{path}: {value}, as it is installed"));
         }
         return Ok(());
     }
     let because = match find_labelled_object(cluster).await? {
         Some(object) => Some(format!("{object} has the label {USE_WAYPOINT}")),
-        None => istio_attachment_setting(cluster).await?,
+        None => describe_istio_control_plane(cluster).await?,
     };
     if let Some(because) = because {
         overrides.set(&format!("{path}=labels"), true)?;
-        say(&format!(
+        report_progress(&format!(
             "{path}: labels, because {because}; --set {path}=seed lets Gateways also take their namespaces by themselves"
         ));
     }
@@ -76,7 +76,9 @@ pub async fn choose_waypoint_attachment(
 }
 
 /// Describes Istio's control plane, if the cluster has one; in its clusters only labels attach waypoints.
-async fn istio_attachment_setting(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
+async fn describe_istio_control_plane(
+    cluster: &ClusterApi,
+) -> Result<Option<String>, ClusterError> {
     let found: Vec<Deployment> = cluster.list_typed(None, Some("app=istiod")).await?;
     let theirs = found.iter().find(|one| !object::is_managed_by_ambit(*one));
     Ok(theirs.map(|one| {

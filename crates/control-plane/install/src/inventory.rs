@@ -77,7 +77,7 @@ impl Inventory {
 
     /// Returns the platform that the user's values set; empty if they set none.
     pub fn platform(&self) -> &str {
-        values::text(&self.values, &["global", "platform"]).unwrap_or_default()
+        values::string_at(&self.values, &["global", "platform"]).unwrap_or_default()
     }
 
     /// Returns the ConfigMap that stores the inventory.

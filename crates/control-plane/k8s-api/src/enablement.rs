@@ -21,7 +21,7 @@ use crate::labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_
 use crate::selector::matches;
 
 /// Annotation that a sidecar injector sets on pods that it has injected.
-pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
+pub const SIDECAR_STATUS_ANNOTATION: &str = "sidecar.istio.io/status";
 /// Value of the label `app` of node proxies, Istio's name for them.
 const ZTUNNEL_APP_LABEL: &str = "ztunnel";
 
@@ -48,7 +48,7 @@ pub struct Enablement {
     selectors: Vec<EnablementSelector>,
     /// Whether the selectors come from the agents' settings, rather than being Istio's defaults.
     has_custom_selectors: bool,
-    excluded: BTreeSet<String>,
+    excluded_namespaces: BTreeSet<String>,
     /// Namespace of node proxies, which are never captured.
     system_namespace: String,
 }
@@ -81,7 +81,7 @@ impl<'a> From<&'a Pod> for PodFacts<'a> {
 
 /// Returns whether an injector has added a sidecar to the pod with these annotations.
 pub fn has_sidecar(annotations: &Labels) -> bool {
-    annotations.contains_key(SIDECAR_STATUS)
+    annotations.contains_key(SIDECAR_STATUS_ANNOTATION)
 }
 
 /// Whether a pod belongs to the mesh, and why.
@@ -153,13 +153,13 @@ impl MembershipDecision {
 pub enum SelectorError {
     /// Text that is not YAML or not a list of selectors.
     #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
-    Syntax(String),
+    InvalidSyntax(String),
     /// Selector with an unknown operator, which would match no pod without any error.
     #[error(
         "the enablement selector is wrong: the operator {operator:?} of label {key:?} is not In, NotIn, \
          Exists or DoesNotExist"
     )]
-    Operator {
+    UnknownOperator {
         /// Label key of the selector's requirement.
         key: String,
         /// Operator of the selector's requirement, as written.
@@ -178,7 +178,7 @@ impl EnablementSelector {
         match text.trim() {
             "" => Ok(Vec::new()),
             text => serde_saphyr::from_str(text)
-                .map_err(|error| SelectorError::Syntax(error.to_string())),
+                .map_err(|error| SelectorError::InvalidSyntax(error.to_string())),
         }
     }
 }
@@ -219,7 +219,7 @@ impl Enablement {
         Self {
             selectors: default_selectors(),
             has_custom_selectors: false,
-            excluded: excluded.filter(|name| !name.is_empty()).collect(),
+            excluded_namespaces: excluded.filter(|name| !name.is_empty()).collect(),
             system_namespace: system_namespace.into(),
         }
     }
@@ -241,7 +241,7 @@ impl Enablement {
             MembershipDecision::HostNetwork
         } else if pod.has_sidecar {
             MembershipDecision::Sidecar
-        } else if self.excludes(pod.namespace) {
+        } else if self.excludes_namespace(pod.namespace) {
             MembershipDecision::ExcludedNamespace
         } else if self.is_node_proxy(&pod) {
             MembershipDecision::NodeProxy
@@ -261,7 +261,7 @@ impl Enablement {
     }
 
     /// Returns the label keys of namespaces that the selectors use.
-    pub fn namespace_keys(&self) -> BTreeSet<String> {
+    pub fn namespace_label_keys(&self) -> BTreeSet<String> {
         let selectors = self.selectors.iter().map(|of| &of.namespace_selector);
         let keys = selectors.flat_map(|selector| {
             let equal = selector.match_labels.iter().flat_map(BTreeMap::keys);
@@ -272,14 +272,14 @@ impl Enablement {
     }
 
     /// Returns whether the agents' settings exclude the namespace regardless of its labels.
-    pub fn excludes(&self, namespace: &str) -> bool {
-        self.excluded.contains(namespace)
+    pub fn excludes_namespace(&self, namespace: &str) -> bool {
+        self.excluded_namespaces.contains(namespace)
     }
 
     /// Returns whether a pod without labels of its own would belong to the mesh, in a namespace
     /// with these labels.
     pub fn includes_namespace(&self, name: &str, labels: &Labels) -> bool {
-        !self.excludes(name) && self.selects(&Labels::new(), labels)
+        !self.excludes_namespace(name) && self.selects(&Labels::new(), labels)
     }
 
     fn selects(&self, pod: &Labels, namespace: &Labels) -> bool {
@@ -334,7 +334,7 @@ fn validate_selector(selector: &LabelSelector) -> Result<(), SelectorError> {
         .find(|requirement| !known.contains(&requirement.operator.as_str()))
         .map_or(Ok(()), |requirement| {
             let LabelSelectorRequirement { key, operator, .. } = requirement.clone();
-            Err(SelectorError::Operator { key, operator })
+            Err(SelectorError::UnknownOperator { key, operator })
         })
 }
 
@@ -438,7 +438,10 @@ mod tests {
         assert!(default_enablement().includes_namespace("a", &labels(AMBIENT)));
         assert!(!default_enablement().includes_namespace("a", &labels("")));
         assert!(!default_enablement().includes_namespace("kube-system", &labels(AMBIENT)));
-        assert!(default_enablement().excludes("kube-system") && !default_enablement().excludes(""));
+        assert!(
+            default_enablement().excludes_namespace("kube-system")
+                && !default_enablement().excludes_namespace("")
+        );
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub enum ObjectEvent {
         origin: Option<ManifestPosition>,
     },
     /// Existing object that cannot be parsed, and of which the source has no earlier valid version.
-    Refused {
+    Invalid {
         /// Key of the object.
         key: ObjectKey,
         /// Parse error, which names the invalid field.

@@ -219,7 +219,7 @@ pub enum ObjectKeyError {
     NoKind,
     /// The mesh does not read objects of this kind, which is no error of the document.
     #[error("is a {0}, which the mesh does not read")]
-    OtherKind(String),
+    UnreadKind(String),
     /// The object has no name.
     #[error("{0} has no metadata.name")]
     NoName(Kind),
@@ -227,7 +227,7 @@ pub enum ObjectKeyError {
     #[error(
         "{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed"
     )]
-    BadName {
+    InvalidName {
         /// Kind of the object.
         kind: Kind,
         /// Path of the invalid field: `metadata.name` or `metadata.namespace`.
@@ -260,7 +260,7 @@ impl ObjectKey {
             .filter(|kind| !kind.is_empty())
             .ok_or(ObjectKeyError::NoKind)?;
         let kind = Kind::from_api_version(text("apiVersion"), kind_name).ok_or_else(|| {
-            ObjectKeyError::OtherKind(match text("apiVersion") {
+            ObjectKeyError::UnreadKind(match text("apiVersion") {
                 Some(version) => format!("{version} {kind_name}"),
                 None => kind_name.to_owned(),
             })
@@ -278,7 +278,7 @@ impl ObjectKey {
             Some(namespace) if !namespace.is_empty() => ArcStr::from(namespace),
             _ => DEFAULT_NAMESPACE,
         };
-        let bad = |field, value: &str| ObjectKeyError::BadName {
+        let bad = |field, value: &str| ObjectKeyError::InvalidName {
             kind,
             field,
             value: value.chars().take(64).collect(),
@@ -337,11 +337,11 @@ impl Object {
 
 /// Finds the first `null` below `value`, and extends `path` to it. In a policy, an empty `from:` would otherwise count
 /// as absent, which allows every client.
-fn null_path(value: &Value, path: &mut String) -> bool {
+fn find_null(value: &Value, path: &mut String) -> bool {
     let length = path.len();
     let found = |child: &Value, step: String, path: &mut String| {
         path.push_str(&step);
-        if null_path(child, path) {
+        if find_null(child, path) {
             return true;
         }
         path.truncate(length);
@@ -364,7 +364,7 @@ fn null_path(value: &Value, path: &mut String) -> bool {
 fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
     let mut path = "spec".to_owned();
     match value.get("spec") {
-        Some(spec) if kind.rejects_nulls() && null_path(spec, &mut path) => Err(InvalidObject {
+        Some(spec) if kind.rejects_nulls() && find_null(spec, &mut path) => Err(InvalidObject {
             field: path,
             message: "is null; give a value, or leave it out".to_owned(),
         }),
@@ -419,7 +419,7 @@ mod tests {
         let value = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "a"}});
         assert_eq!(
             ObjectKey::read(&value),
-            Err(ObjectKeyError::OtherKind(
+            Err(ObjectKeyError::UnreadKind(
                 "serving.knative.dev/v1 Service".into()
             ))
         );

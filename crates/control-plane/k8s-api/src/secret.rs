@@ -8,8 +8,8 @@ use k8s_openapi::{
 use serde::Deserialize;
 
 /// Type of Secrets with registry credentials.
-pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
-/// Key of the registry credentials in a Secret of the type [`DOCKER_CONFIG`].
+pub const DOCKER_CONFIG_TYPE: &str = "kubernetes.io/dockerconfigjson";
+/// Key of the registry credentials in a Secret of the type [`DOCKER_CONFIG_TYPE`].
 pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
 
 /// Secret with the fields that the mesh reads.

@@ -34,7 +34,7 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
 
 /// Returns whether one of the selectors selects a namespace; without selectors, all namespaces are
 /// selected.
-pub fn select_namespace(
+pub fn selects_namespace(
     selectors: &[LabelSelector],
     name: &str,
     labels: &BTreeMap<String, String>,
@@ -61,7 +61,7 @@ pub enum InvalidSelector {
     #[error(
         "requires {operator:?} of the label {key:?}: In and NotIn need values, Exists and DoesNotExist have none"
     )]
-    Requirement {
+    InvalidRequirement {
         /// Label key of the requirement.
         key: String,
         /// Operator of the requirement.
@@ -92,7 +92,7 @@ pub fn read(value: &Value) -> Result<LabelSelector, InvalidSelector> {
         }
     });
     match wrong {
-        Some(requirement) => Err(InvalidSelector::Requirement {
+        Some(requirement) => Err(InvalidSelector::InvalidRequirement {
             key: requirement.key.clone(),
             operator: requirement.operator.clone(),
         }),

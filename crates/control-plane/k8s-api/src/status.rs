@@ -59,7 +59,7 @@ impl DesiredCondition<'_> {
     /// Returns whether a published condition equals this one, regardless of its transition time. The published
     /// generation may be a string.
     pub fn is_published(&self, published: &Value) -> bool {
-        let text = |field: &str| text(published, field).unwrap_or_default();
+        let text = |field: &str| text_field(published, field).unwrap_or_default();
         let generation = published.get("observedGeneration").and_then(|value| {
             let text = value.as_str().and_then(|text| text.parse().ok());
             value.as_i64().or(text)
@@ -74,8 +74,8 @@ impl DesiredCondition<'_> {
     pub fn to_json(&self, published: Option<&Value>) -> Value {
         let status = self.status();
         let since = published
-            .filter(|published| text(published, "status") == Some(status))
-            .and_then(|published| text(published, "lastTransitionTime"));
+            .filter(|published| text_field(published, "status") == Some(status))
+            .and_then(|published| text_field(published, "lastTransitionTime"));
         let mut condition = json!({
             "type": self.type_,
             "status": status,
@@ -90,7 +90,7 @@ impl DesiredCondition<'_> {
     }
 }
 
-fn text<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
+fn text_field<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
     condition.get(field)?.as_str()
 }
 

@@ -10,15 +10,15 @@ use crate::addresses;
 #[derive(Clone, Debug)]
 pub enum Report {
     /// The object was added or changed, or cannot be parsed.
-    Observed(Box<ObservedObject>),
+    ObjectObserved(Box<ObservedObject>),
     /// The object's problems changed because of other objects.
-    Problems(ObjectKey, Vec<Problem>),
+    ProblemsChanged(ObjectKey, Vec<Problem>),
     /// The object's derived conditions changed because of other objects.
-    DerivedStatus(ObjectKey, DerivedStatus),
+    DerivedStatusChanged(ObjectKey, DerivedStatus),
     /// The object was deleted.
-    Deleted(ObjectKey),
+    ObjectDeleted(ObjectKey),
     /// Every object that existed at the start was reported.
-    AllObserved,
+    InitialObjectsObserved,
 }
 
 /// Object with the problems and conditions that were derived for it.
@@ -31,7 +31,7 @@ pub struct ObservedObject {
     /// Problems that were found in the object.
     pub problems: Vec<Problem>,
     /// Whether the problems have changed since the last report.
-    pub is_news: bool,
+    pub has_new_problems: bool,
     /// Whether any part of a policy is enforced.
     pub in_force: bool,
     /// Conditions that depend on other objects; `None` if they are not derived yet.
@@ -54,7 +54,7 @@ pub struct StatusFacts {
     /// Published status entries of the object's parts, such as a Gateway's listeners or a route's parents.
     pub list_entries: Vec<Value>,
     /// Addresses of a ServiceEntry's hosts; empty for other kinds.
-    pub addresses: addresses::EntryAddresses,
+    pub addresses: addresses::ServiceEntryAddresses,
 }
 
 /// Returns whether objects of a kind have conditions that this crate writes.
@@ -85,8 +85,8 @@ impl StatusFacts {
                 },
             ),
             addresses: match object {
-                Object::ServiceEntry(entry) => addresses::EntryAddresses::from_entry(entry),
-                _ => addresses::EntryAddresses::default(),
+                Object::ServiceEntry(entry) => addresses::ServiceEntryAddresses::from_entry(entry),
+                _ => addresses::ServiceEntryAddresses::default(),
             },
         }
     }

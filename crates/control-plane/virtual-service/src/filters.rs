@@ -243,7 +243,7 @@ impl RouteRule {
             let (percent, fraction) = self.parse_percentage(&format!("{at}.percentage"), share);
             let to = self.parse_target(at, to);
             self.mirrors.push(RuleMirror {
-                to,
+                target: to,
                 percent,
                 fraction,
             });

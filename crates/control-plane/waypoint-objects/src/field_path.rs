@@ -21,15 +21,15 @@ pub(crate) struct FieldError {
 }
 
 impl FieldPath {
-    pub(crate) fn member(&self, name: &str) -> Self {
-        self.appended(PathStep::Member(name.to_owned()))
+    pub(crate) fn join_member(&self, name: &str) -> Self {
+        self.join_step(PathStep::Member(name.to_owned()))
     }
 
-    pub(crate) fn element(&self, index: usize) -> Self {
-        self.appended(PathStep::Element(index))
+    pub(crate) fn join_element(&self, index: usize) -> Self {
+        self.join_step(PathStep::Element(index))
     }
 
-    fn appended(&self, step: PathStep) -> Self {
+    fn join_step(&self, step: PathStep) -> Self {
         let mut steps = self.0.clone();
         steps.push(step);
         Self(steps)

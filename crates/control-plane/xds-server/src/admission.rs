@@ -11,7 +11,7 @@ const MAX_ADMISSION_WAIT: Duration = Duration::from_secs(15);
 
 /// Admission control of xDS streams.
 #[derive(Debug)]
-pub struct Admission {
+pub struct StreamAdmission {
     limiter: Mutex<RateLimiter>,
 }
 
@@ -39,7 +39,7 @@ impl RateLimiter {
     }
 }
 
-impl Admission {
+impl StreamAdmission {
     /// Creates the admission control with a rate in streams per second, which is also the burst.
     pub fn new(per_second: u32) -> Self {
         let per_second = per_second.max(1);

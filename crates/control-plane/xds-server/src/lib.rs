@@ -22,14 +22,14 @@ pub mod sessions;
 pub mod skew;
 pub mod store;
 mod unknown_types;
-mod wire_form;
+mod wire_format;
 
-pub use admission::Admission;
+pub use admission::StreamAdmission;
 pub use batch::Push;
 pub use debug::DebugService;
 pub use metrics::XdsMetrics;
 pub use resource::ResourceType;
 pub use service::{DeltaDiscovery, DiscoveryServer};
 pub use session::{Session, SessionError};
-pub use sessions::{SessionStatus, Sessions};
+pub use sessions::{SessionStatus, SessionTable};
 pub use store::Store;

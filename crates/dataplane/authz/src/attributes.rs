@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_model::{Identity, ServiceAccountMatch, StringMatch, canonical_ip, canonical_socket};
+use ambit_model::{
+    Identity, ServiceAccountMatch, StringMatch, canonical_ip, canonical_socket_address,
+};
 use ipnet::IpNet;
 
 /// Source and destination of a connection, in the form that policies compare. Without a source identity, matches on
@@ -21,13 +23,13 @@ impl<'a> Attributes<'a> {
         Self {
             source,
             source_ip: canonical_ip(source_ip),
-            destination: canonical_socket(destination),
+            destination: canonical_socket_address(destination),
         }
     }
 
     /// Replaces the destination address.
     pub fn set_destination(&mut self, destination: SocketAddr) {
-        self.destination = canonical_socket(destination);
+        self.destination = canonical_socket_address(destination);
     }
 
     /// Whether the source's principal, `td/ns/NAMESPACE/sa/ACCOUNT`, matches.

@@ -14,7 +14,7 @@ pub struct Explanation {
     /// Evaluations of every policy that applies to the destination: DENY policies first, then by name.
     pub policies: Vec<PolicyEvaluation>,
     /// Names of policies in the destination's WDS record that were not received.
-    pub missing: Vec<ArcStr>,
+    pub missing_policies: Vec<ArcStr>,
 }
 
 /// Evaluation of one policy for a connection.
@@ -72,7 +72,7 @@ impl PolicySet {
         if !self.has_dry_runs() {
             return Vec::new();
         }
-        let applicable = self.applicable(destination);
+        let applicable = self.applicable_policies(destination);
         let matches = |policy: &Authorization| matching_rule(policy, connection).is_some();
         let of = |action: Action| {
             let all = applicable.iter().map(|policy| &**policy);
@@ -95,7 +95,7 @@ impl PolicySet {
         counts: impl Fn(&str) -> bool,
     ) -> Explanation {
         let mut policies: Vec<_> = self
-            .applicable(destination)
+            .applicable_policies(destination)
             .into_iter()
             .filter(|policy| counts(&policy.name))
             .map(|policy| PolicyEvaluation {
@@ -118,7 +118,7 @@ impl PolicySet {
         Explanation {
             decision,
             policies,
-            missing,
+            missing_policies: missing,
         }
     }
 }

@@ -6,16 +6,16 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
-mod candidates;
 mod connection;
 mod evaluate;
 mod explain;
 mod matching;
+mod rule_index;
 mod set;
 
 pub use attributes::Attributes;
 pub use connection::Connection;
-pub use evaluate::{Decision, DecisionReason, DryRunDenial};
+pub use evaluate::{Decision, DecisionReason, DryRunMatch};
 pub use explain::{Explanation, PolicyEvaluation, PolicyOutcome};
 pub use matching::{matches_policy, matching_rule};
 pub use set::{AffectedWorkloads, MissingPolicies, PolicySet};

@@ -31,10 +31,10 @@ pub(crate) fn clause_matches(clause: &Clause, peer: &Peer<'_>) -> bool {
     clause.is_empty()
         || clause
             .iter()
-            .any(|m| !m.is_empty() && match_matches(m, peer))
+            .any(|m| !m.is_empty() && all_fields_match(m, peer))
 }
 
-fn match_matches(m: &Match, peer: &Peer<'_>) -> bool {
+fn all_fields_match(m: &Match, peer: &Peer<'_>) -> bool {
     let of = &peer.attributes;
     field_matches(&m.namespaces, &m.not_namespaces, |v| of.has_namespace(v))
         && field_matches(&m.principals, &m.not_principals, |v| of.has_principal(v))

@@ -7,7 +7,7 @@ use std::{
 
 use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
-use crate::{candidates::RuleIndex, connection::Peer};
+use crate::{connection::Peer, rule_index::RuleIndex};
 
 /// How connections to a workload are decided if its record names a policy that was not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub struct PolicySet {
     /// Policies that apply to the whole mesh.
     global: ScopePolicies,
     by_namespace: HashMap<ArcStr, ScopePolicies>,
-    missing: MissingPolicies,
+    missing_policies: MissingPolicies,
     /// Number of dry-run policies in the set.
-    dry_runs: usize,
+    dry_run_count: usize,
 }
 
 /// Policies of one scope, separated by action.
@@ -36,8 +36,8 @@ pub struct PolicySet {
 pub(crate) struct ScopePolicies {
     deny: RuleIndex,
     allow: RuleIndex,
-    dry_deny: RuleIndex,
-    dry_allow: RuleIndex,
+    dry_run_deny: RuleIndex,
+    dry_run_allow: RuleIndex,
 }
 
 /// Workloads whose connections a policy change may affect, and which must be evaluated again.
@@ -50,7 +50,7 @@ pub enum AffectedWorkloads {
     /// All workloads of this namespace.
     Namespace(ArcStr),
     /// Workloads whose records name the policy (`namespace/name`).
-    NamingPolicy(ArcStr),
+    ReferencingPolicy(ArcStr),
     /// Union of several sets of workloads, for a policy whose scope changed.
     Union(Vec<Self>),
 }
@@ -67,7 +67,7 @@ impl AffectedWorkloads {
             Self::None => false,
             Self::All => true,
             Self::Namespace(of) => namespace == of,
-            Self::NamingPolicy(name) => policies.contains(name),
+            Self::ReferencingPolicy(name) => policies.contains(name),
             Self::Union(parts) => parts
                 .iter()
                 .any(|part| part.includes_any(namespace, policies)),
@@ -79,7 +79,7 @@ impl PolicySet {
     /// Creates an empty set of policies, with the decision about missing ones.
     pub fn new(missing: MissingPolicies) -> Self {
         Self {
-            missing,
+            missing_policies: missing,
             ..Self::default()
         }
     }
@@ -92,13 +92,13 @@ impl PolicySet {
         }
         let before = self.remove(&key);
         let policy = Arc::new(policy);
-        if let Some(bucket) = self.bucket_mut(&policy) {
+        if let Some(bucket) = self.scope_policies_mut(&policy) {
             bucket
                 .index_mut(policy.action, policy.dry_run)
                 .insert(&policy);
         }
         let after = affected_workloads(&policy);
-        self.dry_runs += usize::from(policy.dry_run);
+        self.dry_run_count += usize::from(policy.dry_run);
         self.by_key.insert(key, policy);
         match before {
             AffectedWorkloads::None => after,
@@ -112,8 +112,8 @@ impl PolicySet {
         let Some(policy) = self.by_key.remove(key) else {
             return AffectedWorkloads::None;
         };
-        self.dry_runs -= usize::from(policy.dry_run);
-        if let Some(bucket) = self.bucket_mut(&policy) {
+        self.dry_run_count -= usize::from(policy.dry_run);
+        if let Some(bucket) = self.scope_policies_mut(&policy) {
             bucket.index_mut(policy.action, policy.dry_run).remove(key);
         }
         if policy.scope == Scope::Namespace
@@ -164,12 +164,12 @@ impl PolicySet {
         self.by_key.get(key)
     }
 
-    pub(crate) fn missing(&self) -> MissingPolicies {
-        self.missing
+    pub(crate) fn missing_policies(&self) -> MissingPolicies {
+        self.missing_policies
     }
 
     pub(crate) fn has_dry_runs(&self) -> bool {
-        self.dry_runs > 0
+        self.dry_run_count > 0
     }
 
     /// Returns the policies with the scope of the whole mesh, and those of the namespace if it has any.
@@ -177,7 +177,7 @@ impl PolicySet {
         [Some(&self.global), self.by_namespace.get(namespace)]
     }
 
-    fn bucket_mut(&mut self, policy: &Authorization) -> Option<&mut ScopePolicies> {
+    fn scope_policies_mut(&mut self, policy: &Authorization) -> Option<&mut ScopePolicies> {
         match policy.scope {
             Scope::Global => Some(&mut self.global),
             Scope::Namespace => Some(
@@ -190,23 +190,28 @@ impl PolicySet {
     }
 
     /// Returns the policies that apply to a workload, ordered by name.
-    pub(crate) fn applicable(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
+    pub(crate) fn applicable_policies(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
         self.by_key
             .values()
             .filter(|policy| match policy.scope {
                 Scope::Global => true,
                 Scope::Namespace => policy.namespace == workload.namespace,
                 Scope::WorkloadSelector => false,
-            } || workload.authorization_policies.iter().any(|name| is_named(name, policy)))
+            } || workload.authorization_policies.iter().any(|name| has_resource_name(name, policy)))
             .collect()
     }
 }
 
 impl ScopePolicies {
     pub(crate) fn is_empty(&self) -> bool {
-        [&self.deny, &self.allow, &self.dry_deny, &self.dry_allow]
-            .iter()
-            .all(|index| index.is_empty())
+        [
+            &self.deny,
+            &self.allow,
+            &self.dry_run_deny,
+            &self.dry_run_allow,
+        ]
+        .iter()
+        .all(|index| index.is_empty())
     }
 
     pub(crate) fn has_enforced_allow(&self) -> bool {
@@ -223,8 +228,8 @@ impl ScopePolicies {
         match (action, dry_run) {
             (Action::Deny, false) => &self.deny,
             (Action::Allow, false) => &self.allow,
-            (Action::Deny, true) => &self.dry_deny,
-            (Action::Allow, true) => &self.dry_allow,
+            (Action::Deny, true) => &self.dry_run_deny,
+            (Action::Allow, true) => &self.dry_run_allow,
         }
         .first_match(peer)
     }
@@ -233,8 +238,8 @@ impl ScopePolicies {
         match (action, dry_run) {
             (Action::Deny, false) => &mut self.deny,
             (Action::Allow, false) => &mut self.allow,
-            (Action::Deny, true) => &mut self.dry_deny,
-            (Action::Allow, true) => &mut self.dry_allow,
+            (Action::Deny, true) => &mut self.dry_run_deny,
+            (Action::Allow, true) => &mut self.dry_run_allow,
         }
     }
 }
@@ -243,11 +248,13 @@ fn affected_workloads(policy: &Authorization) -> AffectedWorkloads {
     match policy.scope {
         Scope::Global => AffectedWorkloads::All,
         Scope::Namespace => AffectedWorkloads::Namespace(policy.namespace.clone()),
-        Scope::WorkloadSelector => AffectedWorkloads::NamingPolicy(policy.key().to_string().into()),
+        Scope::WorkloadSelector => {
+            AffectedWorkloads::ReferencingPolicy(policy.key().to_string().into())
+        }
     }
 }
 
-fn is_named(name: &str, policy: &Authorization) -> bool {
+fn has_resource_name(name: &str, policy: &Authorization) -> bool {
     name.split_once('/')
         .is_some_and(|(namespace, name)| policy.namespace == namespace && policy.name == name)
 }

@@ -29,10 +29,10 @@ pub trait CaClient: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 
     /// Subscribes to the certificates of an identity. The certificate store calls this before the first fetch.
-    fn keep_ready(&self, _identity: &Identity) {}
+    fn subscribe(&self, _identity: &Identity) {}
 
     /// Ends the subscription to the certificates of an identity.
-    fn stop_keeping_ready(&self, _identity: &Identity) {}
+    fn unsubscribe(&self, _identity: &Identity) {}
 
     /// Returns the queue of identities whose certificates the CA has replaced unasked; always empty for a CA that does
     /// not push certificates.
@@ -89,7 +89,7 @@ pub enum FetchError {
     #[error(transparent)]
     Headers(#[from] CallHeadersError),
     /// The CA rejected the request, or could not be reached.
-    #[error("the CA answered {}", StatusText(.0))]
+    #[error("the CA answered {}", DisplayStatus(.0))]
     Status(Box<tonic::Status>),
     /// The CA did not respond in time.
     #[error("the CA did not answer within {0:?}")]
@@ -129,9 +129,9 @@ impl FetchError {
 }
 
 /// Displays a gRPC status as code, message and cause (for instance why the connection failed).
-struct StatusText<'a>(&'a tonic::Status);
+struct DisplayStatus<'a>(&'a tonic::Status);
 
-impl fmt::Display for StatusText<'_> {
+impl fmt::Display for DisplayStatus<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}", self.0.code(), self.0.message())?;
         match std::error::Error::source(self.0) {
@@ -199,7 +199,7 @@ impl CsrClient {
     }
 
     /// Returns the cached certificate of an identity, if it is still usable.
-    fn cached(&self, identity: &Identity) -> Option<WorkloadCert> {
+    fn cached_certificate(&self, identity: &Identity) -> Option<WorkloadCert> {
         let (key, answer) = self.cache.as_ref()?.take(identity)?;
         match WorkloadCert::from_response(&self.settings, identity, key, &answer) {
             Ok(certificate) => Some(certificate),
@@ -211,7 +211,7 @@ impl CsrClient {
     }
 
     async fn request_certificate(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
-        if let Some(certificate) = self.cached(identity) {
+        if let Some(certificate) = self.cached_certificate(identity) {
             return Ok(certificate);
         }
         let CertificateRequest { pem, key } = CertificateRequest::new(identity)?;

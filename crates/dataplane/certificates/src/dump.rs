@@ -42,7 +42,7 @@ impl CertificateDump {
     pub fn new(identity: &Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
         let entries = |ders: &[CertificateDer<'static>]| {
             ders.iter()
-                .filter_map(|der| CertificateEntry::read(der))
+                .filter_map(|der| CertificateEntry::from_der(der))
                 .collect()
         };
         Self {
@@ -55,7 +55,7 @@ impl CertificateDump {
 }
 
 impl CertificateEntry {
-    fn read(der: &[u8]) -> Option<Self> {
+    fn from_der(der: &[u8]) -> Option<Self> {
         let (_, cert) = X509Certificate::from_der(der).ok()?;
         let validity = validity(&cert);
         Some(Self {

@@ -22,7 +22,7 @@ pub use counts::CertificateCounts;
 pub use csr::{CertificateRequest, CsrError};
 pub use dump::{CertificateDump, CertificateEntry};
 pub use metrics::CertificateMetrics;
-pub use spiffe::{DelegatedIdentity, SocketError, SpiffeSocket, WorkloadApi};
+pub use spiffe::{DelegatedIdentity, SpiffeSocket, SpiffeSocketError, WorkloadApi};
 pub use spiffe_error::SpiffeError;
 pub use store::{CertError, Certificates, CertificatesOptions, Priority};
 pub use svid::SvidError;

@@ -5,10 +5,10 @@
 //! then fetches them from the client. While the agent is unavailable, the last certificates remain in use.
 
 mod agent;
-mod answer;
+mod api_result;
 mod delegated_identity;
 mod workload_api;
 
-pub use agent::{SocketError, SpiffeSocket};
+pub use agent::{SpiffeSocket, SpiffeSocketError};
 pub use delegated_identity::DelegatedIdentity;
 pub use workload_api::WorkloadApi;

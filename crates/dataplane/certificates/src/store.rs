@@ -9,7 +9,7 @@ mod state;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
-use ambit_model::{Identity, Reason};
+use ambit_model::{FailureReason, Identity};
 use ambit_rt::ErrorChain;
 use ambit_tls::WorkloadCert;
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ use state::{Effect, Event, Lifetime, State};
 pub enum CertError {
     /// The identity's last workload left this node while a connection waited for the certificate.
     #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
-    Forgotten(Box<Identity>),
+    IdentityForgotten(Box<Identity>),
     /// The CA issued no certificate; the store retries automatically.
     #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
@@ -41,13 +41,13 @@ pub enum CertError {
     },
     /// The process is shutting down.
     #[error("identity error: certificates are no longer served")]
-    Stopped,
+    ShuttingDown,
 }
 
 impl CertError {
     /// Returns the response flag for metrics and the access log.
-    pub fn reason(&self) -> Reason {
-        Reason::IdentityError
+    pub fn reason(&self) -> FailureReason {
+        FailureReason::IdentityError
     }
 }
 
@@ -60,7 +60,7 @@ enum CertState {
     Forgotten,
 }
 
-struct Entry {
+struct IdentityEntry {
     state: watch::Sender<CertState>,
     /// Highest priority that connections have requested so far; the fetch task receives each priority only once.
     priority: Priority,
@@ -73,7 +73,7 @@ enum Command {
 }
 
 struct Shared {
-    entries: Mutex<HashMap<Identity, Entry>>,
+    entries: Mutex<HashMap<Identity, IdentityEntry>>,
     /// Commands to the fetch task, sent under the lock of `entries`, so that the task receives them in the order of
     /// changes.
     commands: mpsc::UnboundedSender<Command>,
@@ -118,7 +118,7 @@ impl Certificates {
         let settled = slot
             .wait_for(|slot| !matches!(slot, CertState::Initializing))
             .await
-            .map_err(|_| CertError::Stopped)?
+            .map_err(|_| CertError::ShuttingDown)?
             .clone();
         match settled {
             CertState::Available(cert) if cert.is_expired(SystemTime::now()) => {
@@ -136,15 +136,15 @@ impl Certificates {
                 identity: Box::new(identity.clone()),
                 source,
             }),
-            CertState::Forgotten => Err(CertError::Forgotten(Box::new(identity.clone()))),
-            CertState::Initializing => Err(CertError::Stopped),
+            CertState::Forgotten => Err(CertError::IdentityForgotten(Box::new(identity.clone()))),
+            CertState::Initializing => Err(CertError::ShuttingDown),
         }
     }
 
     /// Waits until a requested certificate is available or forgotten, also through failures and retries. Used at
     /// startup; connections use [`Self::get`].
     pub async fn wait_until_obtained(&self, identity: &Identity) {
-        let follow = |entry: &Entry| entry.state.subscribe();
+        let follow = |entry: &IdentityEntry| entry.state.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
         if let Some(mut slot) = slot {
             // An error means that the loop has ended.
@@ -254,7 +254,7 @@ impl Certificates {
         let (slot, receiver) = watch::channel(CertState::Initializing);
         entries.insert(
             identity.clone(),
-            Entry {
+            IdentityEntry {
                 state: slot,
                 priority,
             },
@@ -292,7 +292,7 @@ async fn run(
             command = commands.recv() => match command {
                 Some(Command::Request(identity, priority)) => Event::Request(identity, priority),
                 Some(Command::Forget(identity)) => {
-                    client.stop_keeping_ready(&identity);
+                    client.unsubscribe(&identity);
                     Event::Forget(identity)
                 }
                 Some(Command::Expired(identity)) => Event::Expired(identity),
@@ -320,7 +320,7 @@ async fn run(
         for effect in state.on_event(event, Instant::now().into_std()) {
             match effect {
                 Effect::Fetch(identity, attempt) => {
-                    client.keep_ready(&identity);
+                    client.subscribe(&identity);
                     let (client, done) = (client.clone(), done.clone());
                     let fetch = {
                         let identity = identity.clone();
@@ -343,7 +343,7 @@ async fn run(
                 Effect::Report {
                     identity,
                     error,
-                    kept,
+                    previous_remains: kept,
                     retry_in,
                 } => {
                     let error = ErrorChain(error.as_ref());

@@ -15,7 +15,7 @@ pub enum SvidError {
     MissingKey,
     /// The leaf has this number of URI SANs instead of exactly one.
     #[error("its leaf has {0} URI names, and an X.509-SVID has one")]
-    UriNameCount(usize),
+    UriSanCount(usize),
     /// The certificate's identity differs from the SPIFFE ID in the agent's message.
     #[error("its leaf is of {0}")]
     IdentityMismatch(Box<Identity>),
@@ -61,7 +61,7 @@ impl Svid {
         let names = chain.first().map(count_uri_names).transpose()?;
         match names.unwrap_or_default() {
             1 => {}
-            several => return Err(SvidError::UriNameCount(several)),
+            several => return Err(SvidError::UriSanCount(several)),
         }
         let key = PrivatePkcs8KeyDer::from(self.key.to_vec());
         let certificate = WorkloadCert::new(settings, chain, key.into(), roots)?;

@@ -50,7 +50,7 @@ pub struct ChannelConfig {
 pub enum ChannelError {
     /// The configured address is not a URL.
     #[error("{address:?} is not an address of the form https://host:port")]
-    Address {
+    InvalidAddress {
         /// Address as configured.
         address: String,
         /// Cause of the error.
@@ -65,7 +65,7 @@ pub enum ChannelError {
     },
     /// The configured host name or alternative name is not a valid DNS name or IP address.
     #[error("{name:?} cannot be a server's name")]
-    Name {
+    InvalidHostName {
         /// Host or alternative name, as configured.
         name: String,
         /// Cause of the error.
@@ -80,8 +80,8 @@ pub enum ChannelError {
 pub fn create_channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
     let target = ChannelTarget::new(config)?;
     // The connector does TLS itself; tonic must not add its own.
-    let endpoint = Endpoint::from(target.inner_uri()?)
-        .origin(target.origin()?)
+    let endpoint = Endpoint::from(target.plaintext_uri()?)
+        .origin(target.origin_uri()?)
         .http2_keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(10))
         .keep_alive_while_idle(true);
@@ -92,8 +92,8 @@ pub fn create_channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
 struct ChannelTarget {
     host: String,
     port: u16,
-    name: ServerName<'static>,
-    alternative: Option<ServerName<'static>>,
+    server_name: ServerName<'static>,
+    alternative_name: Option<ServerName<'static>>,
     roots: RootCa,
     tls: TlsSettings,
 }
@@ -109,7 +109,7 @@ impl ChannelTarget {
             Some(_) => return Err(not_https()),
             None => format!("https://{address}").parse(),
         }
-        .map_err(|source| ChannelError::Address {
+        .map_err(|source| ChannelError::InvalidAddress {
             address: address.clone(),
             source,
         })?;
@@ -122,14 +122,14 @@ impl ChannelTarget {
             .trim_end_matches(']')
             .to_owned();
         let name = |name: &str| {
-            ServerName::try_from(name.to_owned()).map_err(|source| ChannelError::Name {
+            ServerName::try_from(name.to_owned()).map_err(|source| ChannelError::InvalidHostName {
                 name: name.to_owned(),
                 source,
             })
         };
         Ok(Self {
-            name: name(&host)?,
-            alternative: config.alternative_name.as_deref().map(name).transpose()?,
+            server_name: name(&host)?,
+            alternative_name: config.alternative_name.as_deref().map(name).transpose()?,
             port: uri.port_u16().unwrap_or(443),
             host,
             roots: config.roots.clone(),
@@ -145,28 +145,28 @@ impl ChannelTarget {
         }
     }
 
-    fn inner_uri(&self) -> Result<Uri, ChannelError> {
-        self.uri("http")
+    fn plaintext_uri(&self) -> Result<Uri, ChannelError> {
+        self.uri_with_scheme("http")
     }
 
-    fn origin(&self) -> Result<Uri, ChannelError> {
-        self.uri("https")
+    fn origin_uri(&self) -> Result<Uri, ChannelError> {
+        self.uri_with_scheme("https")
     }
 
-    fn uri(&self, scheme: &str) -> Result<Uri, ChannelError> {
+    fn uri_with_scheme(&self, scheme: &str) -> Result<Uri, ChannelError> {
         let address = format!("{scheme}://{}", self.authority());
         address
             .parse()
-            .map_err(|source| ChannelError::Address { address, source })
+            .map_err(|source| ChannelError::InvalidAddress { address, source })
     }
 
     fn client_config(&self) -> Result<ClientConfig, ConnectError> {
         let roots = Arc::new(self.roots.load()?);
         let inner =
             WebPkiServerVerifier::builder_with_provider(roots, self.tls.provider()).build()?;
-        let verifier = NamesVerifier {
+        let verifier = AlternativeNameVerifier {
             inner,
-            alternative: self.alternative.clone(),
+            alternative_name: self.alternative_name.clone(),
         };
         let mut config = ClientConfig::builder_with_provider(self.tls.provider())
             .with_protocol_versions(self.tls.protocol_versions())?
@@ -186,7 +186,7 @@ impl ChannelTarget {
                 what: "connecting",
             })??;
         let connector = tokio_rustls::TlsConnector::from(Arc::new(tls));
-        let handshake = connector.connect(self.name.clone(), tcp);
+        let handshake = connector.connect(self.server_name.clone(), tcp);
         let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake)
             .await
             .map_err(|_| ConnectError::TimedOut {
@@ -281,12 +281,12 @@ impl tower_service::Service<Uri> for Connector {
 
 /// Certificate verifier that accepts an alternative name if the host name does not match.
 #[derive(Debug)]
-struct NamesVerifier {
+struct AlternativeNameVerifier {
     inner: Arc<WebPkiServerVerifier>,
-    alternative: Option<ServerName<'static>>,
+    alternative_name: Option<ServerName<'static>>,
 }
 
-impl ServerCertVerifier for NamesVerifier {
+impl ServerCertVerifier for AlternativeNameVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -300,7 +300,7 @@ impl ServerCertVerifier for NamesVerifier {
                 .verify_server_cert(end_entity, intermediates, name, ocsp_response, now)
         };
         let first = verify(server_name);
-        match (&first, &self.alternative) {
+        match (&first, &self.alternative_name) {
             (Err(_), Some(alternative)) => verify(alternative).or(first),
             _ => first,
         }
@@ -333,7 +333,7 @@ impl ServerCertVerifier for NamesVerifier {
 mod tests {
     use super::*;
 
-    fn target(address: &str) -> Result<ChannelTarget, ChannelError> {
+    fn parse_target(address: &str) -> Result<ChannelTarget, ChannelError> {
         ChannelTarget::new(&ChannelConfig {
             address: address.to_owned(),
             roots: RootCa::System,
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn addresses_default_to_https_and_port_443() {
-        let authority = |address| target(address).unwrap().authority();
+        let authority = |address| parse_target(address).unwrap().authority();
         assert_eq!(
             authority("https://istiod.istio-system.svc:15012"),
             "istiod.istio-system.svc:15012"
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn plaintext_and_invalid_addresses_are_refused() {
         for address in ["http://istiod:15010", "", "https://", "ftp://x", "a b"] {
-            assert!(target(address).is_err(), "{address:?}");
+            assert!(parse_target(address).is_err(), "{address:?}");
         }
     }
 }

@@ -64,7 +64,7 @@ pub enum CallHeadersError {
 #[derive(Clone, Debug, Default)]
 pub struct CallMetadata {
     token: Option<TokenSource>,
-    fixed: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
+    fixed_headers: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
 }
 
 impl CallMetadata {
@@ -89,7 +89,7 @@ impl CallMetadata {
             .collect::<Result<Vec<_>, CallHeadersError>>()?;
         Ok(Self {
             token,
-            fixed: fixed.into(),
+            fixed_headers: fixed.into(),
         })
     }
 
@@ -114,7 +114,7 @@ impl CallMetadata {
             value.set_sensitive(true);
             metadata.insert("authorization", value);
         }
-        for (key, value) in self.fixed.iter() {
+        for (key, value) in self.fixed_headers.iter() {
             metadata.insert(key.clone(), value.clone());
         }
         Ok(())
@@ -144,7 +144,7 @@ async fn read_token(source: &TokenSource) -> Result<String, CallHeadersError> {
 mod tests {
     use super::*;
 
-    async fn applied(headers: &CallMetadata) -> Result<MetadataMap, CallHeadersError> {
+    async fn applied_metadata(headers: &CallMetadata) -> Result<MetadataMap, CallHeadersError> {
         let mut metadata = MetadataMap::new();
         headers.apply(&mut metadata).await?;
         Ok(metadata)
@@ -158,13 +158,13 @@ mod tests {
         let token = TokenSource::from_setting(path.to_str().unwrap());
         let env = Env::from_pairs([("XDS_HEADER_X-Tenant", "t1"), ("OTHER", "x")]);
         let headers = CallMetadata::from_env(&env, "XDS_HEADER_", Some(token), "c1").unwrap();
-        let metadata = applied(&headers).await.unwrap();
+        let metadata = applied_metadata(&headers).await.unwrap();
         assert_eq!(metadata.get("authorization").unwrap(), "Bearer one");
         assert_eq!(metadata.get("clusterid").unwrap(), "c1");
         assert_eq!(metadata.get("x-tenant").unwrap(), "t1");
         std::fs::write(&path, "two").unwrap();
         assert_eq!(
-            applied(&headers)
+            applied_metadata(&headers)
                 .await
                 .unwrap()
                 .get("authorization")
@@ -172,11 +172,11 @@ mod tests {
             "Bearer two"
         );
         std::fs::write(&path, " \n").unwrap();
-        let error = applied(&headers).await.unwrap_err().to_string();
+        let error = applied_metadata(&headers).await.unwrap_err().to_string();
         assert_eq!(error, format!("the token is empty ({})", path.display()));
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(
-            applied(&headers).await,
+            applied_metadata(&headers).await,
             Err(CallHeadersError::ReadToken { .. })
         ));
     }
@@ -184,11 +184,11 @@ mod tests {
     #[tokio::test]
     async fn without_a_token_there_is_no_authorization() {
         let headers = CallMetadata::new(None, None, []).unwrap();
-        assert!(applied(&headers).await.unwrap().is_empty());
+        assert!(applied_metadata(&headers).await.unwrap().is_empty());
         let broken = TokenSource::Literal("a\nb".to_owned());
         let headers = CallMetadata::new(Some(broken), None, []).unwrap();
         assert!(matches!(
-            applied(&headers).await,
+            applied_metadata(&headers).await,
             Err(CallHeadersError::BadToken)
         ));
     }

@@ -30,7 +30,7 @@ pub enum RootCa {
 pub enum RootCaError {
     /// The file cannot be read.
     #[error("cannot read root certificates from {}", path.display())]
-    Read {
+    ReadFile {
         /// Path of the file.
         path: PathBuf,
         /// Cause of the error.
@@ -39,7 +39,7 @@ pub enum RootCaError {
     },
     /// The roots are not PEM.
     #[error("root certificates of {origin} are not PEM")]
-    Pem {
+    InvalidPem {
         /// Path of the file with the certificates, or `the setting`.
         origin: String,
         /// Cause of the error.
@@ -83,7 +83,7 @@ impl RootCa {
         match self {
             Self::Pem(text) => parse(text.as_bytes(), "the setting", false),
             Self::File(path) => {
-                let text = fs::read(path).map_err(|source| RootCaError::Read {
+                let text = fs::read(path).map_err(|source| RootCaError::ReadFile {
                     path: path.clone(),
                     source,
                 })?;
@@ -105,7 +105,7 @@ impl RootCa {
 fn parse(text: &[u8], origin: &str, lenient: bool) -> Result<RootCertStore, RootCaError> {
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {
-        let certificate = certificate.map_err(|source| RootCaError::Pem {
+        let certificate = certificate.map_err(|source| RootCaError::InvalidPem {
             origin: origin.to_owned(),
             source,
         })?;

@@ -42,8 +42,8 @@ pub fn encode_response(
     // A name that was parsed can be encoded.
     let mut message = ResponseWriter {
         bytes: head.to_vec().unwrap_or_default(),
-        answers: 0,
-        owner: COMPRESSION_POINTER | QUESTION_OFFSET,
+        answer_count: 0,
+        owner_pointer: COMPRESSION_POINTER | QUESTION_OFFSET,
     };
     let payload = question
         .edns()
@@ -71,21 +71,21 @@ const OPT_RECORD_BYTES: usize = 11;
 /// record has 12 bytes and the address, however long the name. Libraries stop compressing after some records.
 struct ResponseWriter {
     bytes: Vec<u8>,
-    answers: u16,
+    answer_count: u16,
     /// Compression pointer to the name that owns the address records.
-    owner: u16,
+    owner_pointer: u16,
 }
 
 impl ResponseWriter {
     fn add_record(&mut self, kind: u16, data: &[u8]) {
-        for part in [self.owner, kind, CLASS_IN] {
+        for part in [self.owner_pointer, kind, CLASS_IN] {
             self.bytes.extend(part.to_be_bytes());
         }
         self.bytes.extend(TTL_SECONDS.to_be_bytes());
         let len = u16::try_from(data.len()).unwrap_or_default();
         self.bytes.extend(len.to_be_bytes());
         self.bytes.extend(data);
-        self.answers += 1;
+        self.answer_count += 1;
     }
 
     fn add_cname(&mut self, name: &str) {
@@ -98,7 +98,7 @@ impl ResponseWriter {
         target.push(0);
         self.add_record(TYPE_CNAME, &target);
         let at = u16::try_from(self.bytes.len() - target.len()).unwrap_or_default();
-        self.owner = COMPRESSION_POINTER | at;
+        self.owner_pointer = COMPRESSION_POINTER | at;
     }
 
     /// Appends an address record unless the message would exceed `limit` bytes; returns whether it was appended.
@@ -111,7 +111,7 @@ impl ResponseWriter {
         let fits = self.bytes.len() <= limit;
         if !fits {
             self.bytes.truncate(before);
-            self.answers -= 1;
+            self.answer_count -= 1;
         }
         fits
     }
@@ -125,7 +125,7 @@ impl ResponseWriter {
             self.bytes.extend([0; 6]);
         }
         let additionals = u16::from(payload.is_some());
-        self.write_count(6, self.answers);
+        self.write_count(6, self.answer_count);
         self.write_count(10, additionals);
         if truncated && let Some(flags) = self.bytes.get_mut(2) {
             *flags |= 0x02;

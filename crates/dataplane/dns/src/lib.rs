@@ -20,7 +20,7 @@ pub use answer::encode_response;
 pub use lookup::{AddressFamily, DnsClient, ResolvedName, resolve_name};
 pub use question::{DnsQuery, QueryRejection};
 pub use server::{DnsHost, MeshLookup, QueryOutcome, QueryReport, Server};
-pub use settings::{Egress, Limits, system_dns_servers};
+pub use settings::{DnsLimits, UpstreamSocketOptions, system_dns_servers};
 pub use tcp::serve_connection;
 pub use transport::Transport;
 pub use udp::serve_datagrams;

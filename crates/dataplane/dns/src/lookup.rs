@@ -18,7 +18,7 @@ pub struct DnsClient<'a> {
     /// Cluster of the client.
     pub cluster_id: &'a str,
     /// Cluster domain of Kubernetes, for instance `cluster.local`.
-    pub domain: &'a str,
+    pub cluster_domain: &'a str,
 }
 
 /// Address family of a query.
@@ -62,7 +62,9 @@ pub fn resolve_name(
         return Some(search.to_resolved_name(hit, None, family));
     }
     let DnsClient {
-        namespace, domain, ..
+        namespace,
+        cluster_domain: domain,
+        ..
     } = client;
     let suffixes = [
         format!(".{namespace}.svc.{domain}"),
@@ -76,7 +78,7 @@ pub fn resolve_name(
         .find_map(|stripped| {
             let hit = search.match_with_search_list(stripped)?;
             // A wildcard is answered for the whole name.
-            let alias = (!hit.by_wildcard).then(|| stripped.to_owned());
+            let alias = (!hit.is_wildcard_match).then(|| stripped.to_owned());
             Some(search.to_resolved_name(hit, alias, family))
         })
 }
@@ -90,7 +92,7 @@ struct NameMatch<'a> {
     service: &'a Service,
     /// Pod of a headless service, if the name identifies the pod and not the service.
     pod: Option<&'a ambit_route::WorkloadRef>,
-    by_wildcard: bool,
+    is_wildcard_match: bool,
 }
 
 impl<'a> NameResolver<'a> {
@@ -110,7 +112,9 @@ impl<'a> NameResolver<'a> {
     /// Returns the fully qualified names that the search list makes of a short name, in the order of the list.
     fn search_list_names(&self, name: &str) -> Vec<String> {
         let DnsClient {
-            namespace, domain, ..
+            namespace,
+            cluster_domain: domain,
+            ..
         } = self.client;
         let of_cluster = || format!("{name}.{domain}");
         let of_services = || format!("{name}.svc.{domain}");
@@ -130,7 +134,7 @@ impl<'a> NameResolver<'a> {
         let service = self.find_service(name).map(|service| NameMatch {
             service,
             pod: None,
-            by_wildcard: false,
+            is_wildcard_match: false,
         });
         service.or_else(|| self.match_pod(name))
     }
@@ -148,7 +152,7 @@ impl<'a> NameResolver<'a> {
     }
 
     fn is_cluster_domain_name(&self, host: &str) -> bool {
-        host.strip_suffix(self.client.domain)
+        host.strip_suffix(self.client.cluster_domain)
             .is_some_and(|rest| rest.ends_with(".svc."))
     }
 
@@ -174,7 +178,7 @@ impl<'a> NameResolver<'a> {
         (is_replica && self.table.is_endpoint(service, workload)).then_some(NameMatch {
             service,
             pod: Some(workload),
-            by_wildcard: false,
+            is_wildcard_match: false,
         })
     }
 
@@ -192,7 +196,7 @@ impl<'a> NameResolver<'a> {
                 return Some(NameMatch {
                     service,
                     pod: None,
-                    by_wildcard: true,
+                    is_wildcard_match: true,
                 });
             }
             rest = suffix;

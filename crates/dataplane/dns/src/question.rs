@@ -19,7 +19,7 @@ pub struct DnsQuery {
     /// DNS message as received.
     pub(crate) bytes: Vec<u8>,
     /// Offset in the message at which the question section ends.
-    pub(crate) end: usize,
+    pub(crate) question_end: usize,
 }
 
 /// Reason why a DNS message is rejected.
@@ -53,7 +53,7 @@ impl DnsQuery {
                 metadata,
                 query,
                 bytes: bytes.to_vec(),
-                end: decoder.index(),
+                question_end: decoder.index(),
             }),
             _ => Err(reject_query(&metadata, ResponseCode::FormErr)),
         }

@@ -13,8 +13,8 @@ use crate::{
     answer,
     lookup::{AddressFamily, ResolvedName},
     question::DnsQuery,
-    relay::Forward,
-    settings::{Egress, Limits},
+    relay::ForwardedQuery,
+    settings::{DnsLimits, UpstreamSocketOptions},
     transport::Transport,
     upstream::{self, RelayError},
 };
@@ -74,10 +74,10 @@ pub trait DnsHost: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Server<H> {
     pub(crate) host: H,
-    pub(crate) egress: Egress,
-    pub(crate) limits: Limits,
-    pub(crate) connections: Semaphore,
-    relayed: Semaphore,
+    pub(crate) egress: UpstreamSocketOptions,
+    pub(crate) limits: DnsLimits,
+    pub(crate) connection_permits: Semaphore,
+    query_permits: Semaphore,
 }
 
 /// Result of handling a query without waiting.
@@ -100,13 +100,13 @@ pub(crate) enum PendingReason {
 
 impl<H: DnsHost> Server<H> {
     /// Creates a server that forwards queries from sockets with the options in `egress`.
-    pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
+    pub fn new(host: H, egress: UpstreamSocketOptions, limits: DnsLimits) -> Self {
         Self {
             host,
             egress,
             limits,
-            connections: Semaphore::new(limits.connections),
-            relayed: Semaphore::new(limits.relayed_queries),
+            connection_permits: Semaphore::new(limits.max_connections),
+            query_permits: Semaphore::new(limits.max_waiting_queries),
         }
     }
 
@@ -126,11 +126,11 @@ impl<H: DnsHost> Server<H> {
 
     /// Acquires a permit for a query that must wait; `None` if the limit is reached.
     pub(crate) fn try_acquire_query_permit(&self) -> Option<SemaphorePermit<'_>> {
-        self.relayed.try_acquire().ok()
+        self.query_permits.try_acquire().ok()
     }
 
     /// Encodes the error response to a query that exceeds the limit of waiting queries.
-    pub(crate) fn refuse(&self, question: &DnsQuery, transport: Transport) -> Vec<u8> {
+    pub(crate) fn refuse_query(&self, question: &DnsQuery, transport: Transport) -> Vec<u8> {
         self.respond_to_relay_error(question, transport, &RelayError::TooManyQueries)
     }
 
@@ -154,9 +154,17 @@ impl<H: DnsHost> Server<H> {
                 }
             }
         }
-        let relay = Forward::new(question, rand::random());
+        let relay = ForwardedQuery::new(question, rand::random());
         let began = Instant::now();
-        match upstream::exchange(&self.egress, &self.limits, resolver, &relay, transport).await {
+        match upstream::exchange_with_servers(
+            &self.egress,
+            &self.limits,
+            resolver,
+            &relay,
+            transport,
+        )
+        .await
+        {
             Ok((answer, code)) => {
                 let outcome = QueryOutcome::Relayed(code, began.elapsed());
                 self.report(question, transport, outcome);

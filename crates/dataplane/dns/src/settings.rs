@@ -7,22 +7,22 @@ use hickory_resolver::system_conf::read_system_conf;
 
 /// Options of the sockets on which queries are forwarded to upstream servers.
 #[derive(Clone, Debug, Default)]
-pub struct Egress {
+pub struct UpstreamSocketOptions {
     /// Network namespace of the pod; `None` uses the process's own.
     pub netns: Option<Netns>,
     /// Packet mark that exempts the server's own sockets from the pod's redirection.
-    pub mark: Option<u32>,
+    pub packet_mark: Option<u32>,
     /// Upstream servers for queries whose original destination cannot be determined.
-    pub fallback: Vec<SocketAddr>,
+    pub fallback_servers: Vec<SocketAddr>,
 }
 
 /// Limits on the queries and connections of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DnsLimits {
     /// Maximum number of waiting or forwarded queries at once.
-    pub relayed_queries: usize,
+    pub max_waiting_queries: usize,
     /// Maximum number of open TCP connections; further connections are closed at once.
-    pub connections: usize,
+    pub max_connections: usize,
     /// Time after which a TCP connection without a complete query is closed.
     pub idle_timeout: Duration,
     /// Timeout of an exchange with one upstream server before the next server is tried.
@@ -33,11 +33,11 @@ pub struct Limits {
     pub retransmit_interval: Duration,
 }
 
-impl Default for Limits {
+impl Default for DnsLimits {
     fn default() -> Self {
         Self {
-            relayed_queries: 256,
-            connections: 64,
+            max_waiting_queries: 256,
+            max_connections: 64,
             idle_timeout: Duration::from_secs(5),
             attempt_timeout: Duration::from_millis(1500),
             total_timeout: Duration::from_millis(4500),

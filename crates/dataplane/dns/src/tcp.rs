@@ -18,7 +18,7 @@ use crate::{
 /// Serves the queries on one TCP connection until it is idle or closed. Closes connections beyond the server's limit at
 /// once.
 pub async fn serve_connection<H: DnsHost>(mut stream: TcpStream, server: &Server<H>) {
-    let Ok(_room) = server.connections.try_acquire() else {
+    let Ok(_room) = server.connection_permits.try_acquire() else {
         return;
     };
     let resolver = socket::original_dst(&stream).ok();
@@ -72,7 +72,7 @@ async fn answer_query<H: DnsHost>(
     Some(match server.start_query(&question, Transport::Tcp) {
         QueryStep::Answer(answer) => answer,
         QueryStep::Pending(later) => match server.try_acquire_query_permit() {
-            None => server.refuse(&question, Transport::Tcp),
+            None => server.refuse_query(&question, Transport::Tcp),
             Some(_room) => {
                 server
                     .complete_query(&question, Transport::Tcp, later, resolver)

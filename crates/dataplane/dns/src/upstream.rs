@@ -14,8 +14,8 @@ use tokio::{
 };
 
 use crate::{
-    relay::Forward,
-    settings::{Egress, Limits},
+    relay::ForwardedQuery,
+    settings::{DnsLimits, UpstreamSocketOptions},
     transport::Transport,
 };
 
@@ -58,17 +58,17 @@ pub enum RelayError {
 
 /// Forwards a query to the server that the client addressed. If that is unknown, tries the fallback servers in turn.
 /// Returns the response with its code.
-pub(crate) async fn exchange(
-    egress: &Egress,
-    limits: &Limits,
+pub(crate) async fn exchange_with_servers(
+    egress: &UpstreamSocketOptions,
+    limits: &DnsLimits,
     resolver: Option<SocketAddr>,
-    relay: &Forward,
+    relay: &ForwardedQuery,
     transport: Transport,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let meant = resolver.filter(is_usable_server);
     let servers = meant.as_slice();
     let servers = if servers.is_empty() {
-        egress.fallback.as_slice()
+        egress.fallback_servers.as_slice()
     } else {
         servers
     };
@@ -108,22 +108,22 @@ fn is_usable_server(resolver: &SocketAddr) -> bool {
 }
 
 async fn exchange_over_udp(
-    egress: &Egress,
+    egress: &UpstreamSocketOptions,
     server: SocketAddr,
-    relay: &Forward,
-    repeat: Instant,
-    until: Instant,
+    relay: &ForwardedQuery,
+    retransmit_at: Instant,
+    deadline: Instant,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
-    let socket = datagram::outbound(egress.netns.as_ref(), server, egress.mark)
+    let socket = datagram::outbound(egress.netns.as_ref(), server, egress.packet_mark)
         .map_err(|source| RelayError::Socket { server, source })?;
     let socket = UdpSocket::from_std(socket).map_err(failed)?;
     // The kernel picks a random port, and drops what comes from any other address.
     socket.connect(server).await.map_err(failed)?;
     socket.send(relay.message()).await.map_err(failed)?;
-    let mut repeat = Some(repeat).filter(|repeat| *repeat < until);
+    let mut repeat = Some(retransmit_at).filter(|repeat| *repeat < deadline);
     loop {
-        let next = repeat.unwrap_or(until);
+        let next = repeat.unwrap_or(deadline);
         match timeout_at(next, socket.readable()).await {
             Ok(ready) => ready.map_err(failed)?,
             Err(_) if repeat.take().is_some() => {
@@ -134,7 +134,7 @@ async fn exchange_over_udp(
         }
         match receive(&socket) {
             Ok(bytes) => {
-                if let Some(answer) = relay.accept(bytes) {
+                if let Some(answer) = relay.accept_response(bytes) {
                     return Ok(answer);
                 }
             }
@@ -153,13 +153,13 @@ fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
 }
 
 async fn exchange_over_tcp(
-    egress: &Egress,
+    egress: &UpstreamSocketOptions,
     server: SocketAddr,
-    relay: &Forward,
+    relay: &ForwardedQuery,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
     let spec = OutboundSpec {
-        mark: egress.mark,
+        mark: egress.packet_mark,
         ..OutboundSpec::default()
     };
     let socket = socket::outbound(egress.netns.as_ref(), server, &spec)
@@ -173,7 +173,7 @@ async fn exchange_over_tcp(
         let len = stream.read_u16().await.map_err(failed)?;
         let mut answer = vec![0; len.into()];
         stream.read_exact(&mut answer).await.map_err(failed)?;
-        if let Some(answer) = relay.accept(answer) {
+        if let Some(answer) = relay.accept_response(answer) {
             return Ok(answer);
         }
     }

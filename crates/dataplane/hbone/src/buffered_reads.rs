@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use ambit_tls::WithdrawalReason;
+use ambit_tls::TrustWithdrawalReason;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
@@ -32,7 +32,7 @@ pub struct BufferedReads<IO> {
     /// Bytes that were read from the socket but not yet returned to the TLS layer.
     buffered: BytesMut,
     /// Future that completes when the peer's certificate or trust domain is no longer accepted; reads then fail.
-    withdrawn: Option<Pin<Box<dyn Future<Output = WithdrawalReason> + Send>>>,
+    trust_withdrawn: Option<Pin<Box<dyn Future<Output = TrustWithdrawalReason> + Send>>>,
 }
 
 impl<IO: fmt::Debug> fmt::Debug for BufferedReads<IO> {
@@ -49,16 +49,16 @@ impl<IO> BufferedReads<IO> {
         Self {
             io,
             buffered: BytesMut::new(),
-            withdrawn: None,
+            trust_withdrawn: None,
         }
     }
 
     /// Makes reads fail once `withdrawn` completes, because the peer is no longer accepted.
-    pub(crate) fn fail_reads_when(
+    pub(crate) fn fail_reads_on_withdrawal(
         &mut self,
-        withdrawn: impl Future<Output = WithdrawalReason> + Send + 'static,
+        withdrawn: impl Future<Output = TrustWithdrawalReason> + Send + 'static,
     ) {
-        self.withdrawn = Some(Box::pin(withdrawn));
+        self.trust_withdrawn = Some(Box::pin(withdrawn));
     }
 }
 
@@ -87,13 +87,13 @@ impl<IO: AsyncRead + Unpin> AsyncRead for BufferedReads<IO> {
         let Self {
             io,
             buffered,
-            withdrawn,
+            trust_withdrawn: withdrawn,
         } = self.get_mut();
         if let Some(waiting) = withdrawn
             && let Poll::Ready(why) = waiting.as_mut().poll(cx)
         {
             *withdrawn = None;
-            return Poll::Ready(Err(withdrawal::error(why)));
+            return Poll::Ready(Err(withdrawal::withdrawal_error(why)));
         }
         if buffered.is_empty() {
             if out.remaining() >= SCRATCH_BYTES {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_model::Reason;
+use ambit_model::FailureReason;
 use h2::client::SendRequest;
 use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, response};
 use tokio::{
@@ -30,11 +30,11 @@ use crate::{
 };
 
 /// Maximum time for which tunnels to a removed workload continue while the workload still responds.
-const GONE_PEER_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+const REMOVED_PEER_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Error of a connection to a removed workload that exceeded [`GONE_PEER_DRAIN_TIMEOUT`].
+/// Error of a connection to a removed workload that exceeded [`REMOVED_PEER_DRAIN_TIMEOUT`].
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the peer was removed from the mesh {} s ago", GONE_PEER_DRAIN_TIMEOUT.as_secs())]
+#[error("the peer was removed from the mesh {} s ago", REMOVED_PEER_DRAIN_TIMEOUT.as_secs())]
 struct DrainTimeout;
 
 /// Error of opening an HBONE connection, shared by all tunnels that waited for it.
@@ -46,7 +46,7 @@ pub enum DialError {
         /// Description of the step that failed, for the error message.
         text: &'static str,
         /// Low-cardinality reason for metrics.
-        reason: Reason,
+        reason: FailureReason,
         /// Error of the step that failed.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -93,13 +93,13 @@ pub enum DialError {
 
 impl DialError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
             Self::Prepare { reason, .. } => *reason,
-            Self::Connect { .. } => Reason::Connect,
-            Self::Timeout { .. } => Reason::NetworkPolicy,
+            Self::Connect { .. } => FailureReason::Connect,
+            Self::Timeout { .. } => FailureReason::NetworkPolicy,
             Self::Tls { source, .. } => source.reason(),
-            Self::Http2 { .. } => Reason::H2Failure,
+            Self::Http2 { .. } => FailureReason::H2Failure,
         }
     }
 }
@@ -145,11 +145,11 @@ pub enum TunnelError {
 
 impl TunnelError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
             Self::Dial(error) => error.reason(),
-            Self::Stream(_) | Self::Request(_) => Reason::H2Failure,
-            Self::Status(_) | Self::Denied { .. } | Self::Draining => Reason::Connect,
+            Self::Stream(_) | Self::Request(_) => FailureReason::H2Failure,
+            Self::Status(_) | Self::Denied { .. } | Self::Draining => FailureReason::Connect,
         }
     }
 
@@ -207,7 +207,9 @@ fn is_unprocessed(error: &h2::Error) -> bool {
 }
 
 fn is_connection_closed(error: &h2::Error) -> bool {
-    error.get_io().is_some_and(crate::relay::is_connection_gone)
+    error
+        .get_io()
+        .is_some_and(crate::relay::is_disconnect_error)
 }
 
 /// HBONE connection on which tunnels can be opened. It closes when this value and all its tunnels are dropped.
@@ -220,20 +222,20 @@ pub struct ClientConnection {
 impl fmt::Debug for ClientConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientConnection")
-            .field("streams", &self.streams())
+            .field("streams", &self.stream_count())
             .finish_non_exhaustive()
     }
 }
 
 impl ClientConnection {
     /// Returns the number of open tunnels on the connection.
-    pub fn streams(&self) -> usize {
+    pub fn stream_count(&self) -> usize {
         self.shared.streams.load(Ordering::Relaxed)
     }
 
     /// Whether the stream limits of both peers permit one more tunnel on the connection.
     pub fn has_room(&self) -> bool {
-        self.streams() < self.max_streams.min(self.send.current_max_send_streams())
+        self.stream_count() < self.max_streams.min(self.send.current_max_send_streams())
     }
 
     /// Whether the connection is stalled: flow control blocks all tunnels that have data to send. Stalled streams may
@@ -245,7 +247,7 @@ impl ClientConnection {
     /// Whether the connection accepts new tunnels; false after GOAWAY, an error, the idle timeout, or the removal of
     /// its peer.
     pub fn is_open(&mut self) -> bool {
-        !self.shared.retired.load(Ordering::Relaxed)
+        !self.shared.is_retired.load(Ordering::Relaxed)
             && !matches!(
                 self.send
                     .poll_ready(&mut Context::from_waker(Waker::noop())),
@@ -263,16 +265,16 @@ impl ClientConnection {
     /// # Errors
     ///
     /// When the peer refuses the tunnel, or the connection fails.
-    pub async fn tunnel(
+    pub async fn open_tunnel(
         &self,
         authority: Uri,
         headers: HeaderMap,
     ) -> Result<(Tunnel, response::Parts), TunnelError> {
-        open_tunnel(self.lease(), authority, headers).await
+        open_tunnel(self.lease_stream(), authority, headers).await
     }
 
     /// Reserves a stream slot for one tunnel.
-    pub(crate) fn lease(&self) -> (SendRequest<SendChunk>, StreamLease) {
+    pub(crate) fn lease_stream(&self) -> (SendRequest<SendChunk>, StreamLease) {
         (self.send.clone(), StreamLease::acquire(&self.shared))
     }
 }
@@ -283,7 +285,7 @@ struct RetireOnDrop(Arc<ConnectionState>);
 
 impl Drop for RetireOnDrop {
     fn drop(&mut self) {
-        self.0.retired.store(true, Ordering::Relaxed);
+        self.0.is_retired.store(true, Ordering::Relaxed);
     }
 }
 
@@ -294,7 +296,7 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     pinger: Pinger,
     shared: Arc<ConnectionState>,
     windows: FlowControlWindows,
-    idle_release: Duration,
+    idle_timeout: Duration,
     /// Peer liveness that was last passed to `pinger`.
     liveness: Liveness,
     /// Deadline for closing the connection to a removed workload; `None` while the workload exists.
@@ -330,7 +332,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 pinger,
                 shared,
                 windows,
-                idle_release,
+                idle_timeout: idle_release,
                 liveness,
                 close_at,
                 _permit: _,
@@ -339,9 +341,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             let now = shared.liveness();
             if *liveness != now {
                 *liveness = now;
-                pinger.adapt_to(now);
+                pinger.adapt_to_liveness(now);
                 *close_at =
-                    (now == Liveness::Gone).then(|| Instant::now() + GONE_PEER_DRAIN_TIMEOUT);
+                    (now == Liveness::Removed).then(|| Instant::now() + REMOVED_PEER_DRAIN_TIMEOUT);
             }
             // The peer must acknowledge one change before the next: the following iteration
             // compares again.
@@ -352,11 +354,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if let Some(window) = windows.next_stream_window(streams)
                 && connection.set_initial_window_size(window).is_ok()
             {
-                windows.set_announced(window);
+                windows.set_announced_stream_window(window);
             }
             let dead = pinger.poll(cx, || {
-                if shared.idle_for() >= *idle_release && !shared.retired.load(Ordering::Relaxed) {
-                    shared.retired.store(true, Ordering::Relaxed);
+                if shared.idle_time() >= *idle_release && !shared.is_retired.load(Ordering::Relaxed)
+                {
+                    shared.is_retired.store(true, Ordering::Relaxed);
                     on_idle();
                 }
             });
@@ -392,11 +395,11 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     builder
         .initial_window_size(windows.initial_stream_window())
         .initial_connection_window_size(windows.connection_window(0))
-        .max_frame_size(settings.frame_size)
-        .max_header_list_size(settings.max_response_headers)
+        .max_frame_size(settings.max_frame_bytes)
+        .max_header_list_size(settings.max_response_header_bytes)
         .initial_max_send_streams(settings.max_streams)
         .max_concurrent_reset_streams(settings.max_streams)
-        .max_send_buffer_size(settings.send_buffer)
+        .max_send_buffer_size(settings.max_send_buffer_bytes)
         .enable_push(false);
     let limit = settings.handshake_timeout;
     let (send, mut connection) = timeout(limit, builder.handshake(io))
@@ -416,7 +419,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             pinger,
             shared,
             windows,
-            idle_release: settings.idle_release,
+            idle_timeout: settings.idle_timeout,
             liveness: Liveness::default(),
             close_at: None,
             _permit: None,

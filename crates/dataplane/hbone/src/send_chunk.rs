@@ -20,15 +20,15 @@ pub(crate) struct UnsentFrames(Arc<UnsentCounter>);
 
 #[derive(Debug, Default)]
 struct UnsentCounter {
-    pieces: AtomicUsize,
-    waiting: AtomicWaker,
+    unsent_chunks: AtomicUsize,
+    flush_waker: AtomicWaker,
 }
 
 impl UnsentFrames {
     /// Completes once all queued data of the stream has been sent.
     pub(crate) fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.waiting.register(cx.waker());
-        if self.0.pieces.load(Ordering::Acquire) == 0 {
+        self.0.flush_waker.register(cx.waker());
+        if self.0.unsent_chunks.load(Ordering::Acquire) == 0 {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -45,7 +45,7 @@ pub(crate) struct SendChunk {
 
 impl SendChunk {
     pub(crate) fn new(bytes: Bytes, unsent: &UnsentFrames) -> Self {
-        unsent.0.pieces.fetch_add(1, Ordering::Relaxed);
+        unsent.0.unsent_chunks.fetch_add(1, Ordering::Relaxed);
         Self {
             bytes,
             unsent: unsent.clone(),
@@ -55,8 +55,8 @@ impl SendChunk {
 
 impl Drop for SendChunk {
     fn drop(&mut self) {
-        if self.unsent.0.pieces.fetch_sub(1, Ordering::Release) == 1 {
-            self.unsent.0.waiting.wake();
+        if self.unsent.0.unsent_chunks.fetch_sub(1, Ordering::Release) == 1 {
+            self.unsent.0.flush_waker.wake();
         }
     }
 }

@@ -103,8 +103,8 @@ impl Tunnel {
     pub fn into_io(self) -> TunnelIo {
         TunnelIo {
             tunnel: self,
-            received: Bytes::new(),
-            resets: false,
+            read_buffer: Bytes::new(),
+            resets_on_drop: false,
         }
     }
 }
@@ -113,21 +113,21 @@ impl Tunnel {
 #[derive(Debug)]
 pub struct TunnelIo {
     tunnel: Tunnel,
-    received: Bytes,
-    resets: bool,
+    read_buffer: Bytes,
+    resets_on_drop: bool,
 }
 
 impl TunnelIo {
     /// Makes dropping the value reset the stream, unless both directions have ended; data that the peer's windows do
     /// not allow is discarded. Otherwise the stream and its upstream stay open until the peer has read everything.
     pub fn reset_on_drop(&mut self) {
-        self.resets = true;
+        self.resets_on_drop = true;
     }
 }
 
 impl Drop for TunnelIo {
     fn drop(&mut self) {
-        if self.resets {
+        if self.resets_on_drop {
             self.tunnel.reset();
         }
     }
@@ -140,7 +140,9 @@ impl AsyncRead for TunnelIo {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let Self {
-            tunnel, received, ..
+            tunnel,
+            read_buffer: received,
+            ..
         } = self.get_mut();
         while received.is_empty() {
             match ready!(tunnel.recv.poll_data(cx)) {

@@ -80,7 +80,7 @@ mod tests {
         let verified = Arc::new(VerifiedToken {
             claims: Claims::new(Json::Null, &[]),
             times: ValidityTimes::default(),
-            key: [0; 32],
+            key_fingerprint: [0; 32],
         });
         let mut cache = TokenCache::default();
         let used = digests.digest("used");

@@ -50,13 +50,13 @@ pub enum KeySetError {
     TooLong(usize),
     /// The text is not JSON, or has a duplicate name.
     #[error("the key set is no JSON")]
-    Json(#[source] serde_json::Error),
+    InvalidJson(#[source] serde_json::Error),
     /// The text contains no list of keys.
     #[error("the key set has no list \"keys\"")]
     NoKeys,
     /// The set contains this number of keys, which exceeds `MAX_KEYS`.
     #[error("the key set has {0} keys; at most {MAX_KEYS}")]
-    TooMany(usize),
+    TooManyKeys(usize),
 }
 
 impl KeySet {
@@ -69,12 +69,12 @@ impl KeySet {
         if text.len() > MAX_KEY_SET_BYTES {
             return Err(KeySetError::TooLong(text.len()));
         }
-        let set = Json::parse(text).map_err(KeySetError::Json)?;
+        let set = Json::parse(text).map_err(KeySetError::InvalidJson)?;
         let Some(Json::List(keys)) = set.get("keys") else {
             return Err(KeySetError::NoKeys);
         };
         if keys.len() > MAX_KEYS {
-            return Err(KeySetError::TooMany(keys.len()));
+            return Err(KeySetError::TooManyKeys(keys.len()));
         }
         let mut read = Self::default();
         for (index, key) in keys.iter().enumerate() {
@@ -114,7 +114,7 @@ impl KeySet {
 
     /// Returns the keys that may have signed a token with this algorithm and key id: keys with the same key id or
     /// without one; all keys if the token has no key id.
-    pub(crate) fn candidates(
+    pub(crate) fn candidate_keys(
         &self,
         algorithm: Algorithm,
         id: Option<&str>,

@@ -20,8 +20,8 @@ mod cache;
 mod claims;
 mod json;
 mod key_set;
+mod request_authentications;
 mod rule;
-mod set;
 mod token;
 mod token_source;
 
@@ -29,7 +29,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
 pub use claims::{Claims, ComparableValues};
 pub use key_set::{KeySet, KeySetError, MAX_KEY_SET_BYTES};
-pub use set::{
+pub use request_authentications::{
     AuthenticatedRequest, RejectedRequest, RejectionReason, RequestAuthentications, RequestParts,
 };
 pub use token::{CLOCK_SKEW, MAX_TOKEN_BYTES, TokenError, UnverifiedToken};

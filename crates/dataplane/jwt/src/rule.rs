@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct JwtVerifier {
     config: JwtRule,
     keys: Arc<KeySet>,
-    pub(crate) sources: Vec<TokenSource>,
+    pub(crate) token_sources: Vec<TokenSource>,
     pub(crate) payload_header: Option<HeaderName>,
     claim_headers: Vec<(HeaderName, ArcStr)>,
     cache: Mutex<TokenCache>,
@@ -44,7 +44,7 @@ impl JwtVerifier {
         sources.extend(
             from.params
                 .iter()
-                .map(|one| TokenSource::Param(one.to_string())),
+                .map(|one| TokenSource::QueryParameter(one.to_string())),
         );
         sources.extend(
             from.cookies
@@ -52,7 +52,7 @@ impl JwtVerifier {
                 .map(|one| TokenSource::Cookie(one.to_string())),
         );
         if sources.is_empty() {
-            sources = TokenSource::defaults();
+            sources = TokenSource::default_sources();
         }
         let mut claim_headers = Vec::new();
         for (header, claim) in &from.claim_headers {
@@ -69,7 +69,7 @@ impl JwtVerifier {
         Ok(Self {
             payload_header: from.payload_header.as_deref().map(name).transpose()?,
             claim_headers,
-            sources,
+            token_sources: sources,
             keys,
             cache: Mutex::default(),
             config: from,
@@ -119,13 +119,13 @@ impl JwtVerifier {
     ) -> Result<Arc<VerifiedToken>, TokenError> {
         let key = token.verify(&self.keys, now)?;
         let audiences = self.config.audiences.iter().map(ArcStr::as_str);
-        if !self.config.audiences.is_empty() && !token.has_audience_of(audiences) {
+        if !self.config.audiences.is_empty() && !token.has_any_audience(audiences) {
             return Err(TokenError::WrongAudience);
         }
         let verified = Arc::new(VerifiedToken {
             claims: Claims::new(token.claims.clone(), &self.config.words),
             times: token.times(),
-            key,
+            key_fingerprint: key,
         });
         self.cache.lock().insert(digest, verified.clone());
         Ok(verified)

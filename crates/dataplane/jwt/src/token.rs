@@ -56,10 +56,10 @@ pub enum TokenError {
 #[derive(Debug)]
 pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
-    key: Option<String>,
+    key_id: Option<String>,
     pub(crate) claims: Json,
     times: ValidityTimes,
-    signed: &'a str,
+    signing_input: &'a str,
     signature: Vec<u8>,
 }
 
@@ -69,15 +69,15 @@ pub(crate) struct VerifiedToken {
     pub(crate) claims: Claims,
     pub(crate) times: ValidityTimes,
     /// Fingerprint of the key that verified the signature.
-    pub(crate) key: Fingerprint,
+    pub(crate) key_fingerprint: Fingerprint,
 }
 
 /// Times that limit the validity of a token (`exp`, `nbf`, `iat`), in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ValidityTimes {
-    expires: Option<f64>,
+    expires_at: Option<f64>,
     not_before: Option<f64>,
-    issued: Option<f64>,
+    issued_at: Option<f64>,
 }
 
 impl ValidityTimes {
@@ -90,19 +90,19 @@ impl ValidityTimes {
             Some(_) => Err(TokenError::InvalidPayload),
         };
         Ok(Self {
-            expires: time("exp")?,
+            expires_at: time("exp")?,
             not_before: time("nbf")?,
-            issued: time("iat")?,
+            issued_at: time("iat")?,
         })
     }
 
     pub(crate) fn check_validity(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (now, skew) = (now.as_secs_f64(), skew.as_secs_f64());
-        if self.expires.is_some_and(|at| now >= at + skew) {
+        if self.expires_at.is_some_and(|at| now >= at + skew) {
             return Err(TokenError::Expired);
         }
-        let begins = [self.not_before, self.issued];
+        let begins = [self.not_before, self.issued_at];
         if begins.into_iter().flatten().any(|at| now < at - skew) {
             return Err(TokenError::NotYetValid);
         }
@@ -149,10 +149,10 @@ impl<'a> UnverifiedToken<'a> {
         let signed = token.len() - signature.len() - 1;
         Ok(Self {
             algorithm,
-            key,
+            key_id: key,
             times: ValidityTimes::from_claims(&claims)?,
             claims,
-            signed: token.get(..signed).ok_or(TokenError::Malformed)?,
+            signing_input: token.get(..signed).ok_or(TokenError::Malformed)?,
             signature: decode(signature)?,
         })
     }
@@ -163,7 +163,7 @@ impl<'a> UnverifiedToken<'a> {
     }
 
     /// Whether the token's audiences include one of `any`; false if `any` is empty.
-    pub fn has_audience_of<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
+    pub fn has_any_audience<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
             Some(Json::Text(one)) => one == audience,
@@ -226,9 +226,9 @@ impl<'a> UnverifiedToken<'a> {
             return Err(TokenError::NoKeys);
         }
         let mut error = TokenError::UnknownKey;
-        for (key, parsed) in keys.candidates(self.algorithm, self.key.as_deref()) {
+        for (key, parsed) in keys.candidate_keys(self.algorithm, self.key_id.as_deref()) {
             if parsed
-                .verify_sig(self.signed.as_bytes(), &self.signature)
+                .verify_sig(self.signing_input.as_bytes(), &self.signature)
                 .is_ok()
             {
                 return Ok(key.fingerprint);

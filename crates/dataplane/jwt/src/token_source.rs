@@ -12,20 +12,20 @@ pub(crate) enum TokenSource {
     /// Header with this name, and the prefix before the token, such as `Bearer `.
     Header(HeaderName, String),
     /// Query parameter of this name.
-    Param(String),
+    QueryParameter(String),
     /// Cookie of this name.
     Cookie(String),
 }
 
 /// Default query parameter of tokens (RFC 6750, section 2.3).
-const DEFAULT_PARAM: &str = "access_token";
+const DEFAULT_QUERY_PARAMETER: &str = "access_token";
 
 impl TokenSource {
     /// Returns the default locations of tokens, for rules that configure none.
-    pub(crate) fn defaults() -> Vec<Self> {
+    pub(crate) fn default_sources() -> Vec<Self> {
         vec![
             Self::Header(header::AUTHORIZATION, "Bearer ".to_owned()),
-            Self::Param(DEFAULT_PARAM.to_owned()),
+            Self::QueryParameter(DEFAULT_QUERY_PARAMETER.to_owned()),
         ]
     }
 
@@ -34,7 +34,7 @@ impl TokenSource {
     /// # Errors
     ///
     /// When there are several tokens, or the value cannot be a token.
-    pub(crate) fn find<'a>(
+    pub(crate) fn find_token<'a>(
         &self,
         headers: &'a HeaderMap,
         query: Option<&'a str>,
@@ -44,7 +44,7 @@ impl TokenSource {
                 let lines = headers.get_all(name).iter();
                 single_token(lines.filter_map(|line| strip_header_prefix(prefix, line)))
             }
-            Self::Param(name) => {
+            Self::QueryParameter(name) => {
                 let parameters = query_parameters(query.unwrap_or_default());
                 let named = parameters.filter(|(key, _)| percent_decode(key) == name.as_bytes());
                 single_token(named.map(|(_, value)| utf8_text(percent_decode(value))))
@@ -88,13 +88,13 @@ impl TokenSource {
                     }
                 });
             }
-            Self::Param(_) => {}
+            Self::QueryParameter(_) => {}
         }
     }
 
     /// Returns the query string without the tokens at this location; `None` if no parameter is left.
     pub(crate) fn remove_from_query(&self, query: &str) -> Option<String> {
-        let Self::Param(name) = self else {
+        let Self::QueryParameter(name) = self else {
             return (!query.is_empty()).then(|| query.to_owned());
         };
         let others = query.split('&').filter(|one| {
@@ -108,10 +108,10 @@ impl TokenSource {
 
 /// Returns the only token among `all`; repetitions of the same token count as one.
 fn single_token<'a>(
-    all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
+    tokens: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
 ) -> Result<Option<Cow<'a, str>>, TokenError> {
     let mut found: Option<Cow<'a, str>> = None;
-    for one in all {
+    for one in tokens {
         let one = one?;
         match &found {
             _ if one.is_empty() => {}
@@ -195,9 +195,13 @@ fn parse_cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 pub(crate) fn rewrite_header_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,
-    left: impl Fn(&HeaderValue) -> Option<HeaderValue>,
+    rewrite_line: impl Fn(&HeaderValue) -> Option<HeaderValue>,
 ) {
-    let remaining: Vec<_> = headers.get_all(name).iter().filter_map(left).collect();
+    let remaining: Vec<_> = headers
+        .get_all(name)
+        .iter()
+        .filter_map(rewrite_line)
+        .collect();
     headers.remove(name);
     for line in remaining {
         headers.append(name, line);
@@ -223,7 +227,7 @@ mod tests {
         headers: &HeaderMap,
         query: &str,
     ) -> Result<Option<String>, TokenError> {
-        let found = source.find(headers, Some(query))?;
+        let found = source.find_token(headers, Some(query))?;
         Ok(found.map(Cow::into_owned))
     }
 
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn parameters_and_cookies_are_found_as_applications_find_them() {
-        let param = TokenSource::Param("access_token".into());
+        let param = TokenSource::QueryParameter("access_token".into());
         let none = HeaderMap::new();
         assert_eq!(
             found_tokens(&param, &none, "x=1&access_token=a.b.c"),

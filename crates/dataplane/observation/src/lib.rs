@@ -12,5 +12,5 @@ pub mod span;
 pub mod trace;
 
 pub use expression::{Expression, ExpressionError};
-pub use format::{FormatError, ISTIO_JSON, ISTIO_TEXT, LogFormat};
-pub use observation::{HeaderOrder, NeededHeaders, RequestObservation};
+pub use format::{FormatError, ISTIO_JSON_FORMAT, ISTIO_TEXT_FORMAT, LogFormat};
+pub use observation::{NeededHeaders, OrderedHeaderName, RequestObservation};

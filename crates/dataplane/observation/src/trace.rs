@@ -74,7 +74,7 @@ pub struct IncomingTraceContext {
     /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
     /// Header formats in which the request carries its trace context, and in which it is forwarded.
-    forms: PropagationFormats,
+    formats: PropagationFormats,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +98,10 @@ impl IncomingTraceContext {
                 .any(|name| headers.contains_key(*name)),
         };
         let found = w3c.or(b3).or(multiple).unwrap_or_default();
-        Self { forms, ..found }
+        Self {
+            formats: forms,
+            ..found
+        }
     }
 
     /// Writes the trace context to the headers of the forwarded request, with the proxy's `span` as the parent.
@@ -109,14 +112,14 @@ impl IncomingTraceContext {
             TRACEPARENT,
             &format!("00-{trace}-{span}-{flag:02x}"),
         );
-        if !self.forms.w3c {
+        if !self.formats.w3c {
             // The state belongs to a context that is missing or malformed.
             headers.remove(&TRACESTATE);
         }
-        if self.forms.b3 {
+        if self.formats.b3 {
             insert_header(headers, B3, &format!("{trace}-{span}-{flag}"));
         }
-        if self.forms.b3_multiple {
+        if self.formats.b3_multiple {
             insert_header(headers, B3_TRACE, &trace.to_string());
             insert_header(headers, B3_SPAN, &span.to_string());
             insert_header(headers, B3_SAMPLED, &flag.to_string());
@@ -190,7 +193,7 @@ fn parse_traceparent(text: &[u8]) -> Option<IncomingTraceContext> {
             parse_span_id(text.get(36..52)?, false)?,
         )),
         sampled: Some(flags & 1 == 1),
-        forms: PropagationFormats::default(),
+        formats: PropagationFormats::default(),
     })
 }
 
@@ -213,7 +216,7 @@ fn parse_b3(text: &[u8]) -> Option<IncomingTraceContext> {
     Some(IncomingTraceContext {
         parent: Some((parse_b3_trace_id(first)?, parse_span_id(second, true)?)),
         sampled,
-        forms: PropagationFormats::default(),
+        formats: PropagationFormats::default(),
     })
     .filter(|_| parts.next().is_none())
 }
@@ -240,7 +243,7 @@ fn parse_b3_multiple(headers: &HeaderMap) -> Option<IncomingTraceContext> {
     (parent.is_some() || sampled.is_some()).then_some(IncomingTraceContext {
         parent,
         sampled,
-        forms: PropagationFormats::default(),
+        formats: PropagationFormats::default(),
     })
 }
 

@@ -46,7 +46,7 @@ pub struct LogEntry {
     /// Start time of the request.
     pub time: SystemTime,
     /// Name of the access log, exported as the attribute `log_name`.
-    pub log: String,
+    pub log_name: String,
     /// Text of the line.
     pub body: String,
     /// Names and values of the log record's other attributes.
@@ -84,7 +84,7 @@ fn unix_nanoseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn scope() -> Option<InstrumentationScope> {
+fn instrumentation_scope() -> Option<InstrumentationScope> {
     Some(InstrumentationScope {
         name: SCOPE_NAME.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -92,7 +92,7 @@ fn scope() -> Option<InstrumentationScope> {
     })
 }
 
-fn attribute((name, value): &Attribute) -> KeyValue {
+fn span_attribute((name, value): &Attribute) -> KeyValue {
     let value = match value {
         AttributeValue::Text(own) => string_value(own),
         AttributeValue::Number(number) => Value::IntValue(*number),
@@ -106,9 +106,9 @@ pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
         let start = unix_nanoseconds(span.start);
         let took = u64::try_from(span.duration.as_nanos()).unwrap_or(u64::MAX);
         SentSpan {
-            trace_id: span.trace.bytes().to_vec(),
+            trace_id: span.trace_id.bytes().to_vec(),
             span_id: span.id.bytes().to_vec(),
-            trace_state: span.state.clone(),
+            trace_state: span.trace_state.clone(),
             parent_span_id: span
                 .parent
                 .map(|id| id.bytes().to_vec())
@@ -118,7 +118,7 @@ pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
             kind: SpanKind::Server.into(),
             start_time_unix_nano: start,
             end_time_unix_nano: start.saturating_add(took),
-            attributes: span.attributes.iter().map(attribute).collect(),
+            attributes: span.attributes.iter().map(span_attribute).collect(),
             status: span.is_error.then(|| Status {
                 message: String::new(),
                 code: StatusCode::Error.into(),
@@ -130,7 +130,7 @@ pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
         resource_spans: vec![ResourceSpans {
             resource: Some(resource.to_proto()),
             scope_spans: vec![ScopeSpans {
-                scope: scope(),
+                scope: instrumentation_scope(),
                 spans: spans.iter().map(span).collect(),
                 ..ScopeSpans::default()
             }],
@@ -145,7 +145,7 @@ pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
     let line = |line: &LogEntry| {
         let attributes = line.attributes.iter();
         let attributes = attributes.map(|(name, value)| key_value(name, string_value(value)));
-        let name = [key_value("log_name", string_value(&line.log))];
+        let name = [key_value("log_name", string_value(&line.log_name))];
         LogRecord {
             time_unix_nano: unix_nanoseconds(line.time),
             severity_number: SeverityNumber::Info.into(),
@@ -165,7 +165,7 @@ pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
         resource_logs: vec![ResourceLogs {
             resource: Some(resource.to_proto()),
             scope_logs: vec![ScopeLogs {
-                scope: scope(),
+                scope: instrumentation_scope(),
                 log_records: lines.iter().map(line).collect(),
                 ..ScopeLogs::default()
             }],

@@ -41,7 +41,7 @@ const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_FLOW_CONNECTIONS: usize = 32;
 
 /// Builds `workloadState` of `/config_dump`: the program's own view of its local workloads.
-type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
+type WorkloadStateBuilder = Box<dyn Fn() -> Value + Send + Sync>;
 
 /// Callback that serves additional admin pages of one program; `None` if it does not know the request's path.
 pub type ExtraPages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
@@ -57,13 +57,13 @@ pub struct Admin {
     /// Configuration of the proxy, for `/config_dump`.
     pub config: Value,
     /// Builds `workloadState` of `/config_dump`.
-    pub workload_state: WorkloadState,
+    pub workload_state: WorkloadStateBuilder,
     /// Handler of `POST /explain`, which predicts the handling of a connection or request.
-    pub explain: ExplainHandler,
+    pub explain_handler: ExplainHandler,
     /// Handle that reads and sets log levels; `None` when another program has set up logging.
-    pub logs: Option<LogHandle>,
+    pub log_handle: Option<LogHandle>,
     /// Trigger that shuts the process down.
-    pub quit: ShutdownTrigger,
+    pub shutdown_trigger: ShutdownTrigger,
     /// Content of the local xDS file (`LOCAL_XDS_PATH`), for `/config_dump`.
     pub static_config: Value,
     /// Hub of flow events and their readers.
@@ -71,7 +71,7 @@ pub struct Admin {
     /// Identities of both sides of the flow event server for the control plane; `None` turns that server off.
     pub flow_access: Option<FlowAccess>,
     /// Additional pages of the program, which take precedence over the common ones.
-    pub pages: Option<ExtraPages>,
+    pub extra_pages: Option<ExtraPages>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -85,24 +85,24 @@ impl std::fmt::Debug for Admin {
 impl Admin {
     /// Responds to a request to the admin port.
     pub async fn respond(&self, request: &Request) -> Response {
-        if let Some(response) = self.pages.as_ref().and_then(|pages| pages(request)) {
+        if let Some(response) = self.extra_pages.as_ref().and_then(|pages| pages(request)) {
             return response;
         }
         match (request.uri().path(), request.method()) {
-            (EXPLAIN_PATH, &Method::POST) => (self.explain)(request.body().clone()).await,
+            (EXPLAIN_PATH, &Method::POST) => (self.explain_handler)(request.body().clone()).await,
             (EXPLAIN_PATH, _) => method_not_allowed("POST"),
-            ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
-            ("/config_dump", &Method::GET) => self.dump(),
+            ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home_page()),
+            ("/config_dump", &Method::GET) => self.config_dump_response(),
             ("/flows", &Method::GET) => {
                 flow_stream::respond(&self.flows, ReaderKind::Admin, request)
             }
             ("/config_dump" | "/" | "/flows", _) => method_not_allowed("GET"),
-            ("/logging", _) => match &self.logs {
+            ("/logging", _) => match &self.log_handle {
                 Some(logs) => logs.respond(request),
                 None => text(503, "logging is not under this server's control\n"),
             },
             ("/quitquitquit", &Method::POST) => {
-                self.quit.shut_down("/quitquitquit");
+                self.shutdown_trigger.shut_down("/quitquitquit");
                 text(200, "shutdown now\n")
             }
             ("/quitquitquit", _) => method_not_allowed("POST"),
@@ -111,7 +111,7 @@ impl Admin {
         }
     }
 
-    fn home(&self) -> String {
+    fn home_page(&self) -> String {
         let title = self.title;
         format!(
             "<!doctype html><title>{title}</title><h1>{title}</h1><ul>\
@@ -123,7 +123,7 @@ impl Admin {
         )
     }
 
-    fn dump(&self) -> Response {
+    fn config_dump_response(&self) -> Response {
         let Ok(certificates) = serde_json::to_value(self.certificates.dump()) else {
             return text(500, "the certificates cannot be written\n");
         };

@@ -60,15 +60,15 @@ pub fn next_hop(route: &Route, sender: Peer) -> Option<Hop> {
                 Some(_) => HopKind::Waypoint,
                 None => HopKind::Tunnel,
             };
-            Some(tunnel(hbone, to, sender))
+            Some(tunnel_hop(hbone, to, sender))
         }
         // What the gateway of another network does with it is not known here.
-        Route::DoubleHbone { outer, .. } => Some(tunnel(outer, HopKind::OutsideMesh, sender)),
+        Route::DoubleHbone { outer, .. } => Some(tunnel_hop(outer, HopKind::OutsideMesh, sender)),
         Route::NeedsDns(_) => None,
     }
 }
 
-fn tunnel(hbone: &HboneRoute, to: HopKind, sender: Peer) -> Hop {
+fn tunnel_hop(hbone: &HboneRoute, to: HopKind, sender: Peer) -> Hop {
     Hop {
         to,
         workload: full_name(&hbone.workload),

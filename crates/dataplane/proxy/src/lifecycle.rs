@@ -63,7 +63,7 @@ impl Lifecycle {
     }
 
     /// Terminates all connections immediately.
-    pub fn stop_now(&self) {
+    pub fn terminate_connections(&self) {
         self.drain.start(DrainMode::Immediate);
         self.connections.terminate_all(TerminationReason::Drain);
     }

@@ -26,7 +26,7 @@ use ambit_authz::{
 };
 use ambit_hbone::Pool;
 use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
-use ambit_route::{Bypass, MeshTable, Route, RouteError, TableConfig, WorkloadChange};
+use ambit_route::{MeshTable, Route, RouteError, TableConfig, WaypointBypass, WorkloadChange};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::{
     sync::{mpsc, watch},
@@ -41,7 +41,7 @@ pub use follow::{IdentityEvent, follow_identities};
 pub const LOCAL_WORKLOAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of queued on-demand requests to the control plane.
-pub const MAX_WAITING_DEMANDS: usize = 100;
+pub const MAX_QUEUED_DEMANDS: usize = 100;
 
 /// Configuration of the mesh state, from the proxy's environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct StateConfig {
     /// Decision for workloads whose record names an unknown policy.
     pub missing_policies: MissingPolicies,
     /// Decision for policies that could not be decoded in full.
-    pub not_understood: InvalidPolicyMode,
+    pub invalid_policies: InvalidPolicyMode,
 }
 
 impl Default for StateConfig {
@@ -71,7 +71,7 @@ impl Default for StateConfig {
             trust_domain: arcstr::literal!("cluster.local"),
             preferred_service_namespace: None,
             missing_policies: MissingPolicies::Deny,
-            not_understood: InvalidPolicyMode::Deny,
+            invalid_policies: InvalidPolicyMode::Deny,
         }
     }
 }
@@ -95,7 +95,7 @@ struct Inner {
     address_changes: watch::Sender<u64>,
     /// For each watched pod, by namespace and name: revision of the records and policies that its authorization
     /// depends on.
-    pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
+    pod_watchers: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
     /// Signals that close connections to removed workloads.
     departures: Departures,
     demands: Option<mpsc::Sender<AddressDemand>>,
@@ -110,7 +110,7 @@ impl SharedState {
     /// Creates a state for on-demand subscriptions: requests for unknown destinations go to the receiver, which the
     /// xDS client serves.
     pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
-        let (sender, receiver) = mpsc::channel(MAX_WAITING_DEMANDS);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_DEMANDS);
         (Self::build(config, Some(sender)), receiver)
     }
 
@@ -128,7 +128,7 @@ impl SharedState {
             policies_known: AtomicBool::new(false),
             local_changes: watch::Sender::new(0),
             address_changes: watch::Sender::new(0),
-            pods: Mutex::default(),
+            pod_watchers: Mutex::default(),
             departures: Departures::default(),
             demands,
         }))
@@ -253,7 +253,7 @@ impl SharedState {
     /// Notifies the watchers of the pods for which `concerned` returns true, called with namespace and name.
     fn notify_pods(&self, concerned: impl Fn(&Self, &str, &str) -> bool) {
         let watched: Vec<_> = {
-            let mut pods = self.0.pods.lock();
+            let mut pods = self.0.pod_watchers.lock();
             pods.retain(|_, sender| sender.receiver_count() > 0);
             pods.iter()
                 .map(|(pod, sender)| (pod.clone(), sender.clone()))
@@ -269,7 +269,7 @@ impl SharedState {
     // === connections to removed workloads ===
 
     /// Registers a pool, whose connections to removed workloads are closed from now on, until the pool is dropped.
-    pub fn close_departed_in(&self, pool: &Pool) {
+    pub fn close_departed_connections(&self, pool: &Pool) {
         self.0.departures.register_pool(pool);
     }
 
@@ -297,7 +297,7 @@ impl SharedState {
         dst: SocketAddr,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
-        self.find(source, dst, |table| {
+        self.find_route(source, dst, |table| {
             table.outbound_excluding(source, dst, failed, &mut rand::rng())
         })
         .await
@@ -311,14 +311,14 @@ impl SharedState {
         dst: SocketAddr,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
-        self.find(local, dst, |table| {
+        self.find_route(local, dst, |table| {
             table.hairpin(local, dst, failed, &mut rand::rng())
         })
         .await
     }
 
     /// Returns the route that `look` finds for the local workload, once the records that it needs have been received.
-    async fn find(
+    async fn find_route(
         &self,
         local: &Workload,
         dst: SocketAddr,
@@ -368,15 +368,19 @@ impl SharedState {
     }
 
     /// Returns whether layer 7 rules could apply to a connection that bypasses its waypoint: see
-    /// [`MeshTable::bypass`].
-    pub fn bypass(&self, local: &Workload, connection: &Connection) -> Option<Bypass> {
+    /// [`MeshTable::waypoint_bypass`].
+    pub fn waypoint_bypass(
+        &self,
+        local: &Workload,
+        connection: &Connection,
+    ) -> Option<WaypointBypass> {
         let Connection {
             source,
             source_ip,
             destination,
         } = connection;
         let table = self.table();
-        table.bypass(local, source.as_ref(), *source_ip, destination.port())
+        table.waypoint_bypass(local, source.as_ref(), *source_ip, destination.port())
     }
 
     /// Evaluates only PeerAuthentication for an inbound connection to a local workload.
@@ -391,7 +395,11 @@ impl SharedState {
     }
 
     /// Returns the dry-run policies that would deny the connection if enforced.
-    pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
+    pub fn dry_run_denials(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+    ) -> Vec<PolicyKey> {
         self.policies().dry_run_denials(destination, connection)
     }
 
@@ -460,7 +468,7 @@ impl SharedState {
 
     /// Builds a pod's record from its enrolment alone, for connections of the pod before the control plane publishes
     /// it. Never authorize connections *to* the pod with it: the policies that select the pod are not known.
-    pub fn synthesize(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
+    pub fn synthesize_workload(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
         let config = &self.0.config;
         Workload {
             uid: self.pod_uid(pod).into(),
@@ -487,7 +495,7 @@ impl SharedState {
     /// Returns a receiver that is notified when connections to a pod must be authorized again: its record, or a policy
     /// that applies to it, has changed.
     pub fn watch_pod(&self, pod: &PodName) -> watch::Receiver<u64> {
-        let mut pods = self.0.pods.lock();
+        let mut pods = self.0.pod_watchers.lock();
         pods.entry((pod.namespace.clone(), pod.name.clone()))
             .or_default()
             .subscribe()

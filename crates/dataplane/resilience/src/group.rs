@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use ambit_model::{Balancing, HashTable};
 use rand::{Rng as _, RngCore};
 
-use crate::hashing::HashRing;
+use crate::hashing::ConsistentHashTable;
 
 /// Maximum number of random draws before all endpoints are scanned instead.
 const MAX_DRAWS: u32 = 16;
@@ -14,12 +14,12 @@ const MAX_DRAWS: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct WeightedGroup {
     /// Weight of the group among the groups of its priority.
-    pub(crate) share: u32,
+    pub(crate) group_weight: u32,
     /// Endpoints as pairs of index in the [pool](crate::pool::Pool) and weight.
     members: Vec<(u32, u32)>,
-    heaviest: u32,
-    next: AtomicU32,
-    table: Option<HashRing>,
+    max_weight: u32,
+    next_member: AtomicU32,
+    hash_table: Option<ConsistentHashTable>,
 }
 
 /// View of the current state of the pool's endpoints, by index.
@@ -45,14 +45,14 @@ impl WeightedGroup {
             let names: Vec<String> = members.iter().map(|(index, _)| name(*index)).collect();
             let named = names.iter().map(String::as_str);
             let weights = members.iter().map(|(_, weight)| *weight);
-            HashRing::new(kind, &named.zip(weights).collect::<Vec<_>>())
+            ConsistentHashTable::new(kind, &named.zip(weights).collect::<Vec<_>>())
         });
         Self {
-            share,
-            heaviest: members.iter().map(|(_, weight)| *weight).max().unwrap_or(1),
+            group_weight: share,
+            max_weight: members.iter().map(|(_, weight)| *weight).max().unwrap_or(1),
             members,
-            next: AtomicU32::default(),
-            table,
+            next_member: AtomicU32::default(),
+            hash_table: table,
         }
     }
 
@@ -69,7 +69,7 @@ impl WeightedGroup {
         rng: &mut dyn RngCore,
     ) -> Option<u32> {
         match balancing {
-            Balancing::Hash(_) => match (hash, &self.table) {
+            Balancing::Hash(_) => match (hash, &self.hash_table) {
                 (Some(hash), Some(table)) => self.pick_by_hash(table, hash, view),
                 _ => self.pick_random(view, rng),
             },
@@ -101,7 +101,7 @@ impl WeightedGroup {
         if !view.is_usable(index) {
             return false;
         }
-        let share = f64::from(weight) / f64::from(self.heaviest) * view.warmup_factor(index);
+        let share = f64::from(weight) / f64::from(self.max_weight) * view.warmup_factor(index);
         share >= 1.0 || rng.random::<f64>() < share
     }
 
@@ -125,7 +125,7 @@ impl WeightedGroup {
             return None;
         }
         for _ in 0..MAX_DRAWS.max(count.min(4 * MAX_DRAWS)) {
-            let turn = self.next.fetch_add(1, Relaxed) % count;
+            let turn = self.next_member.fetch_add(1, Relaxed) % count;
             let (index, weight) = *self.members.get(usize::try_from(turn).ok()?)?;
             if self.accepts_draw(index, weight, view, rng) {
                 return Some(index);
@@ -153,9 +153,14 @@ impl WeightedGroup {
 
     /// Picks the endpoint for a hash: the first usable endpoint of the consistent-hash order within its load bound. If
     /// all exceed their bounds, picks the first usable one.
-    fn pick_by_hash(&self, table: &HashRing, hash: u64, view: &impl HostView) -> Option<u32> {
+    fn pick_by_hash(
+        &self,
+        table: &ConsistentHashTable,
+        hash: u64,
+        view: &impl HostView,
+    ) -> Option<u32> {
         let mut first = None;
-        for place in table.hosts_from(hash) {
+        for place in table.positions_for_hash(hash) {
             let Some((index, weight)) = self.members.get(place as usize).copied() else {
                 continue;
             };

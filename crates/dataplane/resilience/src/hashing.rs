@@ -17,14 +17,14 @@ pub fn hash(bytes: &[u8]) -> u64 {
 
 /// Consistent-hash table of one endpoint group, by the endpoints' positions in the group.
 #[derive(Debug)]
-pub(crate) enum HashRing {
+pub(crate) enum ConsistentHashTable {
     /// Ring hash: points in ascending order, each with the index of its endpoint.
     Ring(Vec<(u64, u32)>),
     /// Maglev: index of the endpoint for each slot.
     Maglev(Vec<u32>),
 }
 
-impl HashRing {
+impl ConsistentHashTable {
     /// Builds the table for endpoints with these names and weights.
     pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
         match kind {
@@ -34,7 +34,7 @@ impl HashRing {
     }
 
     /// Returns endpoint positions in the order in which they are tried for a hash; a position may repeat.
-    pub(crate) fn hosts_from(&self, hash: u64) -> impl Iterator<Item = u32> {
+    pub(crate) fn positions_for_hash(&self, hash: u64) -> impl Iterator<Item = u32> {
         let (ring, table) = match self {
             Self::Ring(points) => (points.as_slice(), [].as_slice()),
             Self::Maglev(table) => ([].as_slice(), table.as_slice()),
@@ -70,7 +70,7 @@ fn build_ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
 
 /// Builds the lookup table of Maglev hashing, with Envoy's weighting.
 fn build_maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
-    struct Entry {
+    struct MaglevEntry {
         next: u64,
         skip: u64,
         /// Weight relative to the heaviest endpoint.
@@ -81,13 +81,13 @@ fn build_maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     let size = u64::from(size.max(2));
     let heaviest = members.iter().map(|(_, weight)| *weight).max();
     let heaviest = f64::from(heaviest.unwrap_or(1).max(1));
-    let entry = |(name, weight): &(&str, u32)| Entry {
+    let entry = |(name, weight): &(&str, u32)| MaglevEntry {
         next: xxh64(name.as_bytes(), 0) % size,
         skip: xxh64(name.as_bytes(), 1) % (size - 1) + 1,
         weight: f64::from(*weight) / heaviest,
         target: 0.0,
     };
-    let mut entries: Vec<Entry> = members.iter().map(entry).collect();
+    let mut entries: Vec<MaglevEntry> = members.iter().map(entry).collect();
     let places = usize::try_from(size).unwrap_or(usize::MAX);
     let mut table = vec![FREE_SLOT; places];
     let mut free = if entries.is_empty() { 0 } else { places };

@@ -14,7 +14,7 @@ use crate::locality::Topology;
 
 /// Endpoint that can be picked, with its load-balancing attributes. `E` is the caller's endpoint type.
 #[derive(Clone, Debug)]
-pub struct Candidate<E> {
+pub struct EndpointCandidate<E> {
     /// Uid of the endpoint, the same on every replica.
     pub uid: ArcStr,
     /// Load-balancing weight of the endpoint, greater than zero.
@@ -22,7 +22,7 @@ pub struct Candidate<E> {
     /// Locality, node, network and cluster of the endpoint.
     pub topology: Topology,
     /// Rank of the endpoint's locality for the service's own preference (`trafficDistribution`); higher is better.
-    pub rank: u32,
+    pub locality_rank: u32,
     /// Endpoint in the caller's type.
     pub endpoint: E,
 }
@@ -32,9 +32,9 @@ pub struct Candidate<E> {
 pub(crate) struct Host {
     pub(crate) uid: ArcStr,
     /// Time at which the endpoint was added, for slow start; `None` for endpoints of the first update.
-    joined: Option<Instant>,
+    added_at: Option<Instant>,
     /// Number of active requests at the endpoint.
-    pub(crate) active: AtomicU32,
+    pub(crate) active_requests: AtomicU32,
     pub(crate) is_ejected: AtomicBool,
     /// Number of consecutive 5xx responses.
     pub(crate) server_errors: AtomicU32,
@@ -46,8 +46,8 @@ impl Host {
     pub(crate) fn new(uid: ArcStr, joined: Option<Instant>) -> Arc<Self> {
         Arc::new(Self {
             uid,
-            joined,
-            active: AtomicU32::default(),
+            added_at: joined,
+            active_requests: AtomicU32::default(),
             is_ejected: AtomicBool::default(),
             server_errors: AtomicU32::default(),
             gateway_errors: AtomicU32::default(),
@@ -61,7 +61,7 @@ impl Host {
 
     /// Returns the slow-start factor of the endpoint's weight, from 0 to 1.
     pub(crate) fn warmup_factor(&self, warmup: &Warmup, now: Instant) -> f64 {
-        let Some(joined) = self.joined else {
+        let Some(joined) = self.added_at else {
             return 1.0;
         };
         let age = now.saturating_duration_since(joined).as_secs_f64();

@@ -50,7 +50,7 @@ impl Topology {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PriorityGroup {
     pub(crate) priority: u32,
-    pub(crate) split: usize,
+    pub(crate) distribution_index: usize,
 }
 
 /// Returns the configured distribution (`distribute`) for the waypoint's locality, if there is one.
@@ -78,19 +78,25 @@ pub(crate) fn priority_group(
             let Some(shares) = configured_distribution(policy, own) else {
                 return Some(PriorityGroup {
                     priority: 0,
-                    split: 0,
+                    distribution_index: 0,
                 });
             };
             let split = shares
                 .to
                 .iter()
                 .position(|(to, _)| of.matches_pattern(to))?;
-            return Some(PriorityGroup { priority: 0, split });
+            return Some(PriorityGroup {
+                priority: 0,
+                distribution_index: split,
+            });
         }
         LocalityPolicy::Failover(pairs) => failover_priority(pairs, own, of),
         LocalityPolicy::Priority(labels) => label_priority(labels, own, of),
     };
-    Some(PriorityGroup { priority, split: 0 })
+    Some(PriorityGroup {
+        priority,
+        distribution_index: 0,
+    })
 }
 
 fn failover_priority(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {

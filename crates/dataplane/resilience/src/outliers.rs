@@ -53,7 +53,7 @@ impl OutlierCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// Reason for the ejection.
-    pub fault: OutlierCause,
+    pub cause: OutlierCause,
     /// Duration of the ejection.
     pub duration: Duration,
 }
@@ -97,22 +97,22 @@ pub(crate) fn count_outcome(
 
 /// Current and recent ejections of a destination's endpoints, by uid.
 #[derive(Debug, Default)]
-pub(crate) struct Outliers(HashMap<ArcStr, EjectionRecord>);
+pub(crate) struct EjectionRecords(HashMap<ArcStr, EjectionRecord>);
 
 #[derive(Debug)]
 struct EjectionRecord {
     host: Arc<Host>,
     /// Number of recent ejections; each makes the next ejection longer.
-    times: u32,
+    ejection_count: u32,
     /// End of the current ejection; `None` if the endpoint is not ejected.
-    until: Option<Instant>,
+    ejected_until: Option<Instant>,
     /// End of the last ejection, from which the time without ejections is measured.
-    since: Instant,
+    last_ejection_end: Instant,
 }
 
-impl Outliers {
+impl EjectionRecords {
     /// Whether the policy's maximum percentage allows one more ejected endpoint.
-    fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
+    fn allows_ejection(&self, policy: &OutlierPolicy, total: usize) -> bool {
         let ejected = self.ejected_count() + 1;
         let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
         let is_one_of_several = ejected == 1 && total > 1 && policy.max_ejection_percent > 0;
@@ -122,12 +122,14 @@ impl Outliers {
     /// Returns the number of ejected endpoints.
     pub(crate) fn ejected_count(&self) -> usize {
         let records = self.0.values();
-        records.filter(|record| record.until.is_some()).count()
+        records
+            .filter(|record| record.ejected_until.is_some())
+            .count()
     }
 
     /// Returns the time at which an endpoint's ejection ends, if it is ejected.
     pub(crate) fn ejected_until(&self, uid: &ArcStr) -> Option<Instant> {
-        self.0.get(uid)?.until
+        self.0.get(uid)?.ejected_until
     }
 
     /// Ejects an endpoint, unless it is ejected already or the policy's maximum percentage of `total` endpoints is
@@ -139,7 +141,7 @@ impl Outliers {
         total: usize,
         now: Instant,
     ) -> Option<Duration> {
-        if host.is_ejected() || !self.has_room(policy, total) {
+        if host.is_ejected() || !self.allows_ejection(policy, total) {
             return None;
         }
         let record = self
@@ -147,18 +149,23 @@ impl Outliers {
             .entry(host.uid.clone())
             .or_insert_with(|| EjectionRecord {
                 host: host.clone(),
-                times: 0,
-                until: None,
-                since: now,
+                ejection_count: 0,
+                ejected_until: None,
+                last_ejection_end: now,
             });
-        let quiet = now.saturating_duration_since(record.since).as_millis();
+        let quiet = now
+            .saturating_duration_since(record.last_ejection_end)
+            .as_millis();
         let forgotten = quiet / policy.interval.as_millis().max(1);
         let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
-        record.times = record.times.saturating_sub(forgotten).saturating_add(1);
+        record.ejection_count = record
+            .ejection_count
+            .saturating_sub(forgotten)
+            .saturating_add(1);
         let longest = MAX_EJECTION_TIME.max(policy.base_ejection);
-        let duration = policy.base_ejection.saturating_mul(record.times);
+        let duration = policy.base_ejection.saturating_mul(record.ejection_count);
         let duration = duration.min(longest);
-        record.until = Some(now + duration);
+        record.ejected_until = Some(now + duration);
         host.is_ejected.store(true, Relaxed);
         Some(duration)
     }
@@ -166,16 +173,19 @@ impl Outliers {
     /// Ends the ejections that are due; returns the time at which the next one ends.
     pub(crate) fn end_due_ejections(&mut self, now: Instant) -> Option<Instant> {
         for record in self.0.values_mut() {
-            if record.until.is_some_and(|until| until <= now) {
-                record.until = None;
-                record.since = now;
+            if record.ejected_until.is_some_and(|until| until <= now) {
+                record.ejected_until = None;
+                record.last_ejection_end = now;
                 reset_counter(&record.host.server_errors);
                 reset_counter(&record.host.gateway_errors);
                 reset_counter(&record.host.local_failures);
                 record.host.is_ejected.store(false, Relaxed);
             }
         }
-        self.0.values().filter_map(|record| record.until).min()
+        self.0
+            .values()
+            .filter_map(|record| record.ejected_until)
+            .min()
     }
 
     /// Removes the records of endpoints that do not exist any more.

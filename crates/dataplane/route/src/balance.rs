@@ -45,7 +45,7 @@ pub(crate) struct ClientLocation<'a> {
     pub(crate) cluster_id: &'a ArcStr,
     pub(crate) locality: &'a Locality,
     /// Uids of workloads to exclude, since connections to them have failed.
-    pub(crate) failed: &'a [ArcStr],
+    pub(crate) failed_workloads: &'a [ArcStr],
 }
 
 impl<'a> From<&'a Workload> for ClientLocation<'a> {
@@ -56,14 +56,14 @@ impl<'a> From<&'a Workload> for ClientLocation<'a> {
             node: &source.node,
             cluster_id: &source.cluster_id,
             locality: &source.locality,
-            failed: &[],
+            failed_workloads: &[],
         }
     }
 }
 
 impl MeshTable {
     /// Chooses an endpoint of `service`, and returns it with its target port; `None` if no endpoint is usable.
-    pub(crate) fn balance(
+    pub(crate) fn choose_endpoint(
         &self,
         client_location: ClientLocation<'_>,
         service: &Service,
@@ -86,7 +86,7 @@ impl MeshTable {
         chosen.or_else(|| match mode {
             // Terminating pods of a waypoint serve as long as no other does. One that cannot refuses at once.
             EndpointPurpose::WaypointTunnel(_) => {
-                choice.with_unready().pick_by_scan(endpoints, rng)
+                choice.including_unready().pick_by_scan(endpoints, rng)
             }
             EndpointPurpose::ClientConnection => None,
         })
@@ -104,7 +104,7 @@ impl MeshTable {
         EndpointChoice {
             workloads: &self.workloads,
             name: service.namespaced_hostname(),
-            service_target: service.ports.get(&port).copied(),
+            service_target_port: service.ports.get(&port).copied(),
             health_policy: service
                 .load_balancing
                 .as_ref()
@@ -113,7 +113,7 @@ impl MeshTable {
             balancing: service.load_balancing.as_ref().unwrap_or(default),
             client_location,
             port,
-            mode,
+            purpose: mode,
         }
     }
 
@@ -154,23 +154,23 @@ pub(crate) fn is_candidate(
             .any(|identity| workload.has_identity(identity)),
         EndpointPurpose::WaypointTunnel(None) | EndpointPurpose::ClientConnection => true,
     };
-    has_accepted_identity && !client_location.failed.contains(workload.uid())
+    has_accepted_identity && !client_location.failed_workloads.contains(workload.uid())
 }
 
 struct EndpointChoice<'t, 'a> {
     workloads: &'t Workloads,
     name: NamespacedHostname,
-    service_target: Option<u16>,
+    service_target_port: Option<u16>,
     health_policy: HealthPolicy,
     balancing: &'a LoadBalancing,
     client_location: ClientLocation<'a>,
     port: u16,
-    mode: EndpointPurpose<'a>,
+    purpose: EndpointPurpose<'a>,
 }
 
 impl<'t> EndpointChoice<'t, '_> {
     /// Returns the choice with endpoints included that are not ready.
-    fn with_unready(self) -> Self {
+    fn including_unready(self) -> Self {
         Self {
             health_policy: HealthPolicy::AllowAll,
             ..self
@@ -266,7 +266,7 @@ impl<'t> EndpointChoice<'t, '_> {
     fn eligible_endpoint(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
-        if template.capacity == 0 || !is_candidate(workload, self.client_location, self.mode) {
+        if template.capacity == 0 || !is_candidate(workload, self.client_location, self.purpose) {
             return None;
         }
         let elsewhere = template.network != *self.client_location.network;
@@ -278,14 +278,14 @@ impl<'t> EndpointChoice<'t, '_> {
         }
         let own = workload
             .membership(&self.name)?
-            .target(self.port)
+            .target_port(self.port)
             .filter(|port| *port != 0);
-        let by_service = self.service_target.filter(|port| *port != 0);
+        let by_service = self.service_target_port.filter(|port| *port != 0);
         let tunnel = template
             .application_tunnel
             .as_ref()
             .and_then(|tunnel| tunnel.port);
-        let port = match (self.mode, self.service_target) {
+        let port = match (self.purpose, self.service_target_port) {
             // The service must list the port.
             (EndpointPurpose::ClientConnection, None) => return None,
             (EndpointPurpose::ClientConnection, Some(_)) => own.or(by_service)?,

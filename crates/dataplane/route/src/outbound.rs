@@ -6,8 +6,8 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, LbMode, NamespacedHostname,
-    Protocol, Reason, Service, Workload,
+    ArcStr, EndpointWaypoint, FailureReason, GatewayAddress, GatewayDestination, HBONE_PORT,
+    LbMode, NamespacedHostname, Protocol, Service, Workload,
 };
 use rand::RngCore;
 
@@ -15,7 +15,7 @@ use crate::{
     MeshTable, WorkloadRef,
     balance::{ClientLocation, EndpointPurpose, select_ip},
     gateway::{GatewayWorkload, NamedGateway, service_waypoint},
-    identities::{Identities, identities},
+    identities::{Identities, server_identities},
 };
 
 /// Route of an outbound connection.
@@ -63,7 +63,7 @@ pub struct HboneRoute {
     /// `:authority` of the CONNECT request.
     pub authority: String,
     /// Identities that the tunnel's server may present.
-    pub expected: Identities,
+    pub expected_identities: Identities,
     /// Workload at which this tunnel ends: the destination, the waypoint or the gateway.
     pub workload: WorkloadRef,
     /// Service that the client dialed, if any; used for `host` of the `forwarded` header and for telemetry.
@@ -78,7 +78,7 @@ pub struct InnerTunnel {
     /// `:authority` of the inner CONNECT request.
     pub authority: String,
     /// Identities that the inner tunnel's server may present.
-    pub expected: Identities,
+    pub expected_identities: Identities,
 }
 
 /// Route to a workload whose host name must be resolved first.
@@ -215,8 +215,8 @@ pub enum RouteError {
 
 impl RouteError {
     /// Returns the response flag for metrics and the access log.
-    pub fn reason(&self) -> Reason {
-        Reason::Connect
+    pub fn reason(&self) -> FailureReason {
+        FailureReason::Connect
     }
 
     /// Whether the error is transient, so that a retry within seconds may succeed: the waypoint exists, but has no
@@ -260,22 +260,25 @@ impl MeshTable {
         failed: &[ArcStr],
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
-        let caller = Caller { source, failed };
-        let dst = ambit_model::canonical_socket(dst);
+        let caller = RouteClient {
+            source,
+            failed_workloads: failed,
+        };
+        let dst = ambit_model::canonical_socket_address(dst);
         let at = self.service_at(&source.network, dst.ip(), &source.namespace);
         let Some((service, endpoints)) = at else {
             return match self.workloads.by_ip(&source.network, dst.ip()) {
-                Some(workload) => self.to_workload(caller, dst, workload, rng),
+                Some(workload) => self.route_to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough { dst, service: None }),
             };
         };
         if let Some(waypoint) = service_waypoint(service, rng) {
-            return self.to_service_waypoint(caller, dst, service, waypoint, rng);
+            return self.route_to_service_waypoint(caller, dst, service, waypoint, rng);
         }
         if service.lb_mode() == LbMode::Passthrough {
             // A workload keeps its mTLS and its waypoint.
             return match self.workloads.by_ip(&source.network, dst.ip()) {
-                Some(workload) => self.to_workload(caller, dst, workload, rng),
+                Some(workload) => self.route_to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough {
                     dst,
                     service: Some(service.clone()),
@@ -283,7 +286,7 @@ impl MeshTable {
             };
         }
         let (workload, port) = self
-            .balance(
+            .choose_endpoint(
                 caller.client_location(),
                 service,
                 endpoints,
@@ -296,10 +299,10 @@ impl MeshTable {
                 port: dst.port(),
             })?;
         if workload.network() != &source.network {
-            let identities = identities(None, Some(service));
-            return self.through_gateway(caller, dst, service, workload, identities, rng);
+            let identities = server_identities(None, Some(service));
+            return self.route_through_gateway(caller, dst, service, workload, identities, rng);
         }
-        let Some(attached) = self.waypoint_of(caller, workload) else {
+        let Some(attached) = self.endpoint_waypoint(caller, workload) else {
             return route_direct(workload, dst.ip(), port, Some(service));
         };
         let target = if attached.for_services {
@@ -312,36 +315,38 @@ impl MeshTable {
             SocketAddr::new(ip, port)
         };
         let (of, named) = (workload.uid(), NamedGateway::from(attached));
-        self.to_waypoint(caller, target, named, of, Some(service), rng)
+        self.route_to_waypoint(caller, target, named, of, Some(service), rng)
     }
 
     /// Routes to a workload that the client dialed by its own address.
-    fn to_workload(
+    fn route_to_workload(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         dst: SocketAddr,
         workload: &WorkloadRef,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let template = workload.template();
         let named = match &template.endpoint_waypoint {
-            Some(_) => self.waypoint_of(caller, workload).map(NamedGateway::from),
+            Some(_) => self
+                .endpoint_waypoint(caller, workload)
+                .map(NamedGateway::from),
             None => {
                 let waypoint = template.waypoint.as_deref();
                 waypoint
-                    .filter(|waypoint| !self.is_waypoint(caller.source, *waypoint))
+                    .filter(|waypoint| !self.is_waypoint_pod(caller.source, *waypoint))
                     .map(NamedGateway::from)
             }
         };
         match named {
-            Some(named) => self.to_waypoint(caller, dst, named, workload.uid(), None, rng),
+            Some(named) => self.route_to_waypoint(caller, dst, named, workload.uid(), None, rng),
             None => route_direct(workload, dst.ip(), dst.port(), None),
         }
     }
 
-    fn to_service_waypoint(
+    fn route_to_service_waypoint(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         dst: SocketAddr,
         service: &Arc<Service>,
         waypoint: &GatewayAddress,
@@ -353,26 +358,33 @@ impl MeshTable {
                 self.waypoint_error(waypoint, service.namespaced_hostname().to_string())
             })?;
         if found.workload.network() != &caller.source.network {
-            let identities = identities(None, found.service.map(|service| &**service));
-            return self.through_gateway(caller, dst, service, found.workload, identities, rng);
+            let identities = server_identities(None, found.service.map(|service| &**service));
+            return self.route_through_gateway(
+                caller,
+                dst,
+                service,
+                found.workload,
+                identities,
+                rng,
+            );
         }
         Ok(tunnel_to_waypoint(&found, waypoint, dst, Some(service)))
     }
 
     /// Returns the waypoint that an endpoint's own record names, unless the connection comes from that waypoint.
-    fn waypoint_of<'a>(
+    fn endpoint_waypoint<'a>(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         workload: &'a WorkloadRef,
     ) -> Option<&'a EndpointWaypoint> {
         let attached = workload.template().endpoint_waypoint.as_deref();
-        attached.filter(|attached| !self.is_waypoint(caller.source, *attached))
+        attached.filter(|attached| !self.is_waypoint_pod(caller.source, *attached))
     }
 
     /// Routes to the waypoint of the workload or service `of`.
-    pub(crate) fn to_waypoint(
+    pub(crate) fn route_to_waypoint(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         target: SocketAddr,
         named: NamedGateway<'_>,
         of: &str,
@@ -397,9 +409,9 @@ impl MeshTable {
 
     /// Routes to an endpoint or waypoint of another network through its gateway. The gateway chooses the endpoint, so
     /// the inner tunnel accepts all identities of the service, and no others.
-    fn through_gateway(
+    fn route_through_gateway(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         dst: SocketAddr,
         service: &Arc<Service>,
         workload: &WorkloadRef,
@@ -433,7 +445,7 @@ impl MeshTable {
         let outer = HboneRoute {
             addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED_IP), found.port),
             authority: authority.clone(),
-            expected: found.identities(),
+            expected_identities: found.identities(),
             workload: found.workload.clone(),
             service: Some(service.clone()),
             waypoint: None,
@@ -442,7 +454,7 @@ impl MeshTable {
             outer,
             inner: InnerTunnel {
                 authority,
-                expected,
+                expected_identities: expected,
             },
         };
         Ok(with_resolved_address(
@@ -457,16 +469,16 @@ impl MeshTable {
 
 /// Local workload whose connection is routed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caller<'a> {
+pub(crate) struct RouteClient<'a> {
     pub(crate) source: &'a Workload,
     /// Uids of workloads to which connections failed, as in [`MeshTable::outbound_excluding`].
-    pub(crate) failed: &'a [ArcStr],
+    pub(crate) failed_workloads: &'a [ArcStr],
 }
 
-impl<'a> Caller<'a> {
+impl<'a> RouteClient<'a> {
     fn client_location(self) -> ClientLocation<'a> {
         ClientLocation {
-            failed: self.failed,
+            failed_workloads: self.failed_workloads,
             ..self.source.into()
         }
     }
@@ -477,8 +489,8 @@ const UNRESOLVED_IP: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
     match &gateway.destination {
-        Destination::Address(at) => &at.network,
-        Destination::Hostname(_) => workload.network(),
+        GatewayDestination::Address(at) => &at.network,
+        GatewayDestination::Hostname(_) => workload.network(),
     }
 }
 
@@ -493,7 +505,7 @@ pub(crate) fn tunnel_to_waypoint(
     let route = Route::Hbone(HboneRoute {
         addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED_IP), found.port),
         authority: dst.to_string(),
-        expected: found.identities(),
+        expected_identities: found.identities(),
         workload: found.workload.clone(),
         service: service.cloned(),
         waypoint: Some(waypoint.destination.to_string().into()),
@@ -530,7 +542,7 @@ pub(crate) fn route_direct(
         Protocol::Hbone => Route::Hbone(HboneRoute {
             addr: SocketAddr::new(target.ip(), HBONE_PORT),
             authority: target.to_string(),
-            expected: identities(Some(workload), service.as_deref()),
+            expected_identities: server_identities(Some(workload), service.as_deref()),
             workload: workload.clone(),
             service,
             waypoint: None,

@@ -67,7 +67,7 @@ pub(crate) struct ServiceMembership {
 
 impl ServiceMembership {
     /// Returns the workload's own target port for a service port.
-    pub(crate) fn target(&self, service_port: u16) -> Option<u16> {
+    pub(crate) fn target_port(&self, service_port: u16) -> Option<u16> {
         let index = self
             .ports
             .binary_search_by_key(&service_port, |(port, _)| *port)
@@ -281,7 +281,7 @@ impl WorkloadRef {
     }
 
     /// Whether the workload's own record names `waypoint` as its waypoint.
-    pub fn is_behind(&self, waypoint: &GatewayAddress) -> bool {
+    pub fn names_waypoint(&self, waypoint: &GatewayAddress) -> bool {
         let template = self.template();
         let attached = template.endpoint_waypoint.as_deref();
         let attached = attached.map(|attached| &attached.waypoint);

@@ -126,7 +126,7 @@ impl TrustDomains {
 
     /// Replaces the federated trust domains of the workloads that use this set. Their roots take precedence over
     /// configured ones. On an error the previous ones stay.
-    pub fn federate(
+    pub fn replace_federated(
         &self,
         bundles: BTreeMap<String, Vec<CertificateDer<'static>>>,
     ) -> Result<(), TrustDomainsError> {
@@ -145,8 +145,12 @@ impl TrustDomains {
 
     fn activate(&self, current: &RwLock<Arc<TrustDomainSet>>, mut domains: TrustDomainSet) {
         let mut current = current.write();
-        domains.with_roots.clone_from(&current.with_roots);
-        domains.with_roots.extend(domains.anchors.keys().cloned());
+        domains
+            .domains_with_roots
+            .clone_from(&current.domains_with_roots);
+        domains
+            .domains_with_roots
+            .extend(domains.anchors.keys().cloned());
         *current = Arc::new(domains);
         drop(current);
         self.changes.send_modify(|version| *version += 1);
@@ -205,7 +209,7 @@ struct TrustDomainSet {
     aliases: BTreeSet<String>,
     anchors: BTreeMap<String, Vec<TrustAnchor<'static>>>,
     /// Trust domains that have root certificates of their own, or had them before.
-    with_roots: BTreeSet<String>,
+    domains_with_roots: BTreeSet<String>,
 }
 
 impl TrustDomainSet {
@@ -259,6 +263,6 @@ impl TrustDomainSnapshot {
     /// CA.
     pub(crate) fn has_had_roots(&self, domain: &str) -> bool {
         let mut origins = [&self.configured, &self.federated].into_iter();
-        origins.any(|domains| domains.with_roots.contains(domain))
+        origins.any(|domains| domains.domains_with_roots.contains(domain))
     }
 }

@@ -107,7 +107,7 @@ pub struct CallResponse {
 #[derive(Debug)]
 pub enum Effect {
     /// Signals that [`crate::Vm::stream_decision`] of a request's context may have changed.
-    OutcomeChanged(ContextId),
+    StreamDecisionChanged(ContextId),
     /// Starts a call.
     StartCall(CallId, Box<Call>),
     /// Opens a gRPC stream; the call has no body.
@@ -133,14 +133,14 @@ pub struct GrpcStreamMessage {
     pub bytes: Option<Bytes>,
     /// Whether the module closes its side of the stream after this message.
     pub end_of_stream: bool,
-    _counted: UnsentGuard,
+    _unsent_guard: UnsentGuard,
 }
 
 impl Effect {
     /// Whether the effect is redundant after `other`, since both are the same signal.
     fn is_duplicate_of(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::OutcomeChanged(one), Self::OutcomeChanged(other)) => one == other,
+            (Self::StreamDecisionChanged(one), Self::StreamDecisionChanged(other)) => one == other,
             (Self::SubscribeQueue(one), Self::SubscribeQueue(other))
             | (Self::MessageEnqueued(one), Self::MessageEnqueued(other)) => one == other,
             _ => false,
@@ -163,7 +163,7 @@ impl GrpcStreamMessage {
         Self {
             bytes,
             end_of_stream: is_end,
-            _counted: UnsentGuard(unsent.clone(), length),
+            _unsent_guard: UnsentGuard(unsent.clone(), length),
         }
     }
 }

@@ -93,7 +93,7 @@ impl Metrics {
     }
 
     /// Returns all metrics of the plugin with their names and values.
-    pub fn all(&self) -> Vec<(String, MetricValue)> {
+    pub fn named_values(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series
             .iter()
@@ -169,8 +169,11 @@ mod tests {
         assert_eq!(clone.define(MetricKind::Gauge, "hits"), None);
         clone.series(id).unwrap().add(2);
         one.series(id).unwrap().add(1);
-        assert_eq!(one.all(), [("hits".to_owned(), MetricValue::Counter(3))]);
-        assert!(other.all().is_empty());
+        assert_eq!(
+            one.named_values(),
+            [("hits".to_owned(), MetricValue::Counter(3))]
+        );
+        assert!(other.named_values().is_empty());
         let defined =
             (0..2 * MAX_SERIES).filter_map(|n| one.define(MetricKind::Gauge, &n.to_string()));
         assert_eq!(defined.count(), MAX_SERIES - 1);
@@ -183,7 +186,7 @@ mod tests {
         for value in [1, 2, 3, u64::MAX / 4] {
             metrics.series(id).unwrap().record(value);
         }
-        let all = metrics.all();
+        let all = metrics.named_values();
         let [(_, MetricValue::Histogram(buckets, 4, sum))] = &all[..] else {
             panic!("{all:?}");
         };

@@ -25,7 +25,7 @@ pub enum Direction {
 #[derive(Clone, Debug, Default)]
 pub struct HeaderSection {
     /// Pseudo-headers such as `:method`, in any order.
-    pub pseudo: Vec<(&'static str, String)>,
+    pub pseudo_headers: Vec<(&'static str, String)>,
     /// Regular headers, without pseudo-headers.
     pub headers: HeaderMap,
 }
@@ -35,25 +35,25 @@ const PSEUDO_HEADERS: [&str; 5] = [":method", ":scheme", ":authority", ":path", 
 
 impl HeaderSection {
     /// Returns the value of a pseudo-header.
-    pub fn pseudo(&self, name: &str) -> Option<&str> {
-        let mut all = self.pseudo.iter();
+    pub fn pseudo_header(&self, name: &str) -> Option<&str> {
+        let mut all = self.pseudo_headers.iter();
         all.find(|(of, _)| *of == name)
             .map(|(_, value)| value.as_str())
     }
 
     /// Removes a pseudo-header and returns its value.
-    pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
-        let index = self.pseudo.iter().position(|(of, _)| *of == name)?;
-        Some(self.pseudo.swap_remove(index).1)
+    pub fn take_pseudo_header(&mut self, name: &str) -> Option<String> {
+        let index = self.pseudo_headers.iter().position(|(of, _)| *of == name)?;
+        Some(self.pseudo_headers.swap_remove(index).1)
     }
 
-    pub(crate) fn set_pseudo(&mut self, name: &str, value: String) {
+    pub(crate) fn set_pseudo_header(&mut self, name: &str, value: String) {
         let Some(name) = PSEUDO_HEADERS.into_iter().find(|known| *known == name) else {
             return;
         };
-        match self.pseudo.iter_mut().find(|(of, _)| *of == name) {
+        match self.pseudo_headers.iter_mut().find(|(of, _)| *of == name) {
             Some((_, present)) => *present = value,
-            None => self.pseudo.push((name, value)),
+            None => self.pseudo_headers.push((name, value)),
         }
     }
 }
@@ -64,7 +64,7 @@ pub struct LocalResponse {
     /// HTTP status between 200 and 599.
     pub status: u16,
     /// Response-code details for the access log.
-    pub details: String,
+    pub response_code_details: String,
     /// Headers of the response, without connection and framing headers.
     pub headers: HeaderMap,
     /// Body of the response.

@@ -114,8 +114,8 @@ impl Explainer {
     }
 }
 
-fn parse_identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
-    let identity = of.identity.as_ref().map(|text| text.parse());
+fn parse_identity(peer: &Peer) -> Result<Option<Identity>, QueryError> {
+    let identity = peer.identity.as_ref().map(|text| text.parse());
     identity.transpose().map_err(|_| QueryError::Identity)
 }
 
@@ -138,16 +138,16 @@ fn build_tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError
     Ok(headers)
 }
 
-fn build_request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
+fn build_request(query: &HttpQuery) -> Result<Request<()>, QueryError> {
     let mut request = Request::new(());
-    let method = Method::from_bytes(of.method.as_bytes());
+    let method = Method::from_bytes(query.method.as_bytes());
     *request.method_mut() = method.map_err(|_| QueryError::Method)?;
-    let path = PathAndQuery::try_from(of.path.as_str());
+    let path = PathAndQuery::try_from(query.path.as_str());
     *request.uri_mut() = Uri::from(path.map_err(|_| QueryError::Path)?);
     let headers = request.headers_mut();
-    let host = HeaderValue::from_str(&of.host);
+    let host = HeaderValue::from_str(&query.host);
     headers.insert(HOST, host.map_err(|_| QueryError::Header)?);
-    for (name, value) in &of.headers {
+    for (name, value) in &query.headers {
         let name = HeaderName::try_from(name).map_err(|_| QueryError::Header)?;
         let value = HeaderValue::from_str(value).map_err(|_| QueryError::Header)?;
         headers.append(name, value);
@@ -181,7 +181,8 @@ fn tunnel_step(caller: &Caller, target: &Target) -> Step {
 fn opaque_connection(session: &Session) -> Explanation {
     let attachments = session.attachments();
     let policies = session.shard.waypoint.published.policies();
-    let decision = policies.evaluate_connection(attachments.scope(), &session.connection(None));
+    let decision =
+        policies.evaluate_connection(attachments.scope(), &session.connection_attributes(None));
     let why = "the port is declared to be no HTTP: the connection is passed through";
     let form = Step::new(StepKind::RequestValidity, StepResult::Passed, why);
     let why = decision.to_string();

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ambit_flow::{Event, Flow, Peer, ReporterKind, ServiceName, Transport};
+use ambit_flow::{Flow, FlowEventKind, Peer, ReporterKind, ServiceName, Transport};
 use ambit_model::Service;
 use ambit_proxy::flow;
 use ambit_route::WorkloadRef;
@@ -21,7 +21,7 @@ pub(crate) struct FlowUpstream<'a> {
 /// this kind have.
 pub(crate) fn report(
     session: &Session,
-    event: Event,
+    event: FlowEventKind,
     server: FlowUpstream<'_>,
     complete: impl FnOnce(&mut Flow),
 ) {
@@ -46,7 +46,7 @@ pub(crate) fn report(
             None => Transport::Plaintext,
         },
         waypoint: Some(format!("{}/{}", gateway.namespace, gateway.name)),
-        ..flow::flow_now(event, reporter)
+        ..flow::new_flow(event, reporter)
     };
     complete(&mut event);
     flows.report(event);

@@ -32,7 +32,7 @@ impl Hops {
 
     /// Parses and removes the hop-count header; `None` if the count suggests a routing loop. A client that forges a
     /// high count harms only itself, and the next waypoint corrects a low one.
-    pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
+    pub(crate) fn take_from_headers(headers: &mut HeaderMap) -> Option<Self> {
         let hops = Self::from_headers(headers);
         headers.remove(HOPS_HEADER);
         hops
@@ -57,32 +57,35 @@ impl Hops {
 mod tests {
     use super::*;
 
-    fn taken(value: &'static str) -> Option<Hops> {
+    fn take_hops(value: &'static str) -> Option<Hops> {
         let mut headers = HeaderMap::new();
         headers.insert(HOPS_HEADER, HeaderValue::from_static(value));
-        let taken = Hops::take(&mut headers);
+        let taken = Hops::take_from_headers(&mut headers);
         assert!(headers.is_empty());
         taken
     }
 
     #[test]
     fn hops_are_limited_and_mirrors_count_more() {
-        assert_eq!(Hops::take(&mut HeaderMap::new()), Some(Hops(0)));
-        assert_eq!(taken("7"), Some(Hops(7)));
+        assert_eq!(
+            Hops::take_from_headers(&mut HeaderMap::new()),
+            Some(Hops(0))
+        );
+        assert_eq!(take_hops("7"), Some(Hops(7)));
         for value in ["8", "255"] {
-            assert_eq!(taken(value), None, "{value}");
+            assert_eq!(take_hops(value), None, "{value}");
         }
         let next = |hops: Hops| {
             let mut headers = HeaderMap::new();
             hops.write(&mut headers, true);
-            Hops::take(&mut headers)
+            Hops::take_from_headers(&mut headers)
         };
         let once = next(Hops::NONE.for_mirror());
         assert_eq!(once, Some(Hops(4)));
         assert_eq!(once.and_then(|once| next(once.for_mirror())), None);
         // Values that no waypoint writes.
         for value in ["", "-1", "256", "x"] {
-            assert_eq!(taken(value), Some(Hops(0)), "{value}");
+            assert_eq!(take_hops(value), Some(Hops(0)), "{value}");
         }
     }
 }

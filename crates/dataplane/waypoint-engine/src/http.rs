@@ -22,7 +22,7 @@ mod upgrade;
 
 pub(crate) use admit::{admission::is_check_satisfied, authorizer::authorize_connection};
 pub(crate) use backend::{destination::Destination, destination_attachments};
-pub(crate) use connection::not_http::{NotHttp, refuse_connection};
+pub(crate) use connection::not_http::{NotHttpReason, refuse_connection};
 pub(crate) use explain::explain;
 pub(crate) use send::retry_state::DEFAULT_RETRIES;
 
@@ -48,7 +48,7 @@ use crate::{
 };
 use body::interim::InterimForwarder;
 use connection::{
-    charged, failure,
+    charged_body, failure,
     half_close::HalfCloseIo,
     header_block::HeaderBlockIo,
     header_timeout::{GuardedBody, HeaderTimeoutIo, RequestProgress},
@@ -104,7 +104,7 @@ where
     let stalled = unread.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
-        let serving = begins.begin();
+        let serving = begins.begin_request();
         let (pacing, stalled) = (begins.clone(), stalled.clone());
         // HTTP/1.0 clients know neither chunks nor interim responses.
         let is_http11 = request.version() == http::Version::HTTP_11;
@@ -124,7 +124,7 @@ where
             let responding =
                 exchange::respond(session.clone(), request, refused, &pacing, &stalled);
             let mut response = responding.await;
-            response = response.map(|body| charged::charge_body(body, &session.memory));
+            response = response.map(|body| charged_body::charge_body(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
             if version == Version::Http1 && may_close && ending.mode().is_some() {
                 let close = HeaderValue::from_static("close");
@@ -161,7 +161,7 @@ where
             tokio::select! {
                 ended = &mut connection => ended,
                 () = unread.notified() => Ok(()),
-                _mode = drain.started() => {
+                _mode = drain.wait_until_started() => {
                     tokio::select! {
                         ended = &mut connection => ended,
                         () = unread.notified() => Ok(()),
@@ -197,7 +197,7 @@ where
             let mut connection = pin!(connection);
             tokio::select! {
                 ended = &mut connection => ended,
-                _mode = drain.started() => {
+                _mode = drain.wait_until_started() => {
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = &mut connection => ended,

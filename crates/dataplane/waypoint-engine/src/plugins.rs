@@ -85,9 +85,9 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
     };
     let streams: Arc<OpenStreamFn> = Arc::new(streams);
     PluginContext {
-        streams,
-        shared: shard.waypoint.shared_data.clone(),
-        queues: shard.waypoint.queues.clone(),
-        calls: Arc::new(calls),
+        open_stream: streams,
+        shared_data: shard.waypoint.shared_data.clone(),
+        queue_signal: shard.waypoint.queue_signal.clone(),
+        make_call: Arc::new(calls),
     }
 }

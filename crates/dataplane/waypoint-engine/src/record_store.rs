@@ -33,6 +33,6 @@ pub(crate) trait RecordStore {
 }
 
 /// Serializes a record to JSON.
-pub(crate) fn to_json(of: &impl Serialize) -> Value {
-    serde_json::to_value(of).unwrap_or_else(|error| error.to_string().into())
+pub(crate) fn to_json(record: &impl Serialize) -> Value {
+    serde_json::to_value(record).unwrap_or_else(|error| error.to_string().into())
 }

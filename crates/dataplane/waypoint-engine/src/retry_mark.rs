@@ -19,7 +19,7 @@ impl RetryMark {
     pub(crate) const MIRROR: Self = Self(true);
 
     /// Removes the retry mark from the headers of a received request, and returns it.
-    pub(crate) fn take(headers: &mut HeaderMap) -> Self {
+    pub(crate) fn take_from_headers(headers: &mut HeaderMap) -> Self {
         Self(headers.remove(HEADER).is_some())
     }
 
@@ -29,7 +29,7 @@ impl RetryMark {
     }
 
     /// Returns the mark of an outgoing attempt: set if this waypoint or a previous one retries the request.
-    pub(crate) fn or(self, is_retry: bool) -> Self {
+    pub(crate) fn with_retry(self, is_retry: bool) -> Self {
         Self(self.0 || is_retry)
     }
 
@@ -50,14 +50,14 @@ mod tests {
     #[test]
     fn retry_mark_is_passed_on_by_waypoints() {
         let mut headers = HeaderMap::new();
-        let first = RetryMark::take(&mut headers);
+        let first = RetryMark::take_from_headers(&mut headers);
         first.write(&mut headers, true);
         assert!(!first.is_set() && headers.is_empty());
-        first.or(true).write(&mut headers, true);
-        let second = RetryMark::take(&mut headers);
+        first.with_retry(true).write(&mut headers, true);
+        let second = RetryMark::take_from_headers(&mut headers);
         assert!(second.is_set() && headers.is_empty());
-        second.or(false).write(&mut headers, true);
-        assert!(RetryMark::take(&mut headers).is_set());
+        second.with_retry(false).write(&mut headers, true);
+        assert!(RetryMark::take_from_headers(&mut headers).is_set());
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::{
     hops::Hops,
     in_flight_checks::InFlightChecks,
     message::{self, Version},
-    mirrors::Mirrors,
+    mirrors::MirrorLimits,
     retry_budget::RetryBudgets,
     stall_detector::StallDetector,
     telemetry_config::{ExportItem, NewQueue},
@@ -49,7 +49,7 @@ pub async fn run(waypoint: Arc<Waypoint>) {
     };
     let shard = Arc::new(Shard {
         upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
-        mirrors: Mirrors::default(),
+        mirrors: MirrorLimits::default(),
         stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
         shares: FairShares::default(),
@@ -85,7 +85,7 @@ async fn export(
             counted.push(bytes);
             match item {
                 ExportItem::Span(span) => spans.push(*span),
-                ExportItem::Line(line) => lines.push(*line),
+                ExportItem::LogLine(line) => lines.push(*line),
             }
             is_full = spans.len() + lines.len() >= MAX_BATCH_ITEMS;
             next = if is_full { None } else { items.try_recv().ok() };

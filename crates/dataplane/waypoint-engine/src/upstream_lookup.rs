@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_egress::Forbidden;
+use ambit_egress::ForbiddenAddress;
 use ambit_model::{ArcStr, NetworkAddress};
 use ambit_proxy::{choose_address, state::LOCAL_WORKLOAD_TIMEOUT};
 use ambit_route::{Route, WorkloadRef};
@@ -39,7 +39,7 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
     let is_of_cluster = is_cluster_endpoint(&route);
     let upstream = Upstream::from_route(route)?;
     match waypoint.names.check_egress(upstream.next_hop().ip()) {
-        Err(Forbidden::Cluster(_)) if is_of_cluster => {}
+        Err(ForbiddenAddress::Cluster(_)) if is_of_cluster => {}
         checked => checked?,
     }
     Ok(upstream)
@@ -58,7 +58,7 @@ pub(crate) async fn request_address_record(
     waypoint: &Waypoint,
     ip: IpAddr,
 ) -> Result<NetworkAddress, UpstreamError> {
-    let own = waypoint.local.wait_until_known().await;
+    let own = waypoint.local.wait_until_published().await;
     let network = own.as_ref().map(|own| own.workload.network.clone());
     let at = NetworkAddress::new(network.unwrap_or_default(), ip);
     let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
@@ -131,7 +131,7 @@ async fn check_outside_mesh(
         return Ok(());
     }
     let at = request_address_record(waypoint, ip).await?;
-    let own = waypoint.local.wait_until_known().await;
+    let own = waypoint.local.wait_until_published().await;
     let is_of_mesh = {
         let table = waypoint.state.table();
         let namespace = own

@@ -27,7 +27,7 @@ use crate::{
     fair_share::FairShares,
     in_flight_checks::InFlightChecks,
     memory::{Memory, MemoryLimits},
-    mirrors::Mirrors,
+    mirrors::MirrorLimits,
     names::HostResolver,
     published::PublishedConfig,
     retry_budget::RetryBudgets,
@@ -61,7 +61,7 @@ pub struct Waypoint {
     /// Key-value data and queues that plugins share (proxy-wasm shared data).
     pub(crate) shared_data: ambit_wasm::SharedState,
     /// Signal that a plugin has enqueued a message in a shared queue.
-    pub(crate) queues: tokio::sync::watch::Sender<()>,
+    pub(crate) queue_signal: tokio::sync::watch::Sender<()>,
     /// DNS resolver for hosts outside of the mesh.
     pub(crate) names: HostResolver,
     created: Instant,
@@ -89,7 +89,7 @@ pub struct WaypointInputs {
 pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: UpstreamPools,
-    pub(crate) mirrors: Mirrors,
+    pub(crate) mirrors: MirrorLimits,
     /// Detector of stalled request and response bodies.
     pub(crate) stalls: StallDetector,
     /// Checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of plugins.
@@ -106,7 +106,7 @@ impl Shard {
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
             upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
-            mirrors: Mirrors::default(),
+            mirrors: MirrorLimits::default(),
             stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
             checks: InFlightChecks::default(),
             shares: FairShares::default(),
@@ -151,13 +151,13 @@ impl Waypoint {
                 identity: config.identity(),
                 certificates,
                 netns: None,
-                mark: None,
-                tuning: config.tuning,
-                http2: config.http2.clone(),
+                packet_mark: None,
+                tcp_tuning: config.tuning,
+                http2_settings: config.http2.clone(),
                 node: config.node.clone(),
                 network: config.network.clone(),
                 state: state.clone(),
-                waits: WaypointWaits::default(),
+                waypoint_waits: WaypointWaits::default(),
             },
             setups: SetupCounters::new(config.setup_limits),
             memory: Memory::new(
@@ -169,7 +169,7 @@ impl Waypoint {
             http_metrics,
             address: config.address(),
             shared_data: ambit_wasm::SharedState::default(),
-            queues: tokio::sync::watch::Sender::new(()),
+            queue_signal: tokio::sync::watch::Sender::new(()),
             names: HostResolver::new(published.guard().clone()),
             created: Instant::now(),
             last_tunnel: AtomicU64::new(0),
@@ -241,7 +241,7 @@ impl Waypoint {
         }
         let local = self
             .local
-            .wait_until_known()
+            .wait_until_published()
             .await
             .ok_or(NotReadyError::NoOwnWorkload)?;
         Ok(local.workload.clone())

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 const INITIAL_DELAY: Duration = Duration::from_millis(10);
 /// Maximum delay after streams that the server rejected: it is reachable, but may be overloaded.
-const REFUSED_CAP: Duration = Duration::from_secs(15);
+const MAX_REFUSED_DELAY: Duration = Duration::from_secs(15);
 /// Maximum delay after failed connection attempts, and so the maximum time until a recovered control plane is used.
-const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
+const MAX_UNREACHABLE_DELAY: Duration = Duration::from_secs(1);
 
 /// How a stream, or an attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,16 +36,16 @@ impl StreamEnding {
 #[derive(Debug)]
 pub(crate) struct Backoff {
     /// Next delay after the server rejects a stream or ends it before its first response.
-    refused: Duration,
+    refused_delay: Duration,
     /// Next delay after a failed connection attempt.
-    unreachable: Duration,
+    unreachable_delay: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
         Self {
-            refused: INITIAL_DELAY,
-            unreachable: INITIAL_DELAY,
+            refused_delay: INITIAL_DELAY,
+            unreachable_delay: INITIAL_DELAY,
         }
     }
 }
@@ -63,16 +63,18 @@ impl Backoff {
                 *self = Self::default();
                 Duration::ZERO
             }
-            StreamEnding::ConnectFailed => double(&mut self.unreachable, UNREACHABLE_CAP),
+            StreamEnding::ConnectFailed => {
+                double_delay(&mut self.unreachable_delay, MAX_UNREACHABLE_DELAY)
+            }
             _ => {
-                self.unreachable = INITIAL_DELAY;
-                double(&mut self.refused, REFUSED_CAP)
+                self.unreachable_delay = INITIAL_DELAY;
+                double_delay(&mut self.refused_delay, MAX_REFUSED_DELAY)
             }
         }
     }
 }
 
-fn double(next: &mut Duration, cap: Duration) -> Duration {
+fn double_delay(next: &mut Duration, cap: Duration) -> Duration {
     let delay = *next;
     *next = cap.min(delay.saturating_mul(2));
     delay
@@ -110,7 +112,7 @@ mod tests {
         }
         assert_eq!(
             backoff.next_delay(StreamEnding::Refused, false),
-            REFUSED_CAP
+            MAX_REFUSED_DELAY
         );
     }
 

@@ -83,8 +83,8 @@ pub enum Effect {
 pub struct Client {
     types: Vec<TypeState>,
     backoff: Backoff,
-    connected: bool,
-    received: bool,
+    is_connected: bool,
+    has_received_response: bool,
     ready: bool,
 }
 
@@ -92,7 +92,7 @@ pub struct Client {
 struct TypeState {
     config: TypeConfig,
     versions: ResourceVersions,
-    synced: bool,
+    is_synced: bool,
     demands: NameDemands,
 }
 
@@ -101,7 +101,7 @@ struct TypeState {
 struct NameDemands {
     names: HashMap<ArcStr, DemandState>,
     /// Names that are known not to exist, oldest first. An entry is stale if the name's state has changed since.
-    absent: VecDeque<(Instant, ArcStr)>,
+    absent_names: VecDeque<(Instant, ArcStr)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,23 +118,23 @@ impl Client {
             .map(|config| TypeState {
                 config,
                 versions: ResourceVersions::default(),
-                synced: false,
+                is_synced: false,
                 demands: NameDemands::default(),
             })
             .collect();
         Self {
             types,
             backoff: Backoff::default(),
-            connected: false,
-            received: false,
+            is_connected: false,
+            has_received_response: false,
             ready: false,
         }
     }
 
     /// Handles an opened stream. Returns the first request of each resource type.
     pub fn on_connected(&mut self) -> Vec<Effect> {
-        self.connected = true;
-        self.received = false;
+        self.is_connected = true;
+        self.has_received_response = false;
         self.types
             .iter()
             .flat_map(TypeState::first_requests)
@@ -144,9 +144,9 @@ impl Client {
 
     /// Handles the end of a stream, or a failed attempt to open one.
     pub fn on_disconnected(&mut self, ending: StreamEnding) -> Vec<Effect> {
-        self.connected = false;
+        self.is_connected = false;
         vec![Effect::ReconnectAfter {
-            after: self.backoff.next_delay(ending, self.received),
+            after: self.backoff.next_delay(ending, self.has_received_response),
         }]
     }
 
@@ -171,7 +171,7 @@ impl Client {
             .demands
             .names
             .insert(name.clone(), DemandState::Pending);
-        if !self.connected {
+        if !self.is_connected {
             return Vec::new();
         }
         vec![Effect::Send(DeltaRequest {
@@ -193,7 +193,7 @@ impl Client {
 
     /// Starts processing a push of the server. A push of an unknown type is acknowledged, too.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
-        self.received = true;
+        self.has_received_response = true;
         let kind = self
             .types
             .iter()
@@ -203,9 +203,9 @@ impl Client {
             kind,
             type_url: type_url.into(),
             nonce,
-            answered: Vec::new(),
-            rejected: 0,
-            replaced: 0,
+            resolved_names: Vec::new(),
+            rejected_count: 0,
+            replaced_count: 0,
             error: String::new(),
         }
     }
@@ -255,9 +255,9 @@ pub struct Push<'a> {
     kind: Option<TypeIndex>,
     type_url: ArcStr,
     nonce: String,
-    answered: Vec<ArcStr>,
-    rejected: usize,
-    replaced: usize,
+    resolved_names: Vec<ArcStr>,
+    rejected_count: usize,
+    replaced_count: usize,
     error: String,
 }
 
@@ -268,8 +268,8 @@ impl Push<'_> {
     }
 
     /// Whether a resource of the push was rejected without a substitute so far.
-    pub fn is_unknown_type(&self) -> bool {
-        self.rejected > 0
+    pub fn has_rejections(&self) -> bool {
+        self.rejected_count > 0
     }
 
     fn state(&mut self) -> Option<&mut TypeState> {
@@ -288,31 +288,31 @@ impl Push<'_> {
             .filter_map(|name| state.demands.names.remove_entry(name))
             .map(|(name, _)| name)
             .collect();
-        self.answered.extend(met);
+        self.resolved_names.extend(met);
     }
 
     /// Records that a resource was rejected, which rejects the push. Wakes the callers that wait for the resource,
     /// since no other response will arrive.
     pub fn reject_resource(&mut self, name: &str, reason: &dyn std::fmt::Display) {
-        self.rejected += 1;
-        self.note_error(name, reason);
+        self.rejected_count += 1;
+        self.append_error(name, reason);
         let Some(state) = self.state() else { return };
         if let Some((name, _)) = state.demands.names.remove_entry(name) {
-            self.answered.push(name);
+            self.resolved_names.push(name);
         }
     }
 
     /// Records that a rejected resource is replaced by a substitute until a valid version arrives. The push is
     /// rejected, but the type counts as received.
     pub fn replace_resource(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
-        self.replaced += 1;
-        self.note_error(name, reason);
+        self.replaced_count += 1;
+        self.append_error(name, reason);
         if let Some(state) = self.state() {
             state.versions.insert(name.clone(), REPLACED_VERSION);
         }
     }
 
-    fn note_error(&mut self, name: &str, reason: &dyn std::fmt::Display) {
+    fn append_error(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         if self.error.len() < MAX_NACK_BYTES {
             let separator = if self.error.is_empty() { "" } else { "; " };
             self.error.push_str(&format!("{separator}{name}: {reason}"));
@@ -324,18 +324,18 @@ impl Push<'_> {
         let Some(state) = self.state() else { return };
         state.versions.remove(name);
         if let Some(name) = state.demands.set_absent(name, now) {
-            self.answered.push(name);
+            self.resolved_names.push(name);
         }
     }
 
     /// Ends the push: acknowledges it, or rejects it if any of its resources was rejected.
     pub fn finish(mut self) -> Vec<Effect> {
-        let refused = self.rejected + self.replaced;
-        let complete = self.rejected == 0;
+        let refused = self.rejected_count + self.replaced_count;
+        let complete = self.rejected_count == 0;
         let mut effects = Vec::new();
         let mut unsubscribe = Vec::new();
         if let Some(state) = self.state() {
-            state.synced |= complete;
+            state.is_synced |= complete;
             unsubscribe = state.demands.evict_absent();
         }
         let Self {
@@ -343,7 +343,7 @@ impl Push<'_> {
             kind,
             type_url,
             nonce,
-            answered,
+            resolved_names: answered,
             mut error,
             ..
         } = self;
@@ -377,7 +377,7 @@ impl Push<'_> {
             );
         }
         let mut whole = client.types.iter().filter(|state| !state.config.on_demand);
-        if !client.ready && whole.all(|state| state.synced) {
+        if !client.ready && whole.all(|state| state.is_synced) {
             client.ready = true;
             effects.push(Effect::Ready);
         }
@@ -391,15 +391,15 @@ impl NameDemands {
         let (name, _) = self.names.remove_entry(name)?;
         self.names
             .insert(name.clone(), DemandState::AbsentSince(now));
-        self.absent.push_back((now, name.clone()));
+        self.absent_names.push_back((now, name.clone()));
         Some(name)
     }
 
     /// Removes the oldest cached names of resources that do not exist, down to the maximum number, and returns them.
     fn evict_absent(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
-        while self.absent.len() > MAX_ABSENT_NAMES {
-            let Some((since, name)) = self.absent.pop_front() else {
+        while self.absent_names.len() > MAX_ABSENT_NAMES {
+            let Some((since, name)) = self.absent_names.pop_front() else {
                 break;
             };
             if self.names.get(&name) == Some(&DemandState::AbsentSince(since)) {

@@ -19,20 +19,20 @@ enum Version {
 impl Version {
     fn new(text: &str) -> Self {
         match u64::from_str_radix(text, 16) {
-            Ok(number) if hex(number) == text => Self::Hex(number),
+            Ok(number) if format_hex(number) == text => Self::Hex(number),
             _ => Self::Text(text.into()),
         }
     }
 
     fn text(&self) -> String {
         match self {
-            Self::Hex(number) => hex(*number),
+            Self::Hex(number) => format_hex(*number),
             Self::Text(text) => text.to_string(),
         }
     }
 }
 
-fn hex(number: u64) -> String {
+fn format_hex(number: u64) -> String {
     format!("{number:x}")
 }
 

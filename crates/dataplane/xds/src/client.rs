@@ -19,8 +19,8 @@ use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
     CachedResource, InvalidPolicyMode, Role, UpdateHandler,
-    intake::{self, DecodeOptions, apply_response},
-    role::ADDRESSES,
+    push::{self, DecodeOptions, apply_response},
+    role::ADDRESS_TYPE_INDEX,
     stream::{self, ResponseStream},
 };
 
@@ -53,10 +53,10 @@ pub struct ClientOptions {
 }
 
 impl ClientOptions {
-    fn intake(&self) -> DecodeOptions {
+    fn decode_options(&self) -> DecodeOptions {
         DecodeOptions {
             role: self.role,
-            not_understood: self.invalid_policies,
+            invalid_policies: self.invalid_policies,
         }
     }
 }
@@ -67,7 +67,7 @@ pub struct AddressDemand {
     /// Name of the record: `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
     /// Sender that completes when the handler has applied the response, whether or not the record exists.
-    pub resolved: oneshot::Sender<()>,
+    pub resolved_sender: oneshot::Sender<()>,
 }
 
 /// xDS client of the control plane.
@@ -76,7 +76,7 @@ pub struct Client<H> {
     options: ClientOptions,
     handler: H,
     demands: Option<mpsc::Receiver<AddressDemand>>,
-    machine: Machine,
+    state_machine: Machine,
     waiters: HashMap<ArcStr, Vec<oneshot::Sender<()>>>,
 }
 
@@ -125,12 +125,12 @@ impl<H: UpdateHandler> Client<H> {
         handler: H,
         demands: Option<mpsc::Receiver<AddressDemand>>,
     ) -> Self {
-        let machine = Machine::new(options.role.types(options.on_demand));
+        let machine = Machine::new(options.role.subscriptions(options.on_demand));
         Self {
             options,
             handler,
             demands,
-            machine,
+            state_machine: machine,
             waiters: HashMap::new(),
         }
     }
@@ -138,8 +138,14 @@ impl<H: UpdateHandler> Client<H> {
     /// Restores the resources of a type from a warm-start cache ([`UpdateHandler::on_resource_accepted`]), before
     /// [`Self::run`]: the control plane then sends only what has changed.
     pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = CachedResource>) {
-        let intake = self.options.intake();
-        let effects = intake::restore(&mut self.machine, &self.handler, intake, type_url, cached);
+        let intake = self.options.decode_options();
+        let effects = push::restore(
+            &mut self.state_machine,
+            &self.handler,
+            intake,
+            type_url,
+            cached,
+        );
         // No server is connected that could receive the effect.
         if effects.contains(&Effect::Ready) {
             self.handler.on_ready();
@@ -171,7 +177,7 @@ impl<H: UpdateHandler> Client<H> {
                     tracing::info!(address, reason, "control plane connection ended");
                 }
             }
-            for effect in self.machine.on_disconnected(ending) {
+            for effect in self.state_machine.on_disconnected(ending) {
                 if let Effect::ReconnectAfter { after } = effect {
                     self.wait_before_reconnect(after).await;
                 }
@@ -200,7 +206,7 @@ impl<H: UpdateHandler> Client<H> {
         let (requests, outgoing) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let mut metadata = MetadataMap::new();
         self.options.headers.apply(&mut metadata).await?;
-        let effects = self.machine.on_connected();
+        let effects = self.state_machine.on_connected();
         let mut stream = {
             let channel = self.options.channel.clone();
             let mut open = pin!(stream::open(
@@ -242,10 +248,10 @@ impl<H: UpdateHandler> Client<H> {
                 message = stream.next() => {
                     let response = message?.ok_or(StreamError::Closed)?;
                     let bytes = prost::Message::encoded_len(&response);
-                    self.handler.on_received(&response.type_url, bytes);
-                    let intake = self.options.intake();
+                    self.handler.on_message_received(&response.type_url, bytes);
+                    let intake = self.options.decode_options();
                     let effects =
-                        apply_response(&mut self.machine, &self.handler, intake, response).await;
+                        apply_response(&mut self.state_machine, &self.handler, intake, response).await;
                     self.apply_effects(effects, Some(requests)).await;
                 }
                 demand = next_demand(&mut self.demands) => {
@@ -259,7 +265,7 @@ impl<H: UpdateHandler> Client<H> {
         &mut self,
         AddressDemand {
             name,
-            resolved: done,
+            resolved_sender: done,
         }: AddressDemand,
         requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
     ) {
@@ -273,16 +279,18 @@ impl<H: UpdateHandler> Client<H> {
         let waiters = self.waiters.entry(name.as_str().into()).or_default();
         waiters.retain(|waiter| !waiter.is_closed());
         waiters.push(done);
-        let effects = self.machine.on_demand(ADDRESSES, &name, Instant::now());
+        let effects = self
+            .state_machine
+            .on_demand(ADDRESS_TYPE_INDEX, &name, Instant::now());
         self.apply_effects(effects, requests).await;
     }
 
     fn withdraw_abandoned_demands(&mut self) {
-        let machine = &mut self.machine;
+        let machine = &mut self.state_machine;
         self.waiters.retain(|name, waiters| {
             waiters.retain(|waiter| !waiter.is_closed());
             if waiters.is_empty() {
-                machine.withdraw_demand(ADDRESSES, name);
+                machine.withdraw_demand(ADDRESS_TYPE_INDEX, name);
             }
             !waiters.is_empty()
         });
@@ -299,7 +307,7 @@ impl<H: UpdateHandler> Client<H> {
                     let Some(requests) = requests else { continue };
                     // A closed channel means that the stream is ending, which is handled elsewhere.
                     if requests
-                        .send(to_wire(request, &self.options.node))
+                        .send(to_discovery_request(request, &self.options.node))
                         .await
                         .is_err()
                     {
@@ -339,7 +347,7 @@ fn open_error(status: Status) -> StreamError {
     }
 }
 
-fn to_wire(request: DeltaRequest, node: &Node) -> DeltaDiscoveryRequest {
+fn to_discovery_request(request: DeltaRequest, node: &Node) -> DeltaDiscoveryRequest {
     let names = |names: Vec<ArcStr>| names.iter().map(ToString::to_string).collect();
     DeltaDiscoveryRequest {
         node: request.is_first.then(|| node.clone()),

@@ -5,15 +5,15 @@
 
 mod client;
 mod framing;
-mod intake;
 mod node;
+mod push;
 mod role;
 mod stream;
 
 pub use ambit_xds_core::StreamEnding;
 pub use client::{AddressDemand, Client, ClientOptions};
-pub use intake::{CachedResource, InvalidPolicyMode, MeshUpdate, UpdateHandler, WaypointUpdate};
 pub use node::{NodeInfo, NodeMetadataError};
+pub use push::{CachedResource, InvalidPolicyMode, MeshUpdate, UpdateHandler, WaypointUpdate};
 pub use role::{ResourceType, Role};
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Delta xDS stream: opens it on a channel, sends requests and receives responses.
 
 use ambit_wire::{
-    decode::{DELTA_PATH, DeltaCodec, LeanDeltaResponse},
+    decode::{DELTA_PATH, DeltaCodec, LazyDeltaResponse},
     discovery::DeltaDiscoveryRequest,
 };
 use http_body_util::BodyExt;
@@ -70,10 +70,10 @@ pub(crate) async fn open(
 
 impl ResponseStream {
     /// Returns the next response; `None` if the server ended the stream without an error. Cancellation-safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<LeanDeltaResponse>, Status> {
+    pub(crate) async fn next(&mut self) -> Result<Option<LazyDeltaResponse>, Status> {
         loop {
-            if let Some(message) = self.frames.next().map_err(unreadable)? {
-                return LeanDeltaResponse::decode(message)
+            if let Some(message) = self.frames.next().map_err(framing_status)? {
+                return LazyDeltaResponse::decode(message)
                     .map(Some)
                     .map_err(|error| {
                         Status::internal(format!("a response is malformed: {error}"))
@@ -94,7 +94,7 @@ impl ResponseStream {
     fn stream_result(
         &self,
         trailers: Option<&HeaderMap>,
-    ) -> Result<Option<LeanDeltaResponse>, Status> {
+    ) -> Result<Option<LazyDeltaResponse>, Status> {
         match trailers.and_then(Status::from_header_map) {
             Some(status) if status.code() != Code::Ok => return Err(status),
             Some(_) if self.frames.is_between_messages() => return Ok(None),
@@ -121,7 +121,7 @@ impl ResponseStream {
     }
 }
 
-fn unreadable(error: FramingError) -> Status {
+fn framing_status(error: FramingError) -> Status {
     let code = match error {
         FramingError::Compressed => Code::Unimplemented,
         FramingError::TooLong(..) => Code::OutOfRange,

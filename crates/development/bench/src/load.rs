@@ -17,7 +17,7 @@ pub(crate) struct HttpLoad {
 
 impl HttpLoad {
     /// Adds latencies from `h2load --log-file`: on each line start time, status and duration in microseconds.
-    pub(crate) fn with_times(self, log: &str) -> Result<Self> {
+    pub(crate) fn with_latencies(self, log: &str) -> Result<Self> {
         let time = |line: &str| line.split('\t').nth(2)?.parse().ok();
         let mut times: Vec<u64> = log.lines().filter_map(time).collect();
         times.sort_unstable();
@@ -227,10 +227,10 @@ mod tests {
         assert!((load.requests_per_second - 12.4).abs() < 1e-9);
         assert!(parse_h2load("nothing").is_err());
         let log = "1700000000\t200\t30\n1700000001\t200\t10\n1700000002\t200\t20\n";
-        let timed = load.with_times(log).unwrap();
+        let timed = load.with_latencies(log).unwrap();
         assert_eq!(timed.median, Some(Duration::from_micros(20)));
         assert_eq!(timed.p99, Some(Duration::from_micros(30)));
-        assert!(load.with_times("").is_err());
+        assert!(load.with_latencies("").is_err());
     }
 
     #[test]

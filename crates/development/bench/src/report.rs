@@ -15,11 +15,11 @@ pub(crate) struct ReportLine {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     /// Result without the mesh; `None` for benchmarks that have no meaning without the mesh.
-    pub(crate) bare: Option<f64>,
-    pub(crate) mesh: f64,
+    pub(crate) without_mesh: Option<f64>,
+    pub(crate) with_mesh: f64,
     /// Result of Istio's node proxy on a machine of the same size: a ratio to the result without the mesh if `bare` is
     /// set, otherwise an absolute value.
-    pub(crate) existing: Option<f64>,
+    pub(crate) istio: Option<f64>,
     pub(crate) better: BetterDirection,
 }
 
@@ -35,9 +35,9 @@ impl ReportLine {
         Self {
             what: what.into(),
             unit,
-            bare: None,
-            mesh,
-            existing,
+            without_mesh: None,
+            with_mesh: mesh,
+            istio: existing,
             better: BetterDirection::Lower,
         }
     }
@@ -51,7 +51,7 @@ impl ReportLine {
         existing: f64,
     ) -> Self {
         Self {
-            bare: Some(bare),
+            without_mesh: Some(bare),
             ..Self::without_baseline(what, unit, mesh, Some(existing))
         }
     }
@@ -61,7 +61,7 @@ impl ReportLine {
         BenchmarkFigure {
             what: self.what.clone(),
             unit: self.unit,
-            value: self.mesh,
+            value: self.with_mesh,
             score: match self.better {
                 BetterDirection::Higher => self.comparison_score(),
                 BetterDirection::Lower => 1.0 / self.comparison_score(),
@@ -71,11 +71,12 @@ impl ReportLine {
 
     /// Returns the value that is compared with Istio's: the ratio, or the value itself.
     fn comparison_score(&self) -> f64 {
-        self.bare.map_or(self.mesh, |bare| self.mesh / bare)
+        self.without_mesh
+            .map_or(self.with_mesh, |bare| self.with_mesh / bare)
     }
 
     fn outcome(&self) -> &'static str {
-        match (self.existing, self.better) {
+        match (self.istio, self.better) {
             (None, _) => "",
             (Some(existing), BetterDirection::Higher) if self.comparison_score() >= existing => {
                 "better"
@@ -96,16 +97,17 @@ pub(crate) fn print(lines: &[ReportLine]) {
         "", "bare", "mesh", "ratio", "existing"
     );
     for line in lines {
-        let bare = line.bare.map_or_else(|| "-".to_owned(), number);
-        let ratio = line
-            .bare
-            .map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
-        let existing = line.existing.map_or_else(|| "-".to_owned(), number);
+        let bare = line.without_mesh.map_or_else(|| "-".to_owned(), number);
+        let ratio = line.without_mesh.map_or_else(
+            || "-".to_owned(),
+            |bare| format!("{:.3}", line.with_mesh / bare),
+        );
+        let existing = line.istio.map_or_else(|| "-".to_owned(), number);
         println!(
             "{:<52} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
             line.what,
             bare,
-            number(line.mesh),
+            number(line.with_mesh),
             ratio,
             existing,
             line.unit,
@@ -135,15 +137,15 @@ mod tests {
         let line = ReportLine {
             what: "requests".into(),
             unit: "req/s",
-            bare: Some(100.0),
-            mesh: 30.0,
-            existing: Some(0.25),
+            without_mesh: Some(100.0),
+            with_mesh: 30.0,
+            istio: Some(0.25),
             better: BetterDirection::Higher,
         };
         assert_eq!(line.outcome(), "better");
         assert_eq!(
             ReportLine {
-                mesh: 20.0,
+                with_mesh: 20.0,
                 ..line.clone()
             }
             .outcome(),

@@ -124,9 +124,9 @@ impl BenchLab {
             .find(|process| process.name == daemon)
             .and_then(|process| process.pid)
             .with_context(|| format!("no {daemon} runs"))?;
-        let pid = process::outer_pid(inside, &format!("ambit-{daemon}"))
-            .or_else(|_| process::outer_pid(inside, "ambit-node-prox"))?;
-        process::family(pid)
+        let pid = process::find_outer_pid(inside, &format!("ambit-{daemon}"))
+            .or_else(|_| process::find_outer_pid(inside, "ambit-node-prox"))?;
+        process::with_descendants(pid)
     }
 
     /// Returns sum and count of one of the agent's histograms.

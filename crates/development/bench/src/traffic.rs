@@ -130,9 +130,9 @@ pub(crate) fn run() -> Result<Vec<ReportLine>> {
         lines.push(ReportLine {
             what,
             unit,
-            bare: Some(bare),
-            mesh,
-            existing: Some(existing),
+            without_mesh: Some(bare),
+            with_mesh: mesh,
+            istio: Some(existing),
             better,
         });
     };
@@ -173,9 +173,9 @@ pub(crate) fn run() -> Result<Vec<ReportLine>> {
     let alone = |what: &str, unit, mesh, existing| ReportLine {
         what: what.into(),
         unit,
-        bare: None,
-        mesh,
-        existing: Some(existing),
+        without_mesh: None,
+        with_mesh: mesh,
+        istio: Some(existing),
         better: BetterDirection::Lower,
     };
     lines.push(alone(

@@ -72,7 +72,9 @@ impl<'a> NetworkPolicies<'a> {
             .arg(self.cluster.bin().join("kube-network-policies"))
             .arg(self.cluster.kubeconfig())
             .arg(node.name());
-        self.cluster.processes().start(&name(node), &engine)
+        self.cluster
+            .processes()
+            .start(&engine_process_name(node), &engine)
     }
 
     fn wait_until_listening(&self, node: Node<'_>) -> Result<()> {
@@ -80,10 +82,10 @@ impl<'a> NetworkPolicies<'a> {
         let deadline = Instant::now() + READY_TIMEOUT;
         while !is_listening(node)? {
             ensure!(
-                processes.pid(&name(node)).is_some() && Instant::now() < deadline,
+                processes.pid(&engine_process_name(node)).is_some() && Instant::now() < deadline,
                 "{} does not listen: {}",
-                name(node),
-                processes.tail(&name(node))
+                engine_process_name(node),
+                processes.log_tail(&engine_process_name(node))
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -94,7 +96,7 @@ impl<'a> NetworkPolicies<'a> {
         // The rules are removed first: without an engine, they drop all packets.
         set_rules(node, "")?;
         let processes = self.cluster.processes();
-        processes.stop(&name(node), Duration::from_secs(10))
+        processes.stop(&engine_process_name(node), Duration::from_secs(10))
     }
 }
 
@@ -109,7 +111,7 @@ impl Drop for NetworkPolicies<'_> {
 }
 
 /// Returns the name of a node's engine process.
-fn name(node: Node<'_>) -> String {
+fn engine_process_name(node: Node<'_>) -> String {
     format!("network-policies-{}", node.name())
 }
 

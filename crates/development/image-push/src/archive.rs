@@ -31,7 +31,7 @@ pub(crate) struct Blob {
 pub(crate) struct Image {
     pub(crate) name: Reference,
     /// Manifest or index to which the image's name refers.
-    pub(crate) root: Manifest,
+    pub(crate) root_manifest: Manifest,
     /// Manifests to which the index refers; empty without an index.
     pub(crate) variants: Vec<Manifest>,
     /// Blobs of the image: configurations and layers.
@@ -104,7 +104,7 @@ fn read_image(path: &Path) -> Result<Image> {
     }
     Ok(Image {
         name,
-        root,
+        root_manifest: root,
         variants,
         blobs,
     })

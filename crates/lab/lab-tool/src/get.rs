@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     /// Fetches a URL from a server that handles the connection by `serve`, and returns the exit code.
-    fn code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
+    fn fetch_exit_code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let server = thread::spawn(move || serve(listener.accept().unwrap().0));
@@ -103,21 +103,21 @@ mod tests {
         let reset = |stream: TcpStream| {
             stream.peek(&mut [0]).unwrap();
         };
-        assert_eq!(code(reset), 56);
+        assert_eq!(fetch_exit_code(reset), 56);
         let close = |stream: TcpStream| {
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             io::copy(&mut &stream, &mut io::sink()).unwrap();
         };
-        assert_eq!(code(close), 52);
+        assert_eq!(fetch_exit_code(close), 52);
         let keep_silent = |stream: TcpStream| {
             io::copy(&mut &stream, &mut io::sink()).unwrap();
         };
-        assert_eq!(code(keep_silent), 28);
+        assert_eq!(fetch_exit_code(keep_silent), 28);
         let wrong = |mut stream: TcpStream| {
             io::Write::write_all(&mut stream, b"SSH-2.0\r\n").unwrap();
             io::copy(&mut stream, &mut io::sink()).unwrap();
         };
-        assert_eq!(code(wrong), 8);
+        assert_eq!(fetch_exit_code(wrong), 8);
         let unknown = fetch("http://no such name/", Duration::from_secs(1));
         assert_eq!(exit_code(&unknown.unwrap_err()), 6);
     }

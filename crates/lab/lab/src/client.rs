@@ -86,7 +86,7 @@ impl Client {
     pub fn status(&self) -> Result<Status, ClientError> {
         match self.send_request(&Request::Status, &[])?.0 {
             Reply::Status(status) => Ok(*status),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -98,7 +98,7 @@ impl Client {
     pub fn objects(&self) -> Result<Vec<serde_json::Value>, ClientError> {
         match self.send_request(&Request::Objects, &[])?.0 {
             Reply::Objects(objects) => Ok(objects),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -142,7 +142,7 @@ impl Client {
         };
         match self.send_request(&request, &streams)?.0 {
             Reply::Exited(code) => Ok(code),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -265,7 +265,12 @@ impl Client {
     ///
     /// # Errors
     /// When no such process is running.
-    pub fn hang(&self, name: &str, node: Option<&str>, hangs: bool) -> Result<(), ClientError> {
+    pub fn set_suspended(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        hangs: bool,
+    ) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
         self.send_request(&Request::Hang { name, node, hangs }, &[])
             .map(drop)
@@ -316,7 +321,7 @@ impl Client {
 
     fn request_fd(&self, request: &Request) -> Result<OwnedFd, ClientError> {
         let (_, mut fds) = self.send_request(request, &[])?;
-        fds.pop().ok_or_else(unexpected)
+        fds.pop().ok_or_else(unexpected_reply)
     }
 
     fn send_request(
@@ -342,6 +347,6 @@ impl Client {
     }
 }
 
-fn unexpected() -> ClientError {
+fn unexpected_reply() -> ClientError {
     ClientError::Io(io::Error::other("an answer to another question"))
 }

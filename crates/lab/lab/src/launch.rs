@@ -18,7 +18,7 @@ use std::{
     str::FromStr,
 };
 
-use ambit_netlab::{Isolation, Unshared};
+use ambit_netlab::{IsolatedPrivileges, Isolation};
 use ambit_rt::ErrorChain;
 use rustix::{
     mount::{MountFlags, MountPropagationFlags, UnmountFlags},
@@ -186,8 +186,8 @@ pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
         Err(error) => return print_error(&error),
     };
     let result = match stage {
-        Stage::Guard => guard(&layout, &options),
-        Stage::Init => init(&layout, &options),
+        Stage::Guard => run_guard(&layout, &options),
+        Stage::Init => run_init(&layout, &options),
         Stage::Supervise => crate::supervisor::run(layout, options)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| LaunchError::Failed(error.to_string())),
@@ -210,7 +210,7 @@ fn read_options(layout: &Layout) -> Result<Options, LaunchError> {
         .map_err(io_failed("read the lab's options"))
 }
 
-fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
+fn run_guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // Away from the user's terminal, so that no signal meant for the command reaches the lab.
     rustix::process::setsid().map_err(|error| io_failed("leave the session")(error.into()))?;
     let lock = inherited_lock().map_err(io_failed("keep the lab's lock"))?;
@@ -224,8 +224,8 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     ))?;
     let mut child = stage_command(&options.ambit, Stage::Init, layout)
         .env(
-            USER_NAMESPACE,
-            if how == Unshared::InUserNamespace {
+            USER_NAMESPACE_VARIABLE,
+            if how == IsolatedPrivileges::InUserNamespace {
                 "1"
             } else {
                 ""
@@ -241,7 +241,7 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     if ended.code().is_none_or(|code| code == 0) {
         // Its private part is a mount of this process' namespace; none, if it ended before that.
         let _absent = rustix::mount::unmount(layout.run(), UnmountFlags::DETACH);
-        StateDir::of(layout.clone()).remove_own(lock)?;
+        StateDir::from_layout(layout.clone()).remove_own(lock)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -255,17 +255,17 @@ fn inherited_lock() -> io::Result<File> {
 }
 
 /// Environment variable for the supervisor: `1` if the lab's root user is root only in a user namespace, else empty.
-const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
+const USER_NAMESPACE_VARIABLE: &str = "AMBIT_LAB_USER_NAMESPACE";
 
 fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {
     child.wait().map_err(io_failed("wait for the lab"))
 }
 
-fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
+fn run_init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // If the guard is killed, the lab ends too.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| io_failed("bind the lab's life to its guard's")(error.into()))?;
-    mount_private(layout)?;
+    mount_private_filesystems(layout)?;
     let name = format!("lab-{}", options.name);
     rustix::system::sethostname(name.as_bytes())
         .map_err(|error| io_failed("set the host name")(error.into()))?;
@@ -292,7 +292,7 @@ fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     }
 }
 
-fn mount_private(layout: &Layout) -> Result<(), LaunchError> {
+fn mount_private_filesystems(layout: &Layout) -> Result<(), LaunchError> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: rustix::io::Errno| io_failed(what)(error.into())

@@ -19,12 +19,12 @@ pub enum IpFamily {
 
 impl IpFamily {
     /// Whether IPv4 is enabled.
-    pub fn v4(self) -> bool {
+    pub fn has_ipv4(self) -> bool {
         self != Self::Ipv6
     }
 
     /// Whether IPv6 is enabled.
-    pub fn v6(self) -> bool {
+    pub fn has_ipv6(self) -> bool {
         self != Self::Ipv4
     }
 }

@@ -18,7 +18,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Maximum length of a line in bytes, enough for any command line of the kernel.
-const MAX_LINE: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 /// Maximum number of file descriptors attached to a line: standard input, output and error.
 const MAX_FDS: usize = 3;
 /// Flags of `sendmsg`: a disconnected client is an error for the caller, and never a signal.
@@ -291,7 +291,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
         if line.last() == Some(&b'\n') {
             return Ok(Some((serde_json::from_slice(&line)?, fds)));
         }
-        if line.len() > MAX_LINE {
+        if line.len() > MAX_LINE_BYTES {
             return Err(io::Error::other("the message is too long"));
         }
     }

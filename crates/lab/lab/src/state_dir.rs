@@ -67,7 +67,7 @@ impl StateDir {
     /// # Errors
     /// When a lab of this name is running, or directories cannot be created.
     pub(crate) fn create(base: &Path, name: &str) -> Result<(Self, File), StateError> {
-        let path = path_of(base, name)?;
+        let path = lab_path(base, name)?;
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).recursive(true);
         builder
@@ -100,7 +100,7 @@ impl StateDir {
     /// # Errors
     /// When no such lab is running.
     pub fn find(base: &Path, name: &str) -> Result<Self, StateError> {
-        let path = path_of(base, name)?;
+        let path = lab_path(base, name)?;
         if is_alive(&path) {
             return Ok(Self {
                 layout: Layout::new(path),
@@ -115,7 +115,7 @@ impl StateDir {
     /// When the file system returns an error.
     pub fn discard(base: &Path, name: &str) -> Result<(), StateError> {
         Self {
-            layout: Layout::new(path_of(base, name)?),
+            layout: Layout::new(lab_path(base, name)?),
         }
         .remove()
     }
@@ -132,7 +132,7 @@ impl StateDir {
             .collect()
     }
 
-    pub(crate) fn of(layout: Layout) -> Self {
+    pub(crate) fn from_layout(layout: Layout) -> Self {
         Self { layout }
     }
 
@@ -178,7 +178,7 @@ impl StateDir {
     }
 }
 
-fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
+fn lab_path(base: &Path, name: &str) -> Result<PathBuf, StateError> {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     // The path of a socket holds 108 bytes, and those of the nodes lie below this one.
     if name.is_empty() || name.len() > 30 || !name.bytes().all(fine) {

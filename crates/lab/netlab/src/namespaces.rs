@@ -31,7 +31,7 @@ pub enum Isolation {
 
 /// Privileges of the process after [`isolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unshared {
+pub enum IsolatedPrivileges {
     /// The privileges of the caller, without a user namespace.
     AsRoot,
     /// The process is root of a new user namespace that maps only the caller's user and group.
@@ -45,7 +45,7 @@ pub enum Unshared {
 ///
 /// # Errors
 /// When the kernel refuses (user namespaces are disabled, or the process has several threads).
-pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
+pub fn isolate(isolation: Isolation) -> io::Result<IsolatedPrivileges> {
     let own = UnshareFlags::NEWNET
         | UnshareFlags::NEWNS
         | UnshareFlags::NEWPID
@@ -53,7 +53,7 @@ pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
         | UnshareFlags::NEWIPC;
     if isolation == Isolation::AsNeeded {
         match unshare(own) {
-            Ok(()) => return Ok(Unshared::AsRoot),
+            Ok(()) => return Ok(IsolatedPrivileges::AsRoot),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => return Err(error),
         }
@@ -64,7 +64,7 @@ pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {} 1", uid.as_raw()))?;
     fs::write("/proc/self/gid_map", format!("0 {} 1", gid.as_raw()))?;
-    Ok(Unshared::InUserNamespace)
+    Ok(IsolatedPrivileges::InUserNamespace)
 }
 
 #[expect(

@@ -14,7 +14,7 @@ pub use directory::{ConfFile, PrimaryConf};
 pub use network::{InvalidConf, Network, Plugin};
 
 /// The plugin's name: that of its executable, and its `type` in network configurations.
-pub const PLUGIN: &str = "ambit-cni";
+pub const PLUGIN_NAME: &str = "ambit-cni";
 
 /// Member, not part of the CNI specification, that marks network configurations of which Ambit wrote every byte.
 pub const MARK: &str = "ambit";

@@ -25,7 +25,7 @@ pub const STANDARD_TABLES: [&str; 3] = ["nat", "mangle", "raw"];
 ///
 /// Istio's agent always has the chain `ISTIO_PRERT` in `mangle`. The redirection of a sidecar also has a chain
 /// `ISTIO_OUTPUT`, beside others that the agent never has: chains shared with those are not touched.
-pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
+pub fn is_istio_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
     let mut marks = false;
     for (table, name) in chains {
         if name.starts_with("ISTIO_") && !ISTIO_CHAINS.contains(&name) {
@@ -44,7 +44,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
         let name = table.name;
         table.chains.iter().map(move |chain| (name, *chain))
     });
-    if !is_capture(all) {
+    if !is_istio_capture(all) {
         return None;
     }
     let mut script = String::new();

@@ -14,7 +14,7 @@ use ambit_netplan::{Backend, Family, iptables::State};
 pub enum IptablesError {
     /// The program could not be started, mostly because it is not installed.
     #[error("cannot run {program}; is it installed?")]
-    Run {
+    NotStarted {
         /// Name of the program.
         program: String,
         /// Cause of the error.
@@ -37,7 +37,7 @@ pub enum IptablesError {
 impl IptablesError {
     /// Whether the program is not installed.
     pub(crate) fn is_not_installed(&self) -> bool {
-        matches!(self, Self::Run { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        matches!(self, Self::NotStarted { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn lock() -> Result<File, IptablesError> {
 /// `iptables-save` and `iptables-restore` of one variant and address family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Iptables {
-    stem: &'static str,
+    program_prefix: &'static str,
 }
 
 impl Iptables {
@@ -68,7 +68,9 @@ impl Iptables {
             (Backend::IptablesLegacy, Family::V6) => "ip6tables-legacy",
             (Backend::Auto | Backend::Nftables, _) => return None,
         };
-        Some(Self { stem })
+        Some(Self {
+            program_prefix: stem,
+        })
     }
 
     /// Reads Ambit's chains and jumps from the kernel.
@@ -87,11 +89,11 @@ impl Iptables {
     }
 
     fn save_with(self, arguments: &[&str]) -> Result<String, IptablesError> {
-        let program = format!("{}-save", self.stem);
+        let program = format!("{}-save", self.program_prefix);
         let output = command(&program, arguments)
             .stdin(Stdio::null())
             .output()
-            .map_err(|source| IptablesError::Run {
+            .map_err(|source| IptablesError::NotStarted {
                 program: program.clone(),
                 source,
             })?;
@@ -103,8 +105,8 @@ impl Iptables {
         if script.is_empty() {
             return Ok(());
         }
-        let program = format!("{}-restore", self.stem);
-        let run = |source| IptablesError::Run {
+        let program = format!("{}-restore", self.program_prefix);
+        let run = |source| IptablesError::NotStarted {
             program: program.clone(),
             source,
         };

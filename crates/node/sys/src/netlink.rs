@@ -37,7 +37,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receive buffer in bytes, larger than any datagram of the kernel.
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Maximum attempts to dump objects that change during the dump.
-const DUMP_ATTEMPTS: usize = 10;
+const MAX_DUMP_ATTEMPTS: usize = 10;
 
 /// Encoded netlink attributes, to which more can be appended.
 #[derive(Clone, Debug, Default)]
@@ -162,7 +162,7 @@ struct NetlinkMessage<'a> {
     payload: &'a [u8],
 }
 
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
+fn parse_messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let len = usize::try_from(u32_at(bytes, 0)?).ok()?;
         let payload = bytes.get(NLMSG_HEADER_BYTES..len)?;
@@ -178,7 +178,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
 }
 
 /// Returns the result that an error message carries, of which code zero is success; `None` for other messages.
-fn error_of(message: &NetlinkMessage<'_>) -> Option<io::Result<()>> {
+fn result_of_error_message(message: &NetlinkMessage<'_>) -> Option<io::Result<()>> {
     if message.kind != NLMSG_ERROR {
         return None;
     }
@@ -250,8 +250,8 @@ impl Socket {
                 Ok(bytes) => bytes,
                 Err(error) => return Err(first_error.unwrap_or((last, error))),
             };
-            for message in messages(bytes) {
-                let Some(result) = error_of(&message) else {
+            for message in parse_messages(bytes) {
+                let Some(result) = result_of_error_message(&message) else {
                     continue;
                 };
                 if let Err(error) = result {
@@ -280,8 +280,8 @@ impl Socket {
         message(&mut out, kind, NLM_F_REQUEST, 1, body);
         self.send(&out)?;
         let none = || io::Error::new(io::ErrorKind::InvalidData, "an empty netlink answer");
-        let answer = messages(self.receive()?).next().ok_or_else(none)?;
-        match error_of(&answer) {
+        let answer = parse_messages(self.receive()?).next().ok_or_else(none)?;
+        match result_of_error_message(&answer) {
             None => Ok(Some(answer.payload.to_vec())),
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Some(result) => result.map(|()| None),
@@ -295,7 +295,7 @@ impl Socket {
         body: &[&[u8]],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        for seq in 1..=DUMP_ATTEMPTS {
+        for seq in 1..=MAX_DUMP_ATTEMPTS {
             let seq = u32::try_from(seq).unwrap_or(1);
             let mut found: Vec<Vec<u8>> = Vec::new();
             let mut out = Vec::new();
@@ -317,12 +317,12 @@ impl Socket {
         let mut consistent = true;
         loop {
             let bytes = self.receive()?;
-            for message in messages(bytes) {
+            for message in parse_messages(bytes) {
                 if message.seq != seq {
                     continue;
                 }
                 consistent &= message.flags & NLM_F_DUMP_INTR == 0;
-                if let Some(result) = error_of(&message) {
+                if let Some(result) = result_of_error_message(&message) {
                     result?;
                     return Ok(consistent);
                 }

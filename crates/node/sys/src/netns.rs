@@ -108,11 +108,11 @@ impl Netns {
         };
         let mut back = ReturnGuard {
             home: Some(home),
-            stays,
-            away: false,
+            remembers_home: stays,
+            is_in_other_netns: false,
         };
-        enter(self.fd.as_fd())?;
-        back.away = true;
+        enter_netns(self.fd.as_fd())?;
+        back.is_in_other_netns = true;
         let out = work();
         drop(back);
         Ok(out)
@@ -133,7 +133,7 @@ impl PartialEq for Netns {
 
 impl Eq for Netns {}
 
-fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
+fn enter_netns(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(
         fd,
         Some(LinkNameSpaceType::Network),
@@ -143,21 +143,21 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 struct ReturnGuard {
     home: Option<File>,
     /// Whether `home` is remembered again for the next [`Netns::run`] after the return.
-    stays: bool,
+    remembers_home: bool,
     /// Whether the thread is in another namespace than `home`.
-    away: bool,
+    is_in_other_netns: bool,
 }
 
 impl Drop for ReturnGuard {
     fn drop(&mut self) {
         let Some(home) = self.home.take() else { return };
-        if self.away
-            && let Err(error) = enter(home.as_fd())
+        if self.is_in_other_netns
+            && let Err(error) = enter_netns(home.as_fd())
         {
             tracing::error!(%error, "cannot return to the home network namespace");
             std::process::abort();
         }
-        if self.stays {
+        if self.remembers_home {
             HOME_NETNS.set(Some(home));
         }
     }

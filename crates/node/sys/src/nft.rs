@@ -14,7 +14,7 @@ use rustix::{io::Errno, net::netlink};
 
 pub(crate) use foreign::ForeignChains;
 pub(crate) use protocol::TableFamily;
-use protocol::{GENMSG, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, UNSPEC};
+use protocol::{GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, NFGENMSG_BYTES, UNSPEC};
 
 use crate::netlink::{Attrs, Socket, attr, text};
 
@@ -185,7 +185,7 @@ impl Nft {
         let body = filter.into_bytes();
         self.socket
             .dump(kind, &[&[family, 0, 0, 0], &body], |payload| {
-                each(payload.get(GENMSG..).unwrap_or_default());
+                each(payload.get(NFGENMSG_BYTES..).unwrap_or_default());
             })
     }
 

@@ -67,7 +67,7 @@ pub trait Actions: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the kernel refuses the rules.
-    fn ensure_host(&self) -> Result<(), ActionError>;
+    fn ensure_host_rules(&self) -> Result<(), ActionError>;
     /// Exempts kubelet's probes of a pod from redirection at exactly these addresses and ports.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ pub trait Actions: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the rule stays.
-    fn remove_host(&self) -> Result<(), ActionError>;
+    fn remove_host_rules(&self) -> Result<(), ActionError>;
 }
 
 /// Result of applying a pod's redirection.
@@ -113,11 +113,11 @@ pub struct RedirectionOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PriorRedirection {
     /// Redirection was completely in place.
-    All,
+    Complete,
     /// No redirection existed, neither of Ambit's agent nor of Istio's.
-    Nothing,
+    Absent,
     /// Redirection differed from the desired state, as the text describes.
-    InPart(String),
+    Drifted(String),
 }
 
 /// Outcome of closing a pod's pre-capture connections, formatted for logs.
@@ -195,13 +195,13 @@ pub enum ActionError {
 #[derive(Debug)]
 pub struct KernelActions {
     /// Path of the node's procfs.
-    pub proc: PathBuf,
+    pub procfs: PathBuf,
     /// Method by which a process is attributed to a pod.
     pub attribution: Attribution,
     /// Prefix for the namespace paths that the plugin sends, such as `/host`.
     pub netns_prefix: PathBuf,
     /// Network namespace of the node.
-    pub node: Netns,
+    pub node_netns: Netns,
     /// Desired rules that exempt kubelet's probes; `None` leaves the node's namespace unchanged.
     pub host: Option<HostSpec>,
     /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
@@ -213,7 +213,7 @@ impl KernelActions {
     /// exempts no process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
-        let find = |name| cgroup::find_cgroup(&self.proc, name).unwrap_or(Cgroup::NONE);
+        let find = |name| cgroup::find_cgroup(&self.procfs, name).unwrap_or(Cgroup::NONE);
         Some(HostSpec {
             kubelet_cgroup: name.map(find),
             ..self.host.clone()?
@@ -228,7 +228,7 @@ impl KernelActions {
                 "the node has no such cgroup of version 2 (cni.kubeletCgroup, KUBELET_CGROUP): no probe is exempt until it has"
             );
         }
-        redirection::host::ensure(&self.node, spec)
+        redirection::host::ensure_rules(&self.node_netns, spec)
             .map(drop)
             .map_err(|source| ActionError::Probes {
                 what: "put in place",
@@ -243,19 +243,19 @@ impl Actions for KernelActions {
             .iter()
             .map(|pod| PodTarget {
                 uid: pod.uid.to_string(),
-                alias: pod.cgroup_alias.clone(),
+                cgroup_alias: pod.cgroup_alias.clone(),
                 addresses: pod.addresses.clone(),
             })
             .collect();
         let discovered =
-            procfs::discover(&self.proc, &self.attribution, &targets).map_err(|source| {
+            procfs::discover(&self.procfs, &self.attribution, &targets).map_err(|source| {
                 ActionError::Scan {
-                    path: self.proc.clone(),
+                    path: self.procfs.clone(),
                     source,
                 }
             })?;
         for rejected in discovered.rejected {
-            let why = ErrorChain(&rejected.why).to_string();
+            let why = ErrorChain(&rejected.reason).to_string();
             tracing::debug!(
                 uid = rejected.uid,
                 pid = rejected.pid,
@@ -263,9 +263,9 @@ impl Actions for KernelActions {
                 "not the pod's namespace"
             );
         }
-        let found = discovered.found.into_iter();
+        let found = discovered.namespaces.into_iter();
         Ok(found
-            .filter(|(_, netns)| *netns != self.node)
+            .filter(|(_, netns)| *netns != self.node_netns)
             .map(|(uid, netns)| (uid.into(), netns))
             .collect())
     }
@@ -287,7 +287,7 @@ impl Actions for KernelActions {
             source,
         })?;
         let own = Netns::current().is_ok_and(|own| own == netns);
-        if own || netns == self.node {
+        if own || netns == self.node_netns {
             return Err(ActionError::NodeNetns { path });
         }
         // Runtimes call the plugin for loopback and the others at the same time. While it is down, the proxy can have
@@ -302,7 +302,9 @@ impl Actions for KernelActions {
         spec: &RedirectionSpec,
     ) -> Result<RedirectionOutcome, ActionError> {
         let links = match &self.host {
-            Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
+            Some(_) => {
+                links::classify_links(netns, &self.node_netns).map_err(ActionError::Links)?
+            }
             None => PodLinks::default(),
         };
         let names = links.visible_on_node.into_iter();
@@ -342,9 +344,9 @@ impl Actions for KernelActions {
         }
         Ok(RedirectionOutcome {
             prior: match applied {
-                Applied::Unchanged => PriorRedirection::All,
-                Applied::Installed => PriorRedirection::Nothing,
-                Applied::Repaired { what } => PriorRedirection::InPart(what.to_string()),
+                Applied::Unchanged => PriorRedirection::Complete,
+                Applied::Installed => PriorRedirection::Absent,
+                Applied::Repaired { what } => PriorRedirection::Drifted(what.to_string()),
             },
             warnings,
         })
@@ -355,13 +357,13 @@ impl Actions for KernelActions {
         netns: &Netns,
         probe_ports: &ProbePorts,
     ) -> Result<ClosedConnections, ActionError> {
-        let open = tcp_sockets::unproxied(netns, PROXY_MARK, TcpStateFilter::Open)
+        let open = tcp_sockets::unproxied_sockets(netns, PROXY_MARK, TcpStateFilter::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
             return Ok(ClosedConnections::default());
         }
         // Probes that began before the capture still come from the node's own addresses.
-        let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
+        let of_node = addresses_in(&self.node_netns).map_err(ActionError::Connections)?;
         let mut outcome = ClosedConnections::default();
         for UnproxiedSocket { socket, direction } in open {
             let by_node = direction == Direction::Inbound && of_node.contains(&socket.remote.ip());
@@ -389,7 +391,7 @@ impl Actions for KernelActions {
         })
     }
 
-    fn ensure_host(&self) -> Result<(), ActionError> {
+    fn ensure_host_rules(&self) -> Result<(), ActionError> {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
@@ -405,21 +407,23 @@ impl Actions for KernelActions {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        redirection::host::upsert(&self.node, spec, uid, addresses, ports).map_err(|source| {
-            ActionError::Probes {
+        redirection::host::upsert_pod(&self.node_netns, spec, uid, addresses, ports).map_err(
+            |source| ActionError::Probes {
                 what: "put in place",
                 source,
-            }
-        })
+            },
+        )
     }
 
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError> {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        redirection::host::remove_pod(&self.node, spec, uid).map_err(|source| ActionError::Probes {
-            what: "take away",
-            source,
+        redirection::host::remove_pod(&self.node_netns, spec, uid).map_err(|source| {
+            ActionError::Probes {
+                what: "take away",
+                source,
+            }
         })
     }
 
@@ -428,7 +432,7 @@ impl Actions for KernelActions {
             return Ok(());
         };
         self.ensure_probe_rule(spec)?;
-        redirection::host::set_members(&self.node, spec, members).map_err(|source| {
+        redirection::host::set_members(&self.node_netns, spec, members).map_err(|source| {
             ActionError::Probes {
                 what: "put in place",
                 source,
@@ -440,17 +444,19 @@ impl Actions for KernelActions {
         let Some(spec) = &self.host_spec() else {
             return Ok(0);
         };
-        redirection::host::exempted(&self.node, spec).map_err(|source| ActionError::Probes {
-            what: "count",
-            source,
+        redirection::host::exempted_connections(&self.node_netns, spec).map_err(|source| {
+            ActionError::Probes {
+                what: "count",
+                source,
+            }
         })
     }
 
-    fn remove_host(&self) -> Result<(), ActionError> {
+    fn remove_host_rules(&self) -> Result<(), ActionError> {
         if self.host.is_none() {
             return Ok(());
         }
-        redirection::host::remove(&self.node).map_err(|source| ActionError::Probes {
+        redirection::host::remove_rules(&self.node_netns).map_err(|source| ActionError::Probes {
             what: "take away",
             source,
         })
@@ -466,10 +472,10 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         let root = proc.path().join("1/root/sys/fs/cgroup");
         let actions = |kubelet_cgroup: Option<&str>| KernelActions {
-            proc: proc.path().to_owned(),
+            procfs: proc.path().to_owned(),
             attribution: Attribution::Cgroup,
             netns_prefix: PathBuf::new(),
-            node: Netns::current().unwrap(),
+            node_netns: Netns::current().unwrap(),
             host: Some(HostSpec::default()),
             kubelet_cgroup: kubelet_cgroup.map(str::to_owned),
         };

@@ -200,13 +200,13 @@ impl Args {
         };
         let node = Netns::open(&path).map_err(|source| ConfigError::HostNetns { path, source })?;
         Ok(KernelActions {
-            proc,
+            procfs: proc,
             attribution: match self.discover {
                 Discover::Cgroup => Attribution::Cgroup,
                 Discover::Environ => Attribution::Environ(POD_UID_VARIABLE.to_owned()),
             },
             netns_prefix,
-            node,
+            node_netns: node,
             kubelet_cgroup: (self.probe_exemption == ProbeExemption::Kubelet)
                 .then(|| self.kubelet_cgroup.clone())
                 .filter(|cgroup| !cgroup.is_empty()),
@@ -373,8 +373,8 @@ mod tests {
         let settings = args(&["--exclude-namespaces", " kube-system ,,other"])
             .settings()
             .unwrap();
-        assert!(settings.enablement.excludes("kube-system"));
-        assert!(settings.enablement.excludes("other"));
-        assert!(!settings.enablement.excludes(""));
+        assert!(settings.enablement.excludes_namespace("kube-system"));
+        assert!(settings.enablement.excludes_namespace("other"));
+        assert!(!settings.enablement.excludes_namespace(""));
     }
 }

@@ -134,7 +134,7 @@ pub trait PodSource: Send + 'static {
 
     /// Returns why the events sent so far may be outdated; `None` if they are current. When it changes, [`Self::next`]
     /// returns, possibly without events.
-    fn trouble(&self) -> Option<&str> {
+    fn outdated_reason(&self) -> Option<&str> {
         None
     }
 }

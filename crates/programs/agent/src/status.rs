@@ -30,7 +30,7 @@ impl StatusSink {
     ///
     /// # Errors
     /// When the directory cannot be written.
-    pub fn write(
+    pub fn write_annotation(
         &self,
         uid: &PodUid,
         pod: &PodName,
@@ -71,7 +71,7 @@ impl StatusSink {
     ///
     /// # Errors
     /// When a directory cannot be read or written.
-    pub fn prune(&self, keep: &BTreeSet<PodName>) -> Result<(), StatusError> {
+    pub fn prune_annotations(&self, keep: &BTreeSet<PodName>) -> Result<(), StatusError> {
         match self {
             Self::Dir(dir) => dir.prune(keep),
             // The status of each pod that is out is written by itself.
@@ -81,7 +81,7 @@ impl StatusSink {
 
     /// Reports to the pod's owner, by a Kubernetes event, why the pod cannot be enrolled; `None` reports that it is
     /// enrolled now.
-    pub fn report(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
+    pub fn report_failure(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
         if let Self::Api(api) = self {
             api.report(uid.clone(), pod.clone(), failure.map(str::to_owned));
         }

@@ -47,7 +47,7 @@ pub(crate) struct Mesh {
 pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     let mut config = mesh.config.clone();
     let values = || mesh.objects.iter().map(|(value, _)| value);
-    let settings = mesh_settings(values(), &config.root_namespace);
+    let settings = read_mesh_settings(values(), &config.root_namespace);
     let mut all = Vec::new();
     if !mesh.is_installed {
         all.extend(apply_trust_domain(&mut config, &settings));
@@ -80,7 +80,7 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
 }
 
 /// Reads Istio's MeshConfig from the ConfigMap of the root namespace; the default if there is none.
-fn mesh_settings<'a>(
+fn read_mesh_settings<'a>(
     mut values: impl Iterator<Item = &'a Value>,
     root_namespace: &str,
 ) -> Settings {
@@ -121,7 +121,7 @@ fn derivation_effects(mesh: &Mesh, config: MeshConfig, context: &MeshContext) ->
     for (value, origin) in &mesh.objects {
         match to_event_with_origin(value, origin.as_ref()) {
             Ok(event) => events.push(event),
-            Err(ObjectKeyError::OtherKind(_)) => {}
+            Err(ObjectKeyError::UnreadKind(_)) => {}
             Err(error) => {
                 let object = object_name(value);
                 all.push(Effect::new(

@@ -76,7 +76,7 @@ fn read_manifests(files: &[PathBuf]) -> Result<Snapshot, CliError> {
         };
         all.objects.extend(snapshot.objects);
         all.problems.extend(snapshot.problems);
-        all.ignored.extend(snapshot.ignored);
+        all.ignored_documents.extend(snapshot.ignored_documents);
     }
     Ok(all)
 }
@@ -120,7 +120,10 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         after.insert(key, ObjectEvent::Applied { object, origin });
     }
     let after: Vec<ObjectEvent> = after.into_values().collect();
-    let documents = manifests.problems.into_iter().chain(manifests.ignored);
+    let documents = manifests
+        .problems
+        .into_iter()
+        .chain(manifests.ignored_documents);
     let unreadable = documents.map(|problem| Problem {
         severity: "error".to_owned(),
         object: problem

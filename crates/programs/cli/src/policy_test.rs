@@ -3,7 +3,7 @@
 //! own code: with the current policies, and with those of the files added.
 
 mod at_waypoint;
-mod counted;
+mod counted_calls;
 mod decision;
 mod evaluation;
 mod inputs;
@@ -113,8 +113,8 @@ pub(crate) fn run(args: &PolicyTestArgs) -> Result<ExitCode, CliError> {
     let policies = inputs::read_policies(&args.files)?;
     let PolicyTestInputs {
         objects,
-        lines,
-        counted,
+        observed_calls: lines,
+        counted_calls: counted,
         notes,
         mut config,
     } = PolicyTestInputs::gather(&args.sources())?;
@@ -158,7 +158,7 @@ pub(crate) fn run_with_text(
         metrics: &[],
     })?;
     let rehearsal = PolicyTest::new(world.config, world.objects, policies, enforce_dry_run);
-    let mut report = rehearsal.report(&world.lines, &world.counted);
+    let mut report = rehearsal.report(&world.observed_calls, &world.counted_calls);
     report.notes.extend(world.notes);
     report.sort();
     Ok(report)

@@ -5,9 +5,9 @@ mod args;
 mod gateway;
 mod in_cluster;
 mod in_lab;
+mod ineffective_policies;
 mod listing;
 mod migration;
-mod moot;
 mod records;
 
 use ambit_install::cluster::ClusterApi;

@@ -74,7 +74,7 @@ impl<'a> DelegateCall<'a> {
         let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
         // The record is written first: DEL must be possible even if this ADD fails.
-        self.store().save(&attachment).map_err(|error| {
+        self.attachment_store().save(&attachment).map_err(|error| {
             CniError::new(
                 code::IO_FAILURE,
                 format!(
@@ -102,7 +102,7 @@ impl<'a> DelegateCall<'a> {
     /// Carries out DEL: calls every plugin of the primary CNI in reverse order. Does nothing without a record of the
     /// attachment.
     pub(crate) fn del(&self) -> Result<(), CniError> {
-        let store = self.store();
+        let store = self.attachment_store();
         let Some(attachment) = store
             .load()
             .or_else(|| self.current_attachment(Duration::ZERO).ok())
@@ -121,7 +121,7 @@ impl<'a> DelegateCall<'a> {
 
     /// Carries out CHECK: calls every plugin of the primary CNI in order.
     pub(crate) fn check(&self) -> Result<(), CniError> {
-        let saved = self.store().load();
+        let saved = self.attachment_store().load();
         let attachment = saved.map_or_else(|| self.current_attachment(Duration::ZERO), Ok)?;
         let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
@@ -178,23 +178,23 @@ impl<'a> DelegateCall<'a> {
                     error.to_string(),
                 )
             })?;
-            let (missing, wait) = match directory::primary(&files, self.delegate.primary.as_deref())
-            {
-                PrimaryConf::Valid(file, _) => {
-                    return Ok(Attachment {
-                        file: file.name.clone(),
-                        text: file.text.clone().unwrap_or_default(),
-                    });
-                }
-                PrimaryConf::Settling(file, error) => {
-                    let settles = directory::FILE_SETTLE_TIME.max(wait);
-                    (format!("{} is being written: {error}", file.name), settles)
-                }
-                PrimaryConf::Unreadable(file, error) => {
-                    (format!("{} cannot be read: {error}", file.name), wait)
-                }
-                PrimaryConf::None => ("there is none".to_owned(), wait),
-            };
+            let (missing, wait) =
+                match directory::find_primary_conf(&files, self.delegate.primary.as_deref()) {
+                    PrimaryConf::Valid(file, _) => {
+                        return Ok(Attachment {
+                            file: file.name.clone(),
+                            text: file.text.clone().unwrap_or_default(),
+                        });
+                    }
+                    PrimaryConf::Settling(file, error) => {
+                        let settles = directory::FILE_SETTLE_TIME.max(wait);
+                        (format!("{} is being written: {error}", file.name), settles)
+                    }
+                    PrimaryConf::Unreadable(file, error) => {
+                        (format!("{} cannot be read: {error}", file.name), wait)
+                    }
+                    PrimaryConf::None => ("there is none".to_owned(), wait),
+                };
             if started.elapsed() + POLL_INTERVAL > wait {
                 return Err(CniError::new(
                     code::NOT_AVAILABLE,
@@ -209,7 +209,7 @@ impl<'a> DelegateCall<'a> {
         }
     }
 
-    fn store(&self) -> AttachmentStore {
+    fn attachment_store(&self) -> AttachmentStore {
         let Environment {
             container_id,
             interface,
@@ -254,8 +254,8 @@ impl<'a> DelegateCall<'a> {
         previous: Option<&RawValue>,
     ) -> Result<String, CniError> {
         let mut members = vec![
-            ("cniVersion", json::raw(version.as_str())),
-            ("name", json::raw(&network.name)),
+            ("cniVersion", json::serialize_raw(version.as_str())),
+            ("name", json::serialize_raw(&network.name)),
         ];
         if let Some(arguments) = self.runtime_config(plugin)? {
             members.push(("runtimeConfig", Ok(arguments)));
@@ -272,7 +272,9 @@ impl<'a> DelegateCall<'a> {
             .map(|(name, value)| value.map(|value| (name, value)))
             .collect::<Result<Vec<_>, _>>()
             .map_err(serialization_error)?;
-        let config = plugin.with(&members).map_err(serialization_error)?;
+        let config = plugin
+            .config_with_members(&members)
+            .map_err(serialization_error)?;
         exec::run(self.environment, &plugin.kind, &config)
     }
 

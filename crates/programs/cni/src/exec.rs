@@ -95,14 +95,14 @@ fn find_plugin(kind: &str, path: &str) -> Result<PathBuf, CniError> {
 /// Returns the error that the failed plugin printed, unchanged, or an error with its output.
 fn plugin_error(kind: &str, output: &Output) -> CniError {
     #[derive(Deserialize)]
-    struct Wire {
+    struct PrintedError {
         code: u32,
         #[serde(default)]
         msg: String,
         #[serde(default)]
         details: String,
     }
-    serde_json::from_slice::<Wire>(&output.stdout).map_or_else(
+    serde_json::from_slice::<PrintedError>(&output.stdout).map_or_else(
         |_| {
             let output_text = String::from_utf8_lossy(&output.stdout);
             let message = format!("the plugin {kind} failed: {}", output.status);

@@ -101,7 +101,7 @@ async fn run(
         for source in schedule.take_due(Instant::now()) {
             let (fetcher, done) = (Arc::clone(&fetcher), done.clone());
             ambit_rt::spawn("key set", async move {
-                let outcome = fetcher.key_set(&source).await;
+                let outcome = fetcher.fetch_key_set(&source).await;
                 // At the end there is no receiver any more.
                 done.send((source, outcome)).ok();
             });
@@ -122,7 +122,7 @@ async fn run(
                 }
             }
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         }
     }
 }

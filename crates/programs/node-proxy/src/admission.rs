@@ -50,12 +50,12 @@ impl DenialReason {
             ConnectionPath::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
             ConnectionPath::Direct => pod.state.authorize(&local.workload, peer),
         };
-        for dry in &decision.dry_run {
+        for dry in &decision.dry_run_matches {
             tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
         }
         // PeerAuthentication, the only policy for connections redirected to the waypoint, is never a dry run.
         if course == ConnectionPath::Direct {
-            for policy in pod.state.would_refuse(&local.workload, peer) {
+            for policy in pod.state.dry_run_denials(&local.workload, peer) {
                 tracing::info!(target: "rbac", pod = %pod.name(), %policy, "dry-run policy would refuse");
                 pod.metrics.count_dry_run_denial(&policy);
             }
@@ -128,8 +128,8 @@ pub(crate) fn connection_path(
     pod: &Pod,
     peer: &Peer,
 ) -> Result<(Arc<LocalPod>, ConnectionPath), DenialReason> {
-    let local = pod.local.current(None);
-    if !local.is_known {
+    let local = pod.local_workload.current_pod(None);
+    if !local.is_published {
         return Err(DenialReason::PodGone);
     }
     let course = match pod.state.bypasses_waypoint(&local.workload, peer) {
@@ -148,7 +148,7 @@ pub(crate) fn acquire_setup_permit(
 ) -> Option<SetupPermit> {
     acquire_counted_permit(pod, peer)
         .inspect_err(|full| {
-            let own = pod.local.current(None);
+            let own = pod.local_workload.current_pod(None);
             let ends = (peer, local);
             flow::report_denied(
                 &pod.metrics,
@@ -167,7 +167,7 @@ pub(crate) fn acquire_counted_permit(
     pod: &Pod,
     peer: SocketAddr,
 ) -> Result<SetupPermit, SetupLimitReached> {
-    pod.in_flight
+    pod.setup_counters
         .try_acquire(peer.ip())
         .inspect_err(|full| pod.metrics.count_refused_setup(full.limit()))
 }

@@ -47,7 +47,7 @@ pub(crate) async fn connect(
         source,
         // The kernel reports the death of a local application at once: no keepalive probes.
         tuning: Tuning {
-            near: true,
+            is_local: true,
             resets: true,
             ..Tuning::default()
         },

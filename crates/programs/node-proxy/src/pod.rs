@@ -66,15 +66,15 @@ pub struct Pod {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) gate: Gate,
     /// Workload record of the pod in the mesh state.
-    pub(crate) local: LocalWorkload,
+    pub(crate) local_workload: LocalWorkload,
     /// Guard that decides to which addresses the pod's outbound connections may be redirected.
-    pub(crate) guard: Guard,
+    pub(crate) redirect_guard: Guard,
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
     /// Limits and number of the pod's connections whose setup is in flight.
-    pub(crate) in_flight: SetupCounters,
+    pub(crate) setup_counters: SetupCounters,
     /// Inode numbers of the pod's listeners in this process, by which listeners of other processes are recognized.
-    listeners: HashSet<u64>,
+    listener_inodes: HashSet<u64>,
     /// Whether another proxy accepts the pod's connections on listeners of its own, so that this proxy's listeners are
     /// drained and closed.
     is_surrendered: AtomicBool,
@@ -156,23 +156,23 @@ impl Pod {
             },
             certificates,
             netns: Some(netns.clone()),
-            mark: config.packet_mark,
-            tuning: config.tuning,
-            http2: config.http2.clone(),
+            packet_mark: config.packet_mark,
+            tcp_tuning: config.tuning,
+            http2_settings: config.http2.clone(),
             node: config.local_node.clone(),
             network: config.network.clone(),
             state: state.clone(),
-            waits: WaypointWaits::default(),
+            waypoint_waits: WaypointWaits::default(),
         };
         Arc::new(Self {
             uid,
             netns,
             preserves_client_address,
-            local: LocalWorkload::new(state.clone(), name, addresses),
-            guard: Guard::new(config.allowed_addresses.clone()),
+            local_workload: LocalWorkload::new(state.clone(), name, addresses),
+            redirect_guard: Guard::new(config.allowed_addresses.clone()),
             dialer,
-            in_flight: SetupCounters::new(config.setup_limits),
-            listeners: listeners::listener_inodes(listeners),
+            setup_counters: SetupCounters::new(config.setup_limits),
+            listener_inodes: listeners::listener_inodes(listeners),
             is_surrendered: AtomicBool::new(false),
             lifecycle: Lifecycle::default(),
             config,
@@ -184,14 +184,14 @@ impl Pod {
 
     /// Creates a pod without listeners, for tests.
     #[cfg(test)]
-    pub(crate) fn idle(proxy: &Proxy, name: PodName) -> Arc<Self> {
+    pub(crate) fn without_listeners(proxy: &Proxy, name: PodName) -> Arc<Self> {
         let netns = Netns::current().unwrap();
         Self::build(proxy, "".into(), name, Vec::new(), netns, false, &[])
     }
 
     /// Returns the pod's name.
     pub fn name(&self) -> &PodName {
-        self.local.name()
+        self.local_workload.name()
     }
 
     /// Returns the identity of the pod's certificate.
@@ -211,14 +211,14 @@ impl Pod {
 
     /// Whether an address is the pod's own: in its workload record, its enrolment, or on one of its interfaces.
     /// Loopback addresses are not.
-    pub(crate) fn owns(&self, local: &LocalPod, ip: IpAddr) -> bool {
+    pub(crate) fn owns_address(&self, local: &LocalPod, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
             return false;
         }
         let named = |addresses: &[IpAddr]| addresses.iter().any(|own| own.to_canonical() == ip);
         named(&local.workload.workload_ips)
-            || self.local.is_enrolled_with(ip)
+            || self.local_workload.is_enrolled_with(ip)
             || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
@@ -233,11 +233,11 @@ impl Pod {
     }
 
     /// Whether another process has opened listeners of its own on all of the pod's proxy ports.
-    pub(crate) fn others_listen(&self) -> io::Result<bool> {
+    pub(crate) fn has_foreign_listeners(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, TcpStateFilter::Listening)?;
         let others: HashSet<u16> = listening
             .iter()
-            .filter(|socket| !self.listeners.contains(&socket.inode))
+            .filter(|socket| !self.listener_inodes.contains(&socket.inode))
             .map(|socket| socket.local.port())
             .collect();
         let ports = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT];
@@ -261,8 +261,8 @@ impl Pod {
         self.lifecycle.drain_connections(limit).await;
     }
 
-    /// Closes the pod's connections, see [`Lifecycle::stop_now`].
+    /// Closes the pod's connections, see [`Lifecycle::terminate_connections`].
     pub fn stop_now(&self) {
-        self.lifecycle.stop_now();
+        self.lifecycle.terminate_connections();
     }
 }

@@ -10,19 +10,19 @@
 
 use std::net::IpAddr;
 
-use ambit_egress::{Forbidden, Guard};
+use ambit_egress::{ForbiddenAddress, Guard};
 use ambit_route::Route;
 
 /// Checks the route of a connection that the application opened to the address `address`.
 ///
 /// # Errors
 ///
-/// [`Forbidden`] if the route's next hop is a forbidden address other than `address`.
+/// [`ForbiddenAddress`] if the route's next hop is a forbidden address other than `address`.
 pub(crate) fn check_redirected_address(
     guard: &Guard,
     address: IpAddr,
     route: &Route,
-) -> Result<(), Forbidden> {
+) -> Result<(), ForbiddenAddress> {
     let redirected = match route {
         Route::Plain(plain) => plain.addr.ip(),
         Route::Hbone(hbone) => hbone.addr.ip(),

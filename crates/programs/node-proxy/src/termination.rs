@@ -30,9 +30,9 @@ pub(crate) struct Termination {
     pub(crate) served: ServedPods,
     pub(crate) supervisor: Supervisor,
     /// Proxy instance of the node proxy's own pod, if it is served.
-    pub(crate) own: Option<Arc<Pod>>,
+    pub(crate) own_pod: Option<Arc<Pod>>,
     /// Task of the client of the node agent, which ends when the drain begins.
-    pub(crate) enrolment: AbortOnDrop<()>,
+    pub(crate) enrolment_task: AbortOnDrop<()>,
 }
 
 impl Termination {
@@ -43,8 +43,8 @@ impl Termination {
             config,
             served,
             supervisor,
-            own,
-            enrolment,
+            own_pod: own,
+            enrolment_task: enrolment,
         } = self;
         let limit = config.self_termination_deadline;
         let ends = Instant::now() + limit;

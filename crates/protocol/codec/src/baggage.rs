@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    fn sample() -> Baggage {
+    fn sample_baggage() -> Baggage {
         Baggage {
             cluster: "Kubernetes".into(),
             namespace: "a".into(),
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn it_is_written_in_the_contract_s_order() {
         assert_eq!(
-            sample().encode(),
+            sample_baggage().encode(),
             "k8s.cluster.name=Kubernetes,k8s.namespace.name=a,k8s.pod.name=client-abc,\
              service.name=client,service.version=v1"
         );

@@ -18,6 +18,6 @@ pub use authority::{Authority, ParseAuthorityError};
 pub use baggage::{Baggage, ParseBaggageError};
 pub use forwarded::{Forwarded, ParseForwardedError};
 pub use original_peer::{ORIGINAL_PEER_HEADER, OriginalPeer, ParseOriginalPeerError};
-pub use printable::{push_json, push_text};
+pub use printable::{push_escaped_text, push_json_string};
 pub use proxy_v2::{ParseProxyError, ProxyHeader};
 pub use traceparent::{ParseTraceParentError, TraceParent};

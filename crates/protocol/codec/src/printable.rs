@@ -8,7 +8,7 @@ const MAX_PRINTED_BYTES: usize = 1024;
 
 /// Appends a text to a log line, with `"`, `\`, control characters and non-ASCII bytes escaped as `\xNN`. With
 /// `is_bare`, for fields without quotation marks, spaces are escaped, too.
-pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
+pub fn push_escaped_text(line: &mut String, value: &[u8], is_bare: bool) {
     let (prefix, is_cut) = truncate_to_printed_bytes(value);
     for &byte in prefix {
         match byte {
@@ -29,7 +29,7 @@ fn escape(line: &mut String, byte: u8) {
 }
 
 /// Appends a text to a log line as a JSON string. Replaces invalid UTF-8.
-pub fn push_json(line: &mut String, value: &[u8]) {
+pub fn push_json_string(line: &mut String, value: &[u8]) {
     let (prefix, is_cut) = truncate_to_printed_bytes(value);
     line.push('"');
     for c in String::from_utf8_lossy(prefix).chars() {
@@ -65,13 +65,13 @@ mod tests {
 
     fn text(value: &[u8], is_bare: bool) -> String {
         let mut line = String::new();
-        push_text(&mut line, value, is_bare);
+        push_escaped_text(&mut line, value, is_bare);
         line
     }
 
     fn json(value: &[u8]) -> String {
         let mut line = String::new();
-        push_json(&mut line, value);
+        push_json_string(&mut line, value);
         line
     }
 

@@ -39,7 +39,7 @@ pub enum ProxyState {
 /// Kind of a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Event {
+pub enum FlowEventKind {
     /// A connection is established.
     Opened,
     /// A waypoint has finished a request with its own or an upstream's response. Refused requests are reported as
@@ -53,7 +53,7 @@ pub enum Event {
     Closed,
 }
 
-impl Event {
+impl FlowEventKind {
     /// Whether the event is a refusal or failure, which sampling never drops.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Refused | Self::Failed)
@@ -183,7 +183,7 @@ pub struct Flow {
     /// Time of the event in RFC 3339 format, UTC, with microseconds.
     pub time: String,
     /// Kind of the event.
-    pub event: Event,
+    pub event: FlowEventKind,
     /// Number of events that this one represents, all equal except for time, connection, addresses, bytes and duration.
     /// More than 1 only for refusals and failures that occurred faster than the reader read them.
     #[serde(default = "default_count")]
@@ -238,7 +238,7 @@ impl Peer {
 
 impl Flow {
     /// Creates an event of a reporting proxy, without further attributes.
-    pub fn new(event: Event, reporter: Reporter) -> Self {
+    pub fn new(event: FlowEventKind, reporter: Reporter) -> Self {
         Self {
             time: String::new(),
             event,
@@ -304,7 +304,7 @@ mod tests {
                 reason: "explicitly denied".to_owned(),
             }),
             duration_ms: 0.5,
-            ..Flow::new(Event::Refused, reporter)
+            ..Flow::new(FlowEventKind::Refused, reporter)
         }
     }
 

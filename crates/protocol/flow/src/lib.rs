@@ -11,8 +11,8 @@ mod event;
 mod filter;
 
 pub use event::{
-    Event, Flow, Peer, ProxyState, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName,
-    StreamItem, Transport,
+    Flow, FlowEventKind, Peer, ProxyState, Refusal, Reporter, ReporterKind, RequestSummary,
+    ServiceName, StreamItem, Transport,
 };
 pub use filter::{Filter, FilterError, PeerFilter};
 

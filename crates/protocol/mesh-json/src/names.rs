@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ambit_model::{Destination, GatewayAddress, PortMap};
+use ambit_model::{GatewayAddress, GatewayDestination, PortMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_with::{DeserializeAs, DisplayFromStr, SerializeAs, serde_as};
 
@@ -14,7 +14,7 @@ use crate::forms;
 #[serde(remote = "GatewayAddress", rename_all = "camelCase")]
 pub(crate) struct GatewayJson {
     #[serde_as(as = "DisplayFromStr")]
-    destination: Destination,
+    destination: GatewayDestination,
     hbone_mtls_port: u16,
 }
 forms!(GatewayJson of GatewayAddress);

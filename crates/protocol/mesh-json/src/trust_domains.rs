@@ -19,7 +19,7 @@ pub struct TrustDomains {
 
 impl TrustDomains {
     /// Name of the file of trust domains.
-    pub const FILE: &str = "trust-domains.json";
+    pub const FILE_NAME: &str = "trust-domains.json";
 
     /// Whether only the mesh's own trust domain is accepted, with the roots of its CA.
     pub fn is_empty(&self) -> bool {

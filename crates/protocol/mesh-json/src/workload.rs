@@ -206,7 +206,7 @@ forms!(
 struct ServicesJson;
 
 type Services = BTreeMap<NamespacedHostname, PortMap>;
-type Name = DeserializeAsWrap<NamespacedHostname, DisplayFromStr>;
+type HostnameJson = DeserializeAsWrap<NamespacedHostname, DisplayFromStr>;
 type Ports = DeserializeAsWrap<PortMap, PortsJson>;
 
 impl SerializeAs<Services> for ServicesJson {
@@ -234,7 +234,7 @@ impl<'de> Visitor<'de> for ServicesVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Services, A::Error> {
         let mut services = Services::new();
-        while let Some(name) = list.next_element::<Name>()? {
+        while let Some(name) = list.next_element::<HostnameJson>()? {
             services.insert(name.into_inner(), PortMap::new());
         }
         Ok(services)
@@ -242,7 +242,7 @@ impl<'de> Visitor<'de> for ServicesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Services, A::Error> {
         let mut services = Services::new();
-        while let Some((name, ports)) = map.next_entry::<Name, Ports>()? {
+        while let Some((name, ports)) = map.next_entry::<HostnameJson, Ports>()? {
             services.insert(name.into_inner(), ports.into_inner());
         }
         Ok(services)

@@ -42,7 +42,7 @@ pub struct DestinationSubset {
 
 impl WaypointDestination {
     /// Returns a destination that applies no traffic policy to the service.
-    pub fn without_rules(service: NamespacedHostname) -> Self {
+    pub fn without_policy(service: NamespacedHostname) -> Self {
         Self {
             service,
             policy: DestinationPolicy::default(),

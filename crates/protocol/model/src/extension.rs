@@ -91,7 +91,7 @@ impl WaypointExtension {
     }
 
     /// Returns the sort key of the order in which plugins run.
-    pub fn order(&self) -> impl Ord + '_ {
+    pub fn sort_key(&self) -> impl Ord + '_ {
         (
             self.phase,
             std::cmp::Reverse(self.priority),

@@ -199,13 +199,16 @@ pub enum HttpFilter {
 pub struct HttpFault {
     /// Delay, and the fraction of requests that is delayed.
     #[serde(serialize_with = "delay")]
-    pub delay: Option<(Duration, Share)>,
+    pub delay: Option<(Duration, RequestFraction)>,
     /// Response status of aborted requests, and the fraction of requests that is aborted, after any delay.
-    pub abort: Option<(FaultStatus, Share)>,
+    pub abort: Option<(FaultStatus, RequestFraction)>,
 }
 
 /// Serializes a fault delay and its fraction of requests.
-fn delay<S: Serializer>(of: &Option<(Duration, Share)>, serializer: S) -> Result<S::Ok, S::Error> {
+fn delay<S: Serializer>(
+    of: &Option<(Duration, RequestFraction)>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let of = of.map(|(duration, share)| (format!("{duration:?}"), share));
     of.serialize(serializer)
 }
@@ -223,7 +226,7 @@ pub enum FaultStatus {
 /// Fraction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Share {
+pub struct RequestFraction {
     /// Numerator of the fraction.
     pub numerator: u32,
     /// Denominator of the fraction, not zero.

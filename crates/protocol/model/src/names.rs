@@ -17,7 +17,7 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 }
 
 /// Converts the IP address of a socket address like [`canonical_ip`].
-pub fn canonical_socket(addr: SocketAddr) -> SocketAddr {
+pub fn canonical_socket_address(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
@@ -113,14 +113,14 @@ impl FromStr for NamespacedHostname {
 
 /// Destination in a [`GatewayAddress`]: an address or the name of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Destination {
+pub enum GatewayDestination {
     /// Address of a service (VIP) or workload.
     Address(NetworkAddress),
     /// Name of a service.
     Hostname(NamespacedHostname),
 }
 
-impl fmt::Display for Destination {
+impl fmt::Display for GatewayDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => address.fmt(f),
@@ -129,7 +129,7 @@ impl fmt::Display for Destination {
     }
 }
 
-impl FromStr for Destination {
+impl FromStr for GatewayDestination {
     type Err = ParseNameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -144,7 +144,7 @@ impl FromStr for Destination {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
     /// Address or service name of the gateway.
-    pub destination: Destination,
+    pub destination: GatewayDestination,
     /// HBONE port of the gateway, normally 15008.
     pub hbone_mtls_port: u16,
 }
@@ -217,9 +217,15 @@ mod tests {
             "net/fd00::1",
             "default/echo.default.svc.cluster.local",
         ] {
-            assert_eq!(text.parse::<Destination>().unwrap().to_string(), text);
+            assert_eq!(
+                text.parse::<GatewayDestination>().unwrap().to_string(),
+                text
+            );
         }
-        assert!(matches!("/10.0.0.1".parse(), Ok(Destination::Address(_))));
+        assert!(matches!(
+            "/10.0.0.1".parse(),
+            Ok(GatewayDestination::Address(_))
+        ));
     }
 
     #[test]

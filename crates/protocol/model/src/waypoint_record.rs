@@ -88,7 +88,7 @@ for_each_waypoint_record!(define);
 
 impl WaypointRecordType {
     /// Returns the key under which config dumps list records of this type.
-    pub fn section(self) -> &'static str {
+    pub fn config_dump_key(self) -> &'static str {
         match self {
             Self::Policy => "policies",
             Self::Gateway => "gateway",

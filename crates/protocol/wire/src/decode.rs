@@ -18,13 +18,13 @@ mod workload;
 
 pub use crate::unknown::UnknownField;
 pub use address::AddressRecord;
-pub use delta::{DELTA_PATH, DeltaCodec, LeanDeltaResponse, LeanResource};
+pub use delta::{DELTA_PATH, DeltaCodec, LazyDeltaResponse, LazyResource};
 pub use error::DecodeError;
-pub use policy::{authorization, policy};
+pub use policy::{decode_authorization, decode_policy};
 pub use strict::{RecordDecodeError, Substitute};
 
 pub(crate) use error::DecodeErrorReason;
-pub(crate) use fields::{decode_enum, ip, port, prefix};
+pub(crate) use fields::{decode_enum, decode_ip, decode_port, decode_prefix};
 pub(crate) use policy::{
     decode_ip_nets, decode_ports, decode_service_account_matches, decode_string_matches,
 };

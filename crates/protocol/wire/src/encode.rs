@@ -73,8 +73,10 @@ impl From<&model::GatewayAddress> for workload::GatewayAddress {
         Self {
             hbone_mtls_port: u32::from(gateway.hbone_mtls_port),
             destination: Some(match &gateway.destination {
-                model::Destination::Address(address) => Destination::Address(address.into()),
-                model::Destination::Hostname(hostname) => Destination::Hostname(hostname.into()),
+                model::GatewayDestination::Address(address) => Destination::Address(address.into()),
+                model::GatewayDestination::Hostname(hostname) => {
+                    Destination::Hostname(hostname.into())
+                }
             }),
         }
     }
@@ -112,7 +114,7 @@ impl From<&model::WaypointRule> for ambit::WaypointRule {
     }
 }
 
-fn affinity() -> workload::Extension {
+fn session_affinity_extension() -> workload::Extension {
     let config = ambit::SessionAffinity { client_ip: true };
     extension(AFFINITY_EXTENSION, AFFINITY_EXTENSION_TYPE_URL, &config)
 }
@@ -316,7 +318,11 @@ impl From<&model::Service> for workload::Service {
             waypoint: from.waypoint.as_ref().map(Into::into),
             load_balancing: from.load_balancing.as_ref().map(Into::into),
             ip_families: ip_families.into(),
-            extensions: from.session_affinity.then(affinity).into_iter().collect(),
+            extensions: from
+                .session_affinity
+                .then(session_affinity_extension)
+                .into_iter()
+                .collect(),
             canonical: from.canonical,
             ingress_use_waypoint: false,
             weighted_waypoints: from.weighted_waypoints.iter().map(weighted).collect(),

@@ -51,7 +51,7 @@ pub struct HttpCheckRequest {
     /// Authority of the request.
     pub host: String,
     /// Size of the request's body in bytes, if known.
-    pub size: Option<u64>,
+    pub body_bytes: Option<u64>,
     /// HTTP version in Envoy's notation, such as `HTTP/1.1`.
     pub protocol: &'static str,
     /// Beginning of the body, up to the provider's limit.
@@ -114,7 +114,7 @@ pub struct AllowedResponse {
     /// Changes of request headers.
     pub headers: Vec<HeaderMutation>,
     /// Names of request headers to remove.
-    pub remove: Vec<String>,
+    pub remove_headers: Vec<String>,
     /// Changes of response headers to the client.
     pub response_headers: Vec<HeaderMutation>,
     /// Query parameters to set.
@@ -142,7 +142,7 @@ pub enum CheckResponseError {
     Malformed(#[source] prost::DecodeError),
     /// The response neither allows nor denies.
     #[error("the response neither allows nor denies")]
-    Empty,
+    NoDecision,
     /// The response's gRPC status allows the request, but its content denies it, or the reverse.
     #[error("the answer contradicts itself")]
     Contradiction,
@@ -173,7 +173,7 @@ impl CheckRequest<'_> {
                 host: http.host,
                 scheme: "http".to_owned(),
                 size: http
-                    .size
+                    .body_bytes
                     .map_or(-1, |of| i64::try_from(of).unwrap_or(i64::MAX)),
                 protocol: http.protocol.to_owned(),
                 body,
@@ -181,8 +181,8 @@ impl CheckRequest<'_> {
             }
         });
         let attributes = AttributeContext {
-            source: Some(peer(self.source)),
-            destination: Some(peer(self.destination)),
+            source: Some(encode_peer(self.source)),
+            destination: Some(encode_peer(self.destination)),
             request: Some(attribute_context::Request {
                 time: Some(time),
                 http,
@@ -198,7 +198,7 @@ impl CheckRequest<'_> {
     }
 }
 
-fn peer(of: Peer<'_>) -> attribute_context::Peer {
+fn encode_peer(of: Peer<'_>) -> attribute_context::Peer {
     attribute_context::Peer {
         address: Some(Address {
             socket_address: Some(SocketAddress {
@@ -222,33 +222,37 @@ impl CheckResponse {
         let denied = read.denied_response.or(read.error_response);
         let code = read.status.map(|status| status.code);
         match (code, denied, read.ok_response) {
-            (None, None, None) => Err(CheckResponseError::Empty),
+            (None, None, None) => Err(CheckResponseError::NoDecision),
             (Some(0) | None, Some(_), _) => Err(CheckResponseError::Contradiction),
-            (Some(0) | None, None, ok) => Ok(Self::Allowed(allowed(ok.unwrap_or_default()))),
+            (Some(0) | None, None, ok) => Ok(Self::Allowed(decode_allowed_response(
+                ok.unwrap_or_default(),
+            ))),
             (Some(_), _, Some(_)) => Err(CheckResponseError::Contradiction),
-            (Some(_), denied, None) => Ok(Self::Denied(refused(denied.unwrap_or_default()))),
+            (Some(_), denied, None) => Ok(Self::Denied(decode_denied_response(
+                denied.unwrap_or_default(),
+            ))),
         }
     }
 }
 
-fn allowed(from: OkHttpResponse) -> AllowedResponse {
+fn decode_allowed_response(from: OkHttpResponse) -> AllowedResponse {
     let of_request = from.headers.into_iter();
     let of_answer = from.response_headers_to_add.into_iter();
     let set = from.query_parameters_to_set.into_iter();
     AllowedResponse {
         headers: of_request
-            .filter_map(|one| header(one, HeaderAction::Set))
+            .filter_map(|one| decode_header_mutation(one, HeaderAction::Set))
             .collect(),
-        remove: from.headers_to_remove,
+        remove_headers: from.headers_to_remove,
         response_headers: of_answer
-            .filter_map(|one| header(one, HeaderAction::Append))
+            .filter_map(|one| decode_header_mutation(one, HeaderAction::Append))
             .collect(),
         query_set: set.map(|one| (one.key, one.value)).collect(),
         query_remove: from.query_parameters_to_remove,
     }
 }
 
-fn refused(from: DeniedHttpResponse) -> DeniedResponse {
+fn decode_denied_response(from: DeniedHttpResponse) -> DeniedResponse {
     let status = from
         .status
         .and_then(|status| u16::try_from(status.code).ok());
@@ -256,7 +260,7 @@ fn refused(from: DeniedHttpResponse) -> DeniedResponse {
     DeniedResponse {
         status: status.filter(|status| *status > 0),
         headers: headers
-            .filter_map(|one| header(one, HeaderAction::Set))
+            .filter_map(|one| decode_header_mutation(one, HeaderAction::Set))
             .collect(),
         body: from.body.into_bytes(),
     }
@@ -264,7 +268,10 @@ fn refused(from: DeniedHttpResponse) -> DeniedResponse {
 
 /// Converts a header change. If the deprecated field `append` is unset and `append_action` is zero, which can also mean
 /// unset, the action is `default`; the default depends on the list that contains the header.
-fn header(from: HeaderValueOption, default: HeaderAction) -> Option<HeaderMutation> {
+fn decode_header_mutation(
+    from: HeaderValueOption,
+    default: HeaderAction,
+) -> Option<HeaderMutation> {
     let action = match (from.append, from.append_action()) {
         (Some(true), _) => HeaderAction::Append,
         (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderAction::Set,

@@ -36,7 +36,7 @@ pub struct ShouldRateLimitRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShouldRateLimitResponse {
     /// Whether the checked request exceeds a limit.
-    pub is_over: bool,
+    pub is_over_limit: bool,
     /// Status of the limit with the least remaining quota among those that the service evaluated.
     pub nearest_limit: Option<LimitStatus>,
     /// Headers to add to the response.
@@ -57,7 +57,7 @@ pub struct LimitStatus {
     /// Remaining requests in the interval.
     pub remaining: u32,
     /// Time until the interval ends.
-    pub reset: Duration,
+    pub reset_after: Duration,
 }
 
 /// Error of decoding a rate-limit service's response.
@@ -104,10 +104,11 @@ impl ShouldRateLimitResponse {
             }
         };
         let headers = |from: Vec<HeaderValue>| from.into_iter().map(HeaderValue::into_parts);
-        let met = read.statuses.into_iter().filter_map(limit_status);
+        let met = read.statuses.into_iter().filter_map(decode_limit_status);
         Ok(Self {
-            is_over,
-            nearest_limit: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
+            is_over_limit: is_over,
+            nearest_limit: met
+                .min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset_after))),
             response_headers: headers(read.response_headers_to_add).collect(),
             request_headers: headers(read.request_headers_to_add).collect(),
             body: read.raw_body.into(),
@@ -115,7 +116,7 @@ impl ShouldRateLimitResponse {
     }
 }
 
-fn limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
+fn decode_limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;
@@ -137,7 +138,8 @@ fn limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
         requests: limit.requests_per_unit,
         per: Duration::from_secs(per),
         remaining: from.limit_remaining,
-        reset: Duration::from_secs(reset) + Duration::from_nanos(nanos.min(999_999_999).into()),
+        reset_after: Duration::from_secs(reset)
+            + Duration::from_nanos(nanos.min(999_999_999).into()),
     })
 }
 
@@ -165,12 +167,12 @@ mod tests {
         let bytes = b"\x08\x02\x12\x0e\x08\x02\x12\x04\x08\x07\x10\x02\x18\x01\x22\x02\x08\x09\
             \x1a\x06\x0a\x01a\x12\x01b\x22\x06\x0a\x01c\x1a\x01d\x2a\x02no\xf2\x01\x01x";
         let expected = ShouldRateLimitResponse {
-            is_over: true,
+            is_over_limit: true,
             nearest_limit: Some(LimitStatus {
                 requests: 7,
                 per: Duration::from_secs(60),
                 remaining: 1,
-                reset: Duration::from_secs(9),
+                reset_after: Duration::from_secs(9),
             }),
             response_headers: vec![("a".to_owned(), b"b".to_vec())],
             request_headers: vec![("c".to_owned(), b"d".to_vec())],
@@ -191,7 +193,9 @@ mod tests {
         );
         let malformed = ShouldRateLimitResponse::decode(b"\x08");
         assert!(matches!(malformed, Err(ShouldRateLimitError::Malformed(_))));
-        assert!(ShouldRateLimitResponse::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over));
+        assert!(
+            ShouldRateLimitResponse::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over_limit)
+        );
     }
 
     #[test]
@@ -201,6 +205,6 @@ mod tests {
             \x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01";
         let answer = ShouldRateLimitResponse::decode(bytes);
         let met = answer.ok().and_then(|answer| answer.nearest_limit);
-        assert_eq!(met.map(|met| met.reset), Some(Duration::ZERO));
+        assert_eq!(met.map(|met| met.reset_after), Some(Duration::ZERO));
     }
 }

@@ -9,7 +9,9 @@
 //! store in the waypoint.
 
 mod authentication;
+mod decode_fields;
 mod destination;
+mod encode_fields;
 mod extension;
 mod gateway;
 mod http_filter;
@@ -17,11 +19,9 @@ mod http_route;
 mod policy;
 mod provider;
 mod rate_limit;
-mod read;
 mod service;
 mod stream_route;
 mod telemetry;
-mod write;
 
 #[cfg(test)]
 mod tests;

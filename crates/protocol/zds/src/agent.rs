@@ -146,15 +146,17 @@ impl<N: Clone> AgentSide<N> {
 
     /// Handles a record of another kind than [`Self::expected_record`] returns: closes the connection.
     pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
-        self.close(CloseReason::UnexpectedRecord(what))
+        self.close_connection(CloseReason::UnexpectedRecord(what))
     }
 
     /// Checks whether the timeout of the hello or acknowledgement has expired, and closes the connection if so.
     pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
         match self.phase {
-            Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
+            Phase::AwaitHello { until } if until <= now => {
+                self.close_connection(CloseReason::NoHello)
+            }
             Phase::AwaitAck { until, .. } if until <= now => {
-                self.close(CloseReason::NoAcknowledgement)
+                self.close_connection(CloseReason::NoAcknowledgement)
             }
             _ => Vec::new(),
         }
@@ -175,7 +177,7 @@ impl<N: Clone> AgentSide<N> {
             self.forget_unsent_add(uid);
         }
         if self.queue.len() >= MAX_QUEUED_REQUESTS {
-            return self.close(CloseReason::QueueOverflow);
+            return self.close_connection(CloseReason::QueueOverflow);
         }
         self.queue.push_back((request, netns));
         self.send_next(now)
@@ -213,7 +215,7 @@ impl<N: Clone> AgentSide<N> {
         vec![effect]
     }
 
-    fn close(&mut self, reason: CloseReason) -> Vec<AgentEffect<N>> {
+    fn close_connection(&mut self, reason: CloseReason) -> Vec<AgentEffect<N>> {
         if matches!(self.phase, Phase::Closed) {
             return Vec::new();
         }

@@ -19,4 +19,4 @@ pub use message::{
 pub use proxy::{
     Generation, PENDING_RETRY_INTERVAL, ProxyEffect, ProxyEvent, ProxySide, StopReason,
 };
-pub use registry::{ConnectionId, DeliverError, OrderId, Registry, RegistryEffect, RegistryEvent};
+pub use registry::{ConnectionId, OrderError, OrderId, Registry, RegistryEffect, RegistryEvent};

@@ -108,7 +108,7 @@ enum StartState {
     Starting {
         failed: Option<String>,
     },
-    Up,
+    Running,
     /// The instance failed to start with `error`, and is started again at `retry_at`.
     Pending {
         retry_at: Instant,
@@ -121,24 +121,24 @@ struct ServedPod<N> {
     info: WorkloadInfo,
     netns: N,
     generation: Generation,
-    life: StartState,
+    start_state: StartState,
 }
 
 #[derive(Debug)]
 enum AgentLink {
-    Down,
+    Disconnected,
     /// The agent is sending the snapshot, which contains these pods so far.
     Snapshot(BTreeSet<PodUid>),
-    Live,
+    Synced,
 }
 
 /// State of a node proxy in ZDS: the pods that it serves, and its connection to the agent.
 #[derive(Debug)]
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, ServedPod<N>>,
-    link: AgentLink,
+    agent_link: AgentLink,
     /// Generation of the starting instance whose outcome will be acknowledged to the agent.
-    answering: Option<Generation>,
+    awaited_start: Option<Generation>,
     next_generation: u64,
 }
 
@@ -146,8 +146,8 @@ impl<N> Default for ProxySide<N> {
     fn default() -> Self {
         Self {
             pods: BTreeMap::new(),
-            link: AgentLink::Down,
-            answering: None,
+            agent_link: AgentLink::Disconnected,
+            awaited_start: None,
             next_generation: 0,
         }
     }
@@ -163,14 +163,14 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     /// agent's snapshot does not contain it.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
-        let life = StartState::Up;
+        let life = StartState::Running;
         self.pods.insert(
             uid,
             ServedPod {
                 info,
                 netns,
                 generation,
-                life,
+                start_state: life,
             },
         );
         generation
@@ -185,25 +185,27 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     /// Whether the agent's snapshot is complete on the current connection, and no pod is pending.
     pub fn is_ready(&self) -> bool {
-        matches!(self.link, AgentLink::Live) && self.pending().next().is_none()
+        matches!(self.agent_link, AgentLink::Synced) && self.pending_pods().next().is_none()
     }
 
     /// Returns the pods whose instances failed to start, with the error.
-    pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
-        self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
-            StartState::Pending { error, .. }
-            | StartState::Starting {
-                failed: Some(error),
-            } => Some((uid, &pod.info, error.as_str())),
-            StartState::Starting { failed: None } | StartState::Up => None,
-        })
+    pub fn pending_pods(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
+        self.pods
+            .iter()
+            .filter_map(|(uid, pod)| match &pod.start_state {
+                StartState::Pending { error, .. }
+                | StartState::Starting {
+                    failed: Some(error),
+                } => Some((uid, &pod.info, error.as_str())),
+                StartState::Starting { failed: None } | StartState::Running => None,
+            })
     }
 
     /// Returns the pods whose proxy instances are running.
     pub fn running_pods(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
-            .filter(|(_, pod)| matches!(pod.life, StartState::Up))
+            .filter(|(_, pod)| matches!(pod.start_state, StartState::Running))
             .map(|(uid, pod)| (uid, &pod.info, pod.generation))
     }
 
@@ -211,9 +213,9 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     pub fn deadline(&self) -> Option<Instant> {
         self.pods
             .values()
-            .filter_map(|pod| match pod.life {
+            .filter_map(|pod| match pod.start_state {
                 StartState::Pending { retry_at, .. } => Some(retry_at),
-                StartState::Starting { .. } | StartState::Up => None,
+                StartState::Starting { .. } | StartState::Running => None,
             })
             .min()
     }
@@ -222,21 +224,21 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     pub fn on_event(&mut self, event: ProxyEvent<N>, now: Instant) -> Vec<ProxyEffect<N>> {
         match event {
             ProxyEvent::Connected => {
-                self.answering = None;
-                self.link = AgentLink::Snapshot(BTreeSet::new());
+                self.awaited_start = None;
+                self.agent_link = AgentLink::Snapshot(BTreeSet::new());
                 Vec::new()
             }
             ProxyEvent::Disconnected => {
-                self.answering = None;
-                self.link = AgentLink::Down;
+                self.awaited_start = None;
+                self.agent_link = AgentLink::Disconnected;
                 Vec::new()
             }
             ProxyEvent::Request(..) | ProxyEvent::Malformed(_)
-                if matches!(self.link, AgentLink::Down) =>
+                if matches!(self.agent_link, AgentLink::Disconnected) =>
             {
                 Vec::new()
             }
-            ProxyEvent::Request(..) if self.answering.is_some() => {
+            ProxyEvent::Request(..) if self.awaited_start.is_some() => {
                 self.reject_request("a request before the one before it was answered")
             }
             ProxyEvent::Request(request, netns) => self.on_request(request, netns),
@@ -246,7 +248,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                 uid,
                 generation,
                 error,
-            } => self.on_failed(&uid, generation, error, now),
+            } => self.on_start_failed(&uid, generation, error, now),
             ProxyEvent::Tick => self.retry_pending(now),
         }
     }
@@ -269,12 +271,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             (_, Some(_)) => {
                 self.reject_request("a descriptor came with a request that is not an add")
             }
-            (Request::Keep { uid }, None) => match &mut self.link {
+            (Request::Keep { uid }, None) => match &mut self.agent_link {
                 AgentLink::Snapshot(named) => {
                     named.insert(uid);
                     vec![ProxyEffect::Reply(Ok(()))]
                 }
-                AgentLink::Live | AgentLink::Down => {
+                AgentLink::Synced | AgentLink::Disconnected => {
                     self.reject_request(&format!("the keep of {uid} came after the snapshot"))
                 }
             },
@@ -284,16 +286,16 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn add(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Vec<ProxyEffect<N>> {
-        if let AgentLink::Snapshot(named) = &mut self.link {
+        if let AgentLink::Snapshot(named) = &mut self.agent_link {
             named.insert(uid.clone());
         }
         let mut effects = Vec::new();
         if let Some(pod) = self.pods.get_mut(&uid) {
             if pod.netns == netns {
                 let changed = pod.info != info;
-                match pod.life {
+                match pod.start_state {
                     StartState::Pending { .. } => {}
-                    StartState::Up | StartState::Starting { .. } => {
+                    StartState::Running | StartState::Starting { .. } => {
                         let generation = pod.generation;
                         if changed {
                             pod.info = info.clone();
@@ -303,15 +305,15 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                                 info,
                             });
                         }
-                        if matches!(pod.life, StartState::Up) {
+                        if matches!(pod.start_state, StartState::Running) {
                             effects.push(ProxyEffect::Reply(Ok(())));
                         } else {
-                            self.answering = Some(generation);
+                            self.awaited_start = Some(generation);
                         }
                         return effects;
                     }
                 }
-            } else if !matches!(pod.life, StartState::Pending { .. }) {
+            } else if !matches!(pod.start_state, StartState::Pending { .. }) {
                 effects.push(ProxyEffect::Stop {
                     uid: uid.clone(),
                     generation: pod.generation,
@@ -320,7 +322,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             }
         }
         let generation = self.new_generation();
-        self.answering = Some(generation);
+        self.awaited_start = Some(generation);
         let life = StartState::Starting { failed: None };
         self.pods.insert(
             uid.clone(),
@@ -328,7 +330,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                 info: info.clone(),
                 netns: netns.clone(),
                 generation,
-                life,
+                start_state: life,
             },
         );
         effects.push(ProxyEffect::Start {
@@ -342,13 +344,13 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     fn del(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
-        if let AgentLink::Snapshot(named) = &mut self.link {
+        if let AgentLink::Snapshot(named) = &mut self.agent_link {
             // Running instances are stopped at the snapshot's end: until then nothing is removed.
             named.remove(uid);
             if self
                 .pods
                 .get(uid)
-                .is_some_and(|pod| matches!(pod.life, StartState::Pending { .. }))
+                .is_some_and(|pod| matches!(pod.start_state, StartState::Pending { .. }))
             {
                 self.pods.remove(uid);
             }
@@ -360,9 +362,9 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn end_of_snapshot(&mut self) -> Vec<ProxyEffect<N>> {
-        let named = match std::mem::replace(&mut self.link, AgentLink::Live) {
+        let named = match std::mem::replace(&mut self.agent_link, AgentLink::Synced) {
             AgentLink::Snapshot(named) => named,
-            AgentLink::Live | AgentLink::Down => {
+            AgentLink::Synced | AgentLink::Disconnected => {
                 return self.reject_request("a second end of the snapshot");
             }
         };
@@ -384,7 +386,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
-        if !matches!(pod.life, StartState::Pending { .. }) {
+        if !matches!(pod.start_state, StartState::Pending { .. }) {
             effects.push(ProxyEffect::Stop {
                 uid: uid.clone(),
                 generation: pod.generation,
@@ -396,12 +398,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     fn on_started(&mut self, uid: &PodUid, generation: Generation) -> Vec<ProxyEffect<N>> {
         // An instance replaced or deleted during its start has been ordered to stop already.
         if let Some(pod) = self.current_pod(uid, generation) {
-            pod.life = StartState::Up;
+            pod.start_state = StartState::Running;
         }
         self.acknowledge(generation, Ok(()))
     }
 
-    fn on_failed(
+    fn on_start_failed(
         &mut self,
         uid: &PodUid,
         generation: Generation,
@@ -410,7 +412,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     ) -> Vec<ProxyEffect<N>> {
         let text = format!("failure to start proxy : {error}");
         if let Some(pod) = self.current_pod(uid, generation) {
-            pod.life = StartState::Pending {
+            pod.start_state = StartState::Pending {
                 retry_at: now + PENDING_RETRY_INTERVAL,
                 error,
             };
@@ -426,7 +428,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     fn acknowledge(&mut self, generation: Generation, ack: Ack) -> Vec<ProxyEffect<N>> {
         if self
-            .answering
+            .awaited_start
             .take_if(|awaited| *awaited == generation)
             .is_none()
         {
@@ -440,7 +442,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     fn retry_pending(&mut self, now: Instant) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
         for (uid, pod) in &mut self.pods {
-            let error = match &mut pod.life {
+            let error = match &mut pod.start_state {
                 StartState::Pending { retry_at, error } if *retry_at <= now => {
                     std::mem::take(error)
                 }
@@ -449,7 +451,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             let generation = Generation(self.next_generation);
             self.next_generation += 1;
             pod.generation = generation;
-            pod.life = StartState::Starting {
+            pod.start_state = StartState::Starting {
                 failed: Some(error),
             };
             effects.push(ProxyEffect::Start {
@@ -471,8 +473,8 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     /// Handles a protocol violation: acknowledges it with an error and disconnects. The proxy continues to serve its
     /// pods.
     fn reject_request(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
-        self.answering = None;
-        self.link = AgentLink::Down;
+        self.awaited_start = None;
+        self.agent_link = AgentLink::Disconnected;
         let text = format!("failure to process message : {what}");
         vec![
             ProxyEffect::Reply(Err(truncate_to_bytes(&text, MAX_ACK_TEXT_BYTES).to_owned())),

@@ -13,5 +13,5 @@ mod forbidden;
 mod guard;
 
 pub use connect::{ConnectError, connect, connect_to, resolve};
-pub use forbidden::{Forbidden, embedded_addresses};
+pub use forbidden::{ForbiddenAddress, embedded_addresses};
 pub use guard::{Guard, ParseNetsError, parse_nets};

@@ -14,7 +14,7 @@ pub(crate) const MAX_REDIRECTS: usize = 5;
 pub enum FetchError {
     /// The text is not a URL of the scheme http or https with a host.
     #[error("{0:?} is not a URL of http or https")]
-    Url(String),
+    InvalidUrl(String),
     /// The host has no address that the guard permits and that accepts the connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -63,11 +63,11 @@ pub enum FetchError {
     },
     /// The fetch was redirected more than `MAX_REDIRECTS` times.
     #[error("more than {MAX_REDIRECTS} redirects")]
-    Redirects,
+    TooManyRedirects,
     /// A server redirected from TLS to plaintext.
     #[error("a redirect from https to http is not followed")]
-    Downgrade,
+    TlsDowngrade,
     /// The system has no trust store.
     #[error("this system has no certificate authorities")]
-    Roots,
+    NoTrustStore,
 }

@@ -44,9 +44,9 @@ mod tests {
         assert_eq!(ErrorChain(&error).to_string(), "cannot read a: inner");
         #[derive(Debug, thiserror::Error)]
         #[error("outer: {0}")]
-        struct Repeats(#[source] io::Error);
+        struct RepeatingError(#[source] io::Error);
         assert_eq!(
-            ErrorChain(&Repeats(io::Error::other("inner"))).to_string(),
+            ErrorChain(&RepeatingError(io::Error::other("inner"))).to_string(),
             "outer: inner"
         );
     }

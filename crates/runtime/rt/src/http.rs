@@ -34,7 +34,7 @@ pub use response::{
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
 /// Number of an address's connections that other addresses' connections never displace.
-const PROTECTED_PER_ADDRESS: usize = 4;
+const PROTECTED_CONNECTIONS_PER_ADDRESS: usize = 4;
 
 /// Time for which the sockets of a killed predecessor process may still be in use.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
@@ -147,12 +147,12 @@ pub async fn serve<L, H, F>(
     let slots = Slots::new(SlotLimits {
         total: options.max_connections,
         per_source: options.max_per_address,
-        protected_per_source: PROTECTED_PER_ADDRESS,
+        protected_per_source: PROTECTED_CONNECTIONS_PER_ADDRESS,
     });
     loop {
         let accepted = tokio::select! {
             accepted = listener.next() => accepted,
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -175,9 +175,9 @@ pub async fn serve<L, H, F>(
         };
         let mut admitted = tokio::select! {
             admitted = admit => admitted,
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         };
-        let served = connection(
+        let served = serve_connection(
             name,
             (stream, peer),
             options,
@@ -187,7 +187,7 @@ pub async fn serve<L, H, F>(
         spawn(name, async move {
             tokio::select! {
                 () = served => {}
-                () = admitted.revoked() => {
+                () = admitted.wait_until_evicted() => {
                     tracing::debug!(server = name, ?peer, "closed: its address has opened too many");
                 }
             }
@@ -204,15 +204,15 @@ enum ConnectionSlot {
 }
 
 impl ConnectionSlot {
-    async fn revoked(&mut self) {
+    async fn wait_until_evicted(&mut self) {
         match self {
-            Self::Slot(slot) => slot.evicted().await,
+            Self::Slot(slot) => slot.wait_until_evicted().await,
             Self::Permit(_) => std::future::pending().await,
         }
     }
 }
 
-async fn connection<S, H, F>(
+async fn serve_connection<S, H, F>(
     name: &'static str,
     (stream, peer): (S, Option<SocketAddr>),
     options: ServerOptions,
@@ -246,7 +246,7 @@ async fn connection<S, H, F>(
                 }
                 return;
             }
-            _ = drain.started(), if !draining => {
+            _ = drain.wait_until_started(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }

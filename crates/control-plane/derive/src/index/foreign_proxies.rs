@@ -27,20 +27,20 @@ impl Index {
                 let proxies = self.view.foreign_proxies.entry(node).or_default();
                 proxies.insert(change.key.clone());
             }
-            self.mark_gateways();
+            self.mark_all_gateways_stale();
             return;
         }
-        let mut pods = change.both();
+        let mut pods = change.both_versions();
         if pods.any(|pod| self.view.foreign_proxies.contains_key(&pod.node)) {
-            self.mark_gateways();
+            self.mark_all_gateways_stale();
         }
     }
 
     /// Marks as stale the Gateways if any node has a node proxy of another implementation: their waypoints may have
     /// other pods on the node.
-    pub(crate) fn mark_bypassable_gateways(&mut self) {
+    pub(crate) fn mark_bypassable_gateways_stale(&mut self) {
         if !self.view.foreign_proxies.is_empty() {
-            self.mark_gateways();
+            self.mark_all_gateways_stale();
         }
     }
 }

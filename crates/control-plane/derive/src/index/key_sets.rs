@@ -22,14 +22,14 @@ impl Index {
             users.push(self.view.settings_key());
         }
         for (namespace, objects) in &self.view.namespaces {
-            let all = objects.all::<RequestAuthentication>().iter();
-            let using = all.filter(|(_, one)| one.sources().any(|one| one == source));
+            let all = objects.all_of_kind::<RequestAuthentication>().iter();
+            let using = all.filter(|(_, one)| one.key_sources().any(|one| one == source));
             users.extend(using.map(|(name, _)| {
                 ObjectKey::new(Kind::RequestAuthentication, namespace.clone(), name.clone())
             }));
         }
         for user in users {
-            self.mark_object(user);
+            self.mark_object_stale(user);
         }
     }
 

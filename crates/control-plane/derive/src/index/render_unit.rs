@@ -11,7 +11,7 @@ pub(crate) enum RenderUnit {
     /// Records rendered from one object.
     Object(ObjectKey),
     /// Policy that refuses all plaintext, which workloads with STRICT mTLS share.
-    StaticStrict,
+    StaticStrictPolicy,
 }
 
 impl RenderUnit {

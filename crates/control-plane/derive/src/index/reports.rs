@@ -58,14 +58,14 @@ impl Reports {
             origin: None,
         };
         let conflicts: Vec<_> = conflicts.into_iter().map(problem).collect();
-        if replace(&mut self.conflicts, key, conflicts) {
+        if replace_problems(&mut self.conflicts, key, conflicts) {
             self.problems_changed.insert(key.clone());
             self.conflicts_changed.insert(key.clone());
         }
     }
 
     pub(crate) fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
-        if replace(&mut self.problems, key, problems) {
+        if replace_problems(&mut self.problems, key, problems) {
             self.problems_changed.insert(key.clone());
         }
     }
@@ -102,7 +102,7 @@ impl Reports {
 }
 
 /// Replaces the problems of an object. Returns whether they changed.
-fn replace(
+fn replace_problems(
     all: &mut BTreeMap<ObjectKey, Vec<Problem>>,
     key: &ObjectKey,
     problems: Vec<Problem>,

@@ -12,7 +12,7 @@ use crate::{
 impl MeshKind for GatewayClass {
     fn on_change(index: &mut Index, change: &Change<'_, GatewayClassInput>, _: &mut PodDirectory) {
         for gateway in index.view.gateways_of_class(&change.key.name) {
-            index.mark_gateway(&gateway, &change.key.name);
+            index.mark_gateway_dependents_stale(&gateway, &change.key.name);
         }
     }
 }

@@ -15,11 +15,11 @@ impl MeshKind for Secret {
         let users: Vec<ObjectKey> = index
             .view
             .references
-            .of(ReferenceKind::PullSecret, change.key)
+            .referrers(ReferenceKind::PullSecret, change.key)
             .cloned()
             .collect();
         for user in users {
-            index.mark_object(user);
+            index.mark_object_stale(user);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl FetchedKind for Node {
-    const FETCH_EXTENT: FetchExtent = FetchExtent::Metadata;
+    const FETCH_EXTENT: FetchExtent = FetchExtent::MetadataOnly;
 }
 
 impl Readable for Node {

@@ -18,9 +18,9 @@ pub enum FetchExtent {
     Nothing,
     /// The control plane fetches only whether objects of the kind exist. Startup does not wait for their list, and no
     /// record depends on it.
-    Presence,
+    ExistenceOnly,
     /// The control plane fetches only the metadata of objects: labels and annotations.
-    Metadata,
+    MetadataOnly,
     /// The control plane fetches all fields that [`FetchedKind::without_unused_fields`] keeps.
     Whole {
         /// Label selector of the objects to fetch; all objects if `None`.

@@ -16,5 +16,5 @@ pub(crate) enum RootSource {
     /// Root certificates in the MeshConfig itself, as PEM.
     Pem(ArcStr),
     /// URL of a SPIFFE trust bundle, which the control plane fetches.
-    Bundle(ArcStr),
+    TrustBundleUrl(ArcStr),
 }

@@ -43,7 +43,7 @@ impl ServedTraffic {
 pub(crate) enum AllowedNamespaces {
     /// Objects of the waypoint's own namespace may use the waypoint.
     #[default]
-    Same,
+    SameNamespace,
     /// Objects of all namespaces may use the waypoint.
     All,
     /// Objects of no namespace may use the waypoint.

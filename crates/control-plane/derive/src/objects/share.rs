@@ -1,7 +1,7 @@
 //! Percentages and fractions of requests in the Gateway API (`percent`, `fraction`).
 
 use ambit_k8s_api::gateway::Fraction;
-use ambit_model::Share;
+use ambit_model::RequestFraction;
 
 use crate::problem::FieldError;
 
@@ -10,7 +10,7 @@ pub(crate) fn read(
     percent: Option<i32>,
     fraction: Option<&Fraction>,
     at: &str,
-) -> Result<Share, FieldError> {
+) -> Result<RequestFraction, FieldError> {
     let (field, of, all) = match (percent, fraction) {
         (Some(_), Some(_)) => {
             let message = "percent and fraction exclude each other";
@@ -32,7 +32,7 @@ pub(crate) fn read(
         let message = format!("{of} of {all} is no share");
         FieldError::new(format!("{at}.{field}"), message)
     })?;
-    Ok(Share {
+    Ok(RequestFraction {
         numerator,
         denominator,
     })

@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl FetchedKind for EnvoyFilter {
-    const FETCH_EXTENT: FetchExtent = FetchExtent::Presence;
+    const FETCH_EXTENT: FetchExtent = FetchExtent::ExistenceOnly;
 }
 
 impl Readable for EnvoyFilter {

@@ -12,16 +12,16 @@ use crate::objects::gateway_address::Address;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReferenceKind {
     /// References of pods to the node that they run on.
-    OnNode,
+    PodNode,
     /// References of Services and ServiceEntries to the hosts that they declare.
-    Declares,
+    DeclaredHost,
     /// References of ServiceEntries to each namespace for which one of their hosts is a short name of a Service
     /// (`NAME.NAMESPACE`).
-    ShortName,
+    ShortNameNamespace,
     /// References of objects to the Gateway that their labels select as waypoint.
-    Bound,
+    Waypoint,
     /// References of objects to the Gateway that their labels select as canary waypoint.
-    Canary,
+    CanaryWaypoint,
     /// References of pods whose own label selects a waypoint or `none` to their namespace.
     PodWaypointLabel,
     /// References of routes to the services that are their parents.
@@ -31,23 +31,23 @@ pub(crate) enum ReferenceKind {
     /// References of routes to the hosts of their backends and mirrors.
     RouteHost,
     /// References of VirtualServices to the hosts that they route.
-    VirtualHost,
+    VirtualServiceHost,
     /// References of VirtualServices with a rule that matches all requests to the hosts that they route.
-    CatchAll,
+    CatchAllHost,
     /// References of Gateways to the address in their status.
     GatewayAddress,
     /// References of DestinationRules to their host.
-    DestinationRule,
-    /// DestinationRules that have subsets, under the name [`Referent::Mesh`].
-    HasSubsets,
+    DestinationRuleHost,
+    /// DestinationRules that have subsets, under the name [`Referent::EntireMesh`].
+    RuleWithSubsets,
     /// References of objects to the hosts of the services that waypoints call on their behalf.
-    Calls,
-    /// ReferenceGrants that permit pods as endpoints, under the name [`Referent::Mesh`].
-    GrantsPods,
-    /// All BackendTLSPolicies, under the name [`Referent::Mesh`].
-    BackendTls,
+    CalledHost,
+    /// ReferenceGrants that permit pods as endpoints, under the name [`Referent::EntireMesh`].
+    PodGrant,
+    /// All BackendTLSPolicies, under the name [`Referent::EntireMesh`].
+    BackendTlsPolicy,
     /// References of policies to their extension providers, by name.
-    Provider,
+    ExtensionProvider,
     /// References of policies to the objects that their `targetRefs` name.
     PolicyTarget,
     /// References of WasmPlugins to the Secrets with their image pull credentials.
@@ -58,7 +58,7 @@ pub(crate) enum ReferenceKind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Referent {
     /// The mesh as a whole: stands for no name, to list all objects of a reference kind.
-    Mesh,
+    EntireMesh,
     Address(Address),
     Gateway(GatewayName),
     /// Name of a host, a namespace, a node or a provider.
@@ -113,12 +113,17 @@ impl References {
         }
     }
 
-    /// Adds an object to, or removes it from, the objects that [`References::of_mesh`] returns.
-    pub(crate) fn set(&mut self, kind: ReferenceKind, key: &ObjectKey, refers: bool) {
+    /// Adds an object to, or removes it from, the objects that [`References::mesh_referrers`] returns.
+    pub(crate) fn set_mesh_reference(
+        &mut self,
+        kind: ReferenceKind,
+        key: &ObjectKey,
+        refers: bool,
+    ) {
         if refers {
-            self.insert(kind, Referent::Mesh, key);
+            self.insert(kind, Referent::EntireMesh, key);
         } else {
-            self.remove(kind, &Referent::Mesh, key);
+            self.remove(kind, &Referent::EntireMesh, key);
         }
     }
 
@@ -139,7 +144,7 @@ impl References {
     }
 
     /// Returns every name to which at least one object refers by a kind of reference.
-    pub(crate) fn names<N: ReferentName + 'static>(
+    pub(crate) fn referenced_names<N: ReferentName + 'static>(
         &self,
         kind: ReferenceKind,
     ) -> impl Iterator<Item = &N> {
@@ -148,20 +153,20 @@ impl References {
     }
 
     /// Returns the objects that refer to a name by one kind of reference.
-    pub(crate) fn of<N: ReferentName>(
+    pub(crate) fn referrers<N: ReferentName>(
         &self,
         kind: ReferenceKind,
         name: &N,
     ) -> impl Iterator<Item = &ObjectKey> + use<'_, N> {
-        self.keys(kind, &name.clone().referent())
+        self.referring_keys(kind, &name.clone().referent())
     }
 
-    /// Returns the objects listed under [`Referent::Mesh`].
-    pub(crate) fn of_mesh(&self, kind: ReferenceKind) -> impl Iterator<Item = &ObjectKey> {
-        self.keys(kind, &Referent::Mesh)
+    /// Returns the objects listed under [`Referent::EntireMesh`].
+    pub(crate) fn mesh_referrers(&self, kind: ReferenceKind) -> impl Iterator<Item = &ObjectKey> {
+        self.referring_keys(kind, &Referent::EntireMesh)
     }
 
-    fn keys(
+    fn referring_keys(
         &self,
         kind: ReferenceKind,
         referent: &Referent,
@@ -171,7 +176,7 @@ impl References {
     }
 
     /// Whether any object refers to a name by one kind of reference.
-    pub(crate) fn is_named<N: ReferentName>(&self, kind: ReferenceKind, name: &N) -> bool {
-        self.of(kind, name).next().is_some()
+    pub(crate) fn is_referenced<N: ReferentName>(&self, kind: ReferenceKind, name: &N) -> bool {
+        self.referrers(kind, name).next().is_some()
     }
 }

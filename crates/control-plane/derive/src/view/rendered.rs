@@ -6,7 +6,7 @@ use crate::{problem::Note, records::ServiceRecord};
 
 /// Records rendered from an object, a host, or the whole mesh.
 #[derive(Debug, Default)]
-pub(crate) struct Rendered {
+pub(crate) struct RenderedRecords {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) services: Vec<ServiceRecord>,
     pub(crate) policies: Vec<Authorization>,
@@ -16,9 +16,9 @@ pub(crate) struct Rendered {
     pub(crate) conflicts: Vec<Note>,
 }
 
-impl Rendered {
+impl RenderedRecords {
     /// Adds records of one type for waypoints.
-    pub(crate) fn add<R: Into<WaypointRecord>>(
+    pub(crate) fn add_waypoint_records<R: Into<WaypointRecord>>(
         &mut self,
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) {
@@ -28,11 +28,11 @@ impl Rendered {
     }
 
     /// Returns rendered records that are all for waypoints.
-    pub(crate) fn at_waypoints<R: Into<WaypointRecord>>(
+    pub(crate) fn from_waypoint_records<R: Into<WaypointRecord>>(
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) -> Self {
         let mut rendered = Self::default();
-        rendered.add(records);
+        rendered.add_waypoint_records(records);
         rendered
     }
 }

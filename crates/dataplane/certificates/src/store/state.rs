@@ -82,7 +82,7 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
         identity: Identity,
         error: E,
         /// Whether the previous certificate remains in use.
-        kept: bool,
+        previous_remains: bool,
         retry_in: Duration,
     },
 }
@@ -90,7 +90,7 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
 struct Entry {
     phase: Phase,
     /// Expiry of the current certificate.
-    expires: Option<Instant>,
+    expires_at: Option<Instant>,
     backoff: Backoff,
     /// Whether the last fetch failed.
     is_failing: bool,
@@ -124,12 +124,12 @@ pub(super) struct State {
     options: CertificatesOptions,
     entries: HashMap<Identity, Entry>,
     /// Fetches that wait for a free slot: highest priority first, then earliest due.
-    ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
+    ready_queue: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
     /// Scheduled renewals and retries by time.
     timers: BTreeSet<(Instant, Identity)>,
     outage: Option<Outage>,
-    running: usize,
-    attempts: u64,
+    fetches_in_flight: usize,
+    last_attempt: u64,
 }
 
 impl State {
@@ -137,11 +137,11 @@ impl State {
         Self {
             options,
             entries: HashMap::new(),
-            ready: BTreeSet::new(),
+            ready_queue: BTreeSet::new(),
             timers: BTreeSet::new(),
             outage: None,
-            running: 0,
-            attempts: 0,
+            fetches_in_flight: 0,
+            last_attempt: 0,
         }
     }
 
@@ -163,27 +163,27 @@ impl State {
             Event::Request(identity, priority) => self.request(identity, priority, now),
             Event::Forget(identity) => self.forget(&identity),
             Event::Renew(identity) => self.renew(identity, now),
-            Event::Expired(identity) => self.expired(identity, now),
+            Event::Expired(identity) => self.on_expired(identity, now),
             Event::Fetched(identity, attempt, life, cert) => {
-                if self.finish(&identity, attempt) {
-                    self.succeeded(&identity, life, now);
+                if self.finish_fetch(&identity, attempt) {
+                    self.on_fetched(&identity, life, now);
                     effects.push(Effect::Publish(identity, cert));
                 }
-                self.ca_answered(now);
+                self.on_ca_reachable(now);
             }
             Event::Failed(identity, attempt, error, random) => {
-                self.ca_answered(now);
-                if self.finish(&identity, attempt) {
-                    self.failed(identity, error, random, now, &mut effects);
+                self.on_ca_reachable(now);
+                if self.finish_fetch(&identity, attempt) {
+                    self.on_fetch_failed(identity, error, random, now, &mut effects);
                 }
             }
             Event::Unreachable(identity, attempt, error, random) => {
                 let entry = self.entries.get(&identity);
                 let is_known = entry.is_some_and(|entry| entry.is_failing);
-                if self.finish(&identity, attempt) {
-                    self.failed(identity, error, random, now, &mut effects);
+                if self.finish_fetch(&identity, attempt) {
+                    self.on_fetch_failed(identity, error, random, now, &mut effects);
                 }
-                let is_report_due = self.ca_unreachable(random, now);
+                let is_report_due = self.on_ca_unreachable(random, now);
                 if is_known && !is_report_due {
                     effects.retain(|effect| !matches!(effect, Effect::Report { .. }));
                 }
@@ -191,13 +191,13 @@ impl State {
             Event::Tick => {}
         }
         self.probe(now);
-        self.start_due(now, &mut effects);
+        self.start_due_fetches(now, &mut effects);
         effects
     }
 
     fn request(&mut self, identity: Identity, priority: Priority, now: Instant) {
         let Some(entry) = self.entries.get_mut(&identity) else {
-            self.ready
+            self.ready_queue
                 .insert((Reverse(priority), now, identity.clone()));
             let backoff = Backoff::new(self.options.backoff_initial, self.options.backoff_cap, 0.2);
             let phase = Phase::Queued(priority, now);
@@ -205,7 +205,7 @@ impl State {
                 identity,
                 Entry {
                     phase,
-                    expires: None,
+                    expires_at: None,
                     backoff,
                     is_failing: false,
                     is_replaced: false,
@@ -218,15 +218,16 @@ impl State {
             && old < priority
         {
             entry.phase = Phase::Queued(priority, due);
-            self.ready.remove(&(Reverse(old), due, identity.clone()));
-            self.ready.insert((Reverse(priority), due, identity));
+            self.ready_queue
+                .remove(&(Reverse(old), due, identity.clone()));
+            self.ready_queue.insert((Reverse(priority), due, identity));
         }
     }
 
     fn forget(&mut self, identity: &Identity) {
         match self.entries.remove(identity).map(|entry| entry.phase) {
             Some(Phase::Queued(priority, due)) => {
-                self.ready
+                self.ready_queue
                     .remove(&(Reverse(priority), due, identity.clone()));
             }
             Some(Phase::Scheduled(due)) => {
@@ -245,7 +246,7 @@ impl State {
             Phase::Scheduled(due) => {
                 entry.phase = Phase::Queued(Priority::Warmup, now);
                 self.timers.remove(&(due, identity.clone()));
-                self.ready
+                self.ready_queue
                     .insert((Reverse(Priority::Warmup), now, identity));
             }
             // Its result may be the one before.
@@ -254,34 +255,34 @@ impl State {
         }
     }
 
-    fn expired(&mut self, identity: Identity, now: Instant) {
+    fn on_expired(&mut self, identity: Identity, now: Instant) {
         let Some(entry) = self.entries.get_mut(&identity) else {
             return;
         };
         // Once expiry is known, further reports do not hasten the retries.
-        if entry.expires.take().is_some()
+        if entry.expires_at.take().is_some()
             && let Phase::Scheduled(due) = entry.phase
         {
             entry.phase = Phase::Queued(Priority::RealTime, now);
             self.timers.remove(&(due, identity.clone()));
-            self.ready
+            self.ready_queue
                 .insert((Reverse(Priority::RealTime), now, identity));
         }
     }
 
     /// Marks a fetch attempt as finished. Returns whether its result is still wanted.
-    fn finish(&mut self, identity: &Identity, attempt: u64) -> bool {
-        self.running = self.running.saturating_sub(1);
+    fn finish_fetch(&mut self, identity: &Identity, attempt: u64) -> bool {
+        self.fetches_in_flight = self.fetches_in_flight.saturating_sub(1);
         self.entries
             .get(identity)
             .is_some_and(|entry| entry.phase == Phase::Fetching(attempt))
     }
 
-    fn succeeded(&mut self, identity: &Identity, life: Lifetime, now: Instant) {
+    fn on_fetched(&mut self, identity: &Identity, life: Lifetime, now: Instant) {
         let Some(entry) = self.entries.get_mut(identity) else {
             return;
         };
-        entry.expires = Some(now + life.expires_in);
+        entry.expires_at = Some(now + life.expires_in);
         entry.backoff.reset();
         entry.is_failing = false;
         // At least a second, so that certificates with no lifetime cannot cause a busy loop.
@@ -293,7 +294,7 @@ impl State {
         self.timers.insert((due, identity.clone()));
     }
 
-    fn failed<C, E: Clone>(
+    fn on_fetch_failed<C, E: Clone>(
         &mut self,
         identity: Identity,
         error: E,
@@ -306,7 +307,7 @@ impl State {
         };
         entry.is_failing = true;
         let delay = entry.backoff.next_delay(random);
-        let kept = entry.expires.filter(|expires| *expires > now);
+        let kept = entry.expires_at.filter(|expires| *expires > now);
         let due = match kept {
             _ if std::mem::take(&mut entry.is_replaced) => now,
             // At expiry another attempt decides whether the certificate must be dropped.
@@ -316,21 +317,21 @@ impl State {
         entry.phase = Phase::Scheduled(due);
         self.timers.insert((due, identity.clone()));
         if kept.is_none() {
-            entry.expires = None;
+            entry.expires_at = None;
             effects.push(Effect::PublishError(identity.clone(), error.clone()));
         }
         let retry_in = due.saturating_duration_since(now);
         effects.push(Effect::Report {
             identity,
             error,
-            kept: kept.is_some(),
+            previous_remains: kept.is_some(),
             retry_in,
         });
     }
 
     /// Records that the CA could not be reached: begins an outage and schedules the next probe. Returns whether to log
     /// the outage, also for identities that have failed before.
-    fn ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
+    fn on_ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
         let CertificatesOptions {
             probe_initial,
             probe_cap,
@@ -343,7 +344,7 @@ impl State {
             next_probe: now,
             next_report: now,
         });
-        if self.running == 0 || outage.next_probe <= now {
+        if self.fetches_in_flight == 0 || outage.next_probe <= now {
             let delay = outage.backoff.next_delay(random);
             outage.next_probe = now + if is_urgent { delay } else { backoff_cap };
         }
@@ -357,11 +358,11 @@ impl State {
     /// Whether any identity has no certificate after a failed fetch, so that its connections fail.
     fn lacks_any_certificate(&self) -> bool {
         let mut entries = self.entries.values();
-        entries.any(|entry| entry.is_failing && entry.expires.is_none())
+        entries.any(|entry| entry.is_failing && entry.expires_at.is_none())
     }
 
     /// Ends an outage after a response of the CA: retries every failed identity at once, with its backoff reset.
-    fn ca_answered(&mut self, now: Instant) {
+    fn on_ca_reachable(&mut self, now: Instant) {
         if self.outage.take().is_none() {
             return;
         }
@@ -374,7 +375,7 @@ impl State {
                 self.timers.remove(&(due, identity.clone()));
                 entry.phase = Phase::Queued(Priority::Warmup, now);
                 let key = (Reverse(Priority::Warmup), now, identity.clone());
-                self.ready.insert(key);
+                self.ready_queue.insert(key);
             }
         }
     }
@@ -401,7 +402,7 @@ impl State {
                 self.timers.remove(&(due, identity.clone()));
                 if let Some(entry) = self.entries.get_mut(&identity) {
                     entry.phase = Phase::Queued(Priority::RealTime, now);
-                    self.ready
+                    self.ready_queue
                         .insert((Reverse(Priority::RealTime), now, identity));
                 }
                 // No further probe until the result of this one, or until it must have timed out.
@@ -414,26 +415,26 @@ impl State {
         }
     }
 
-    fn start_due<C, E>(&mut self, now: Instant, effects: &mut Vec<Effect<C, E>>) {
+    fn start_due_fetches<C, E>(&mut self, now: Instant, effects: &mut Vec<Effect<C, E>>) {
         while self.timers.first().is_some_and(|(due, _)| *due <= now) {
             let Some((due, identity)) = self.timers.pop_first() else {
                 break;
             };
             if let Some(entry) = self.entries.get_mut(&identity) {
                 entry.phase = Phase::Queued(Priority::Background, due);
-                self.ready
+                self.ready_queue
                     .insert((Reverse(Priority::Background), due, identity));
             }
         }
-        while self.running < self.options.max_parallel_fetches.max(1) {
-            let Some((_, _, identity)) = self.ready.pop_first() else {
+        while self.fetches_in_flight < self.options.max_parallel_fetches.max(1) {
+            let Some((_, _, identity)) = self.ready_queue.pop_first() else {
                 break;
             };
             if let Some(entry) = self.entries.get_mut(&identity) {
-                self.attempts += 1;
-                self.running += 1;
-                entry.phase = Phase::Fetching(self.attempts);
-                effects.push(Effect::Fetch(identity, self.attempts));
+                self.last_attempt += 1;
+                self.fetches_in_flight += 1;
+                entry.phase = Phase::Fetching(self.last_attempt);
+                effects.push(Effect::Fetch(identity, self.last_attempt));
             }
         }
     }

@@ -6,12 +6,12 @@ use super::*;
 
 /// Host that resolves only the name `web`, and can lack the initial mesh state.
 #[derive(Debug, Default)]
-pub(crate) struct Fake {
+pub(crate) struct FakeDnsHost {
     pub(crate) has_no_mesh_state: AtomicBool,
     pub(crate) reports: AtomicUsize,
 }
 
-impl DnsHost for Fake {
+impl DnsHost for FakeDnsHost {
     fn resolve_in_mesh(&self, name: &str, _family: AddressFamily) -> MeshLookup {
         if self.has_no_mesh_state.load(Ordering::Relaxed) {
             return MeshLookup::MeshStateMissing;
@@ -42,12 +42,16 @@ impl DnsHost for Fake {
 }
 
 /// Builds a DNS server with a fake host and no upstream servers.
-pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
-    std::sync::Arc::new(Server::new(Fake::default(), Egress::default(), limits))
+pub(crate) fn fake_server(limits: DnsLimits) -> std::sync::Arc<Server<FakeDnsHost>> {
+    std::sync::Arc::new(Server::new(
+        FakeDnsHost::default(),
+        UpstreamSocketOptions::default(),
+        limits,
+    ))
 }
 
 /// Encodes a DNS query for the `A` record of `name`.
-pub(crate) fn question(name: &str) -> Vec<u8> {
+pub(crate) fn encode_query(name: &str) -> Vec<u8> {
     use hickory_proto::{
         op::{Message, Query},
         rr::{Name, RecordType},

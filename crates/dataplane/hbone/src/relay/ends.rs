@@ -30,13 +30,13 @@ pub enum RelayError {
 
 impl RelayError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> ambit_model::Reason {
+    pub fn reason(&self) -> ambit_model::FailureReason {
         match self {
-            Self::Tunnel(error) if withdrawal::is_withdrawal(error) => {
-                ambit_model::Reason::CertRevoked
+            Self::Tunnel(error) if withdrawal::is_trust_withdrawal(error) => {
+                ambit_model::FailureReason::CertRevoked
             }
-            Self::Tunnel(_) => ambit_model::Reason::H2Failure,
-            Self::Receive(_) | Self::Send(_) => ambit_model::Reason::Connect,
+            Self::Tunnel(_) => ambit_model::FailureReason::H2Failure,
+            Self::Receive(_) | Self::Send(_) => ambit_model::FailureReason::Connect,
         }
     }
 }
@@ -78,12 +78,12 @@ impl RelayEnds {
         self.first_error.get_or_insert_with(|| Box::new(error));
     }
 
-    pub(super) fn source_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
+    pub(super) fn record_broken_source(&mut self, error: RelayError) -> Poll<DirectionEnd> {
         self.record_error(error);
         Poll::Ready(DirectionEnd::SourceBroke)
     }
 
-    pub(super) fn sink_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
+    pub(super) fn record_broken_sink(&mut self, error: RelayError) -> Poll<DirectionEnd> {
         self.record_error(error);
         Poll::Ready(DirectionEnd::SinkBroke)
     }
@@ -91,7 +91,7 @@ impl RelayEnds {
     /// Records the reset of a socket whose received bytes cannot be delivered yet, since the peer does not
     /// read. They are delivered within [`LAST_BYTES_TIMEOUT`] or dropped; the socket itself receives nothing
     /// any more.
-    pub(super) fn socket_failed(&mut self, error: io::Error) {
+    pub(super) fn record_socket_failure(&mut self, error: io::Error) {
         self.record_error(RelayError::Receive(error));
     }
 

@@ -15,7 +15,7 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct ReceivedFrames {
     pub(super) frames: Frames,
-    pub(super) last: StreamEnd,
+    pub(super) stream_end: StreamEnd,
 }
 
 /// State of a stream's receiving side: open, ended or broken.
@@ -38,15 +38,15 @@ impl ReceivedFrames {
         recv: &mut RecvStream,
         ends: &mut RelayEnds,
     ) {
-        while self.last == StreamEnd::Open {
+        while self.stream_end == StreamEnd::Open {
             match recv.poll_data(cx) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
                 Poll::Ready(Some(Err(error))) => {
                     ends.record_error(RelayError::Tunnel(error));
-                    self.last = StreamEnd::Broken;
+                    self.stream_end = StreamEnd::Broken;
                 }
-                Poll::Ready(None) => self.last = StreamEnd::EndOfData,
+                Poll::Ready(None) => self.stream_end = StreamEnd::EndOfData,
             }
         }
     }

@@ -25,7 +25,7 @@ pub(super) struct Upload {
     /// Bytes that were read, but not yet accepted by HTTP/2.
     pending: Bytes,
     /// Maximum size of the next read, in bytes.
-    chunk: usize,
+    next_read_bytes: usize,
     eof: bool,
 }
 
@@ -33,7 +33,7 @@ impl Default for Upload {
     fn default() -> Self {
         Self {
             pending: Bytes::new(),
-            chunk: INITIAL_READ_BYTES,
+            next_read_bytes: INITIAL_READ_BYTES,
             eof: false,
         }
     }
@@ -71,14 +71,16 @@ impl Upload {
                     }
                 };
             }
-            match scratch::poll_read(app, cx, self.chunk) {
+            match scratch::poll_read(app, cx, self.next_read_bytes) {
                 Poll::Ready(Ok(bytes)) if bytes.is_empty() => self.eof = true,
                 Poll::Ready(Ok(bytes)) => {
-                    meter.app_sent(bytes.len() as u64);
-                    self.chunk = next_chunk(self.chunk, bytes.len());
+                    meter.count_app_sent(bytes.len() as u64);
+                    self.next_read_bytes = next_read_size(self.next_read_bytes, bytes.len());
                     self.pending = bytes;
                 }
-                Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
+                Poll::Ready(Err(error)) => {
+                    return ends.record_broken_source(RelayError::Receive(error));
+                }
                 // With the other direction over, nothing else detects that the peer has gone.
                 Poll::Pending if ends.download_ended => {
                     // For any reset code.
@@ -113,7 +115,7 @@ pub(super) fn poll_send(
     Poll::Ready(Ok(()))
 }
 
-fn next_chunk(chunk: usize, read: usize) -> usize {
+fn next_read_size(chunk: usize, read: usize) -> usize {
     if read == chunk {
         (chunk * 4).min(SCRATCH_BYTES)
     } else if read < chunk / 8 {
@@ -145,5 +147,5 @@ pub(super) fn poll_closed_stream(
         Poll::Ready(Err(error)) => error,
         Poll::Pending => Reason::STREAM_CLOSED.into(),
     };
-    ends.sink_broke(RelayError::Tunnel(error))
+    ends.record_broken_sink(RelayError::Tunnel(error))
 }

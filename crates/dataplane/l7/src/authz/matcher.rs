@@ -5,7 +5,7 @@ use ambit_model::{ArcStr, ServiceAccountMatch, StringMatch};
 use http::HeaderName;
 use ipnet::IpNet;
 
-use super::facts::{HttpAttributes, PolicyAttributes};
+use super::attributes::{HttpAttributes, PolicyAttributes};
 use crate::readings::{PathMatcher, ReadingMode};
 
 /// Attribute to compare, with the pattern from the policy.
@@ -92,7 +92,7 @@ impl Matcher {
             Self::RequestClaim(path, pattern) => claims(&|claims| {
                 let values = match reading {
                     ReadingMode::AnyReading => ComparableValues::AllScalars,
-                    ReadingMode::AllReadings | ReadingMode::Exception => {
+                    ReadingMode::AllReadings | ReadingMode::DenialException => {
                         ComparableValues::StringsOnly
                     }
                 };

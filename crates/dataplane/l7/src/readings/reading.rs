@@ -8,5 +8,5 @@ pub(crate) enum ReadingMode {
     /// All readings except those from override headers: for permissions.
     AllReadings,
     /// All readings including those from override headers: for exceptions from a denial.
-    Exception,
+    DenialException,
 }

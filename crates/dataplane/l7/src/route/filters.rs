@@ -21,8 +21,8 @@ pub use fault::InjectedFault;
 /// Compiled filters of a rule, or of one of its backends.
 #[derive(Debug, Default)]
 pub struct Filters {
-    request: Option<HeaderEdits>,
-    response: Option<HeaderEdits>,
+    request_header_edits: Option<HeaderEdits>,
+    response_header_edits: Option<HeaderEdits>,
     redirect: Option<Redirect>,
     rewrite: Option<HttpRewrite>,
     mirrors: Vec<HttpMirror>,
@@ -53,7 +53,7 @@ pub struct MatchedPath<'a> {
     /// The query without its question mark.
     pub query: Option<&'a str>,
     /// Length in bytes of the prefix that the match consumed.
-    pub prefix: usize,
+    pub prefix_len: usize,
 }
 
 /// Reason why a request cannot be redirected.
@@ -64,7 +64,7 @@ pub enum RedirectError {
     NoHost,
     /// Rewritten path that is invalid.
     #[error(transparent)]
-    Path(#[from] PathError),
+    InvalidPath(#[from] PathError),
 }
 
 impl Filters {
@@ -76,12 +76,14 @@ impl Filters {
         let mut all = Self::default();
         for filter in filters {
             let is_new = match filter {
-                HttpFilter::RequestHeaders(changes) => {
-                    all.request.replace(HeaderEdits::new(changes)?).is_none()
-                }
-                HttpFilter::ResponseHeaders(changes) => {
-                    all.response.replace(HeaderEdits::new(changes)?).is_none()
-                }
+                HttpFilter::RequestHeaders(changes) => all
+                    .request_header_edits
+                    .replace(HeaderEdits::new(changes)?)
+                    .is_none(),
+                HttpFilter::ResponseHeaders(changes) => all
+                    .response_header_edits
+                    .replace(HeaderEdits::new(changes)?)
+                    .is_none(),
                 HttpFilter::Redirect(to) => all.redirect.replace(Redirect::new(to)?).is_none(),
                 HttpFilter::Rewrite(to) => {
                     validate_path_change(to.path.as_ref())?;
@@ -205,7 +207,7 @@ pub fn rewrite_path(
     matched: MatchedPath<'_>,
     mode: PathNormalization,
 ) -> Result<String, PathError> {
-    let rest = || matched.path.get(matched.prefix..).unwrap_or_default();
+    let rest = || matched.path.get(matched.prefix_len..).unwrap_or_default();
     let mut target = match change {
         // The target of `OPTIONS *`.
         _ if matched.path == "*" => return Ok("*".to_owned()),
@@ -220,7 +222,7 @@ pub fn rewrite_path(
             }
         }
         // Without a prefix, the match covers the full path.
-        Some(PathChange::Matched(with)) if matched.prefix == 0 => with.to_string(),
+        Some(PathChange::Matched(with)) if matched.prefix_len == 0 => with.to_string(),
         Some(PathChange::Matched(with)) => format!("{with}{}", rest()),
     };
     if let Some(query) = matched.query {

@@ -20,34 +20,34 @@ use crate::path::canonicalize_escapes;
 #[derive(Debug, Default)]
 pub(super) struct RouteIndex {
     /// Match conditions of all rules, the most specific first.
-    entries: Vec<Entry>,
+    entries: Vec<MatchEntry>,
     exact: HashMap<ArcStr, Range<usize>>,
     prefixes: HashMap<ArcStr, Range<usize>>,
     /// Distinct lengths in bytes of the paths in `prefixes`, longest first.
-    lengths: Vec<usize>,
+    prefix_lengths: Vec<usize>,
     /// Index of the first match condition that the hash lookup cannot find: conditions on every path, followed by
     /// regular expressions.
-    rest: usize,
+    first_unhashed: usize,
 }
 
 /// Compiled match condition of a rule.
 #[derive(Debug)]
-pub(super) struct Entry {
-    path: Path,
+pub(super) struct MatchEntry {
+    path: PathCondition,
     method: Option<ArcStr>,
-    headers: Vec<(HeaderName, Value)>,
-    query: Vec<(ArcStr, Value)>,
-    excluded_headers: Vec<(HeaderName, Value)>,
+    headers: Vec<(HeaderName, ValueCondition)>,
+    query: Vec<(ArcStr, ValueCondition)>,
+    excluded_headers: Vec<(HeaderName, ValueCondition)>,
     /// Index of the match condition's rule in the route table.
-    pub(super) rule: usize,
+    pub(super) rule_index: usize,
     /// Index of the match condition in its rule.
-    pub(super) index: usize,
+    pub(super) match_index: usize,
     /// Whether the match condition is invalid; requests that it may have been intended for are rejected.
     pub(super) is_invalid: bool,
 }
 
 #[derive(Debug)]
-enum Path {
+enum PathCondition {
     Exact(ArcStr),
     Prefix(ArcStr),
     TextPrefix(ArcStr),
@@ -56,7 +56,7 @@ enum Path {
 }
 
 #[derive(Debug)]
-enum Value {
+enum ValueCondition {
     Exact(ArcStr),
     Regex(Regex),
     /// Matches any path; also replaces an invalid expression.
@@ -82,22 +82,22 @@ impl RouteIndex {
     pub(super) fn candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
-    ) -> impl Iterator<Item = (&'a Entry, Option<Mismatch>)> {
+    ) -> impl Iterator<Item = (&'a MatchEntry, Option<Mismatch>)> {
         let mut is_found = false;
         self.entries.iter().map_while(move |entry| {
-            let mismatch = (!is_found).then(|| entry.mismatch(request))?;
+            let mismatch = (!is_found).then(|| entry.first_mismatch(request))?;
             is_found = mismatch.is_none();
             Some((entry, mismatch))
         })
     }
 
     /// Returns all match conditions, the most specific first.
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[MatchEntry] {
         &self.entries
     }
 
     /// Builds an index in which the first declared match condition wins, as for VirtualServices.
-    pub(super) fn in_declared_order(entries: Vec<Entry>) -> Self {
+    pub(super) fn in_declared_order(entries: Vec<MatchEntry>) -> Self {
         Self {
             entries,
             ..Self::default()
@@ -105,30 +105,33 @@ impl RouteIndex {
     }
 
     /// Builds an index by precedence, from match conditions sorted by the age and name of their routes.
-    pub(super) fn new(mut entries: Vec<Entry>) -> Self {
+    pub(super) fn new(mut entries: Vec<MatchEntry>) -> Self {
         // A stable sort: equally specific matches stay in the order of age, name and index.
         entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
         let mut lookup = Self::default();
         for (index, entry) in entries.iter().enumerate() {
             let of_path = match &entry.path {
-                Path::Exact(path) => lookup.exact.entry(path.clone()),
-                Path::Prefix(path) if !path.is_empty() => {
-                    if lookup.lengths.last() != Some(&path.len()) {
-                        lookup.lengths.push(path.len());
+                PathCondition::Exact(path) => lookup.exact.entry(path.clone()),
+                PathCondition::Prefix(path) if !path.is_empty() => {
+                    if lookup.prefix_lengths.last() != Some(&path.len()) {
+                        lookup.prefix_lengths.push(path.len());
                     }
                     lookup.prefixes.entry(path.clone())
                 }
-                Path::Prefix(_) | Path::TextPrefix(_) | Path::Any | Path::Regex(_) => continue,
+                PathCondition::Prefix(_)
+                | PathCondition::TextPrefix(_)
+                | PathCondition::Any
+                | PathCondition::Regex(_) => continue,
             };
             of_path.or_insert(index..index).end = index + 1;
-            lookup.rest = index + 1;
+            lookup.first_unhashed = index + 1;
         }
         lookup.entries = entries;
         lookup
     }
 
     /// Returns the most specific match condition that a request meets.
-    pub(super) fn first_match(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
+    pub(super) fn first_match(&self, request: &RouteRequest<'_>) -> Option<&MatchEntry> {
         let path = request.path;
         let within = |range: &Range<usize>| {
             let entries = self.entries.get(range.clone()).unwrap_or_default();
@@ -136,37 +139,38 @@ impl RouteIndex {
         };
         let exact = self.exact.get(path).and_then(within);
         exact.or_else(|| {
-            let mut prefixes = self.lengths.iter().filter_map(|length| {
+            let mut prefixes = self.prefix_lengths.iter().filter_map(|length| {
                 let (prefix, rest) = path.split_at_checked(*length)?;
                 let is_whole = rest.is_empty() || rest.starts_with('/');
                 is_whole.then(|| self.prefixes.get(prefix)).flatten()
             });
             let by_prefix = prefixes.find_map(within);
-            by_prefix.or_else(|| within(&(self.rest..self.entries.len())))
+            by_prefix.or_else(|| within(&(self.first_unhashed..self.entries.len())))
         })
     }
 }
 
-impl Entry {
+impl MatchEntry {
     pub(super) fn new(of: &HttpRouteMatch, rule: usize, index: usize) -> Self {
         let mut broken = false;
         let path = match &of.path {
-            None => Path::Any,
-            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical_path(path)),
+            None => PathCondition::Any,
+            Some(HttpPathMatch::Exact(path)) => PathCondition::Exact(canonical_path(path)),
             Some(HttpPathMatch::Prefix(path)) => {
                 let path = canonical_path(path);
-                Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
+                PathCondition::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
             }
-            Some(HttpPathMatch::TextPrefix(path)) => Path::TextPrefix(canonical_path(path)),
+            Some(HttpPathMatch::TextPrefix(path)) => {
+                PathCondition::TextPrefix(canonical_path(path))
+            }
             Some(HttpPathMatch::Regex(pattern)) => {
-                compile_regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
+                compile_regex(pattern, &mut broken).map_or(PathCondition::Any, PathCondition::Regex)
             }
         };
         let mut value = |of: &HttpValueMatch| match of {
-            HttpValueMatch::Exact(text) => Value::Exact(text.clone()),
-            HttpValueMatch::Regex(pattern) => {
-                compile_regex(pattern, &mut broken).map_or(Value::Any, Value::Regex)
-            }
+            HttpValueMatch::Exact(text) => ValueCondition::Exact(text.clone()),
+            HttpValueMatch::Regex(pattern) => compile_regex(pattern, &mut broken)
+                .map_or(ValueCondition::Any, ValueCondition::Regex),
         };
         let query = of.query_params.iter();
         let query = query.map(|(name, of)| (name.clone(), value(of))).collect();
@@ -189,8 +193,8 @@ impl Entry {
             headers,
             query,
             excluded_headers: without,
-            rule,
-            index,
+            rule_index: rule,
+            match_index: index,
             is_invalid: broken || unknown,
         }
     }
@@ -198,8 +202,8 @@ impl Entry {
     /// Returns the length in bytes of the path prefix that the match condition consumes.
     pub(super) fn prefix_len(&self) -> usize {
         match &self.path {
-            Path::Prefix(prefix) | Path::TextPrefix(prefix) => prefix.len(),
-            Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
+            PathCondition::Prefix(prefix) | PathCondition::TextPrefix(prefix) => prefix.len(),
+            PathCondition::Exact(_) | PathCondition::Regex(_) | PathCondition::Any => 0,
         }
     }
 
@@ -207,12 +211,12 @@ impl Entry {
     /// adjacent.
     fn specificity(&self) -> impl Ord + '_ {
         let (kind, length, path) = match &self.path {
-            Path::Exact(path) => (0, path.len(), path.as_str()),
-            Path::Prefix(path) => (1, path.len(), path.as_str()),
+            PathCondition::Exact(path) => (0, path.len(), path.as_str()),
+            PathCondition::Prefix(path) => (1, path.len(), path.as_str()),
             // Like a prefix of every path.
-            Path::Any => (1, 0, ""),
-            Path::TextPrefix(path) => (2, path.len(), ""),
-            Path::Regex(pattern) => (2, pattern.as_str().len(), ""),
+            PathCondition::Any => (1, 0, ""),
+            PathCondition::TextPrefix(path) => (2, path.len(), ""),
+            PathCondition::Regex(pattern) => (2, pattern.as_str().len(), ""),
         };
         (
             kind,
@@ -225,20 +229,20 @@ impl Entry {
     }
 
     fn matches(&self, request: &RouteRequest<'_>) -> bool {
-        self.mismatch(request).is_none()
+        self.first_mismatch(request).is_none()
     }
 
     /// Returns the first part of the match condition that a request does not meet.
-    fn mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
+    fn first_mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
         let has_path = match &self.path {
-            Path::Any => true,
-            Path::Exact(path) => request.path == path,
-            Path::Prefix(prefix) => request
+            PathCondition::Any => true,
+            PathCondition::Exact(path) => request.path == path,
+            PathCondition::Prefix(prefix) => request
                 .path
                 .strip_prefix(prefix.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
-            Path::TextPrefix(prefix) => request.path.starts_with(prefix.as_str()),
-            Path::Regex(pattern) => pattern.is_match(request.path),
+            PathCondition::TextPrefix(prefix) => request.path.starts_with(prefix.as_str()),
+            PathCondition::Regex(pattern) => pattern.is_match(request.path),
         };
         if !has_path {
             return Some(Mismatch::Path);
@@ -250,7 +254,7 @@ impl Entry {
         {
             return Some(Mismatch::Method);
         }
-        let has_header = |(name, of): &&(HeaderName, Value)| {
+        let has_header = |(name, of): &&(HeaderName, ValueCondition)| {
             if *name == HOST {
                 return !request.host.is_empty() && of.matches(request.host);
             }
@@ -258,7 +262,7 @@ impl Entry {
             value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
         };
         // A value that is not text may be anything.
-        let may_have_header = |(name, of): &&(HeaderName, Value)| {
+        let may_have_header = |(name, of): &&(HeaderName, ValueCondition)| {
             if *name == HOST {
                 return of.matches(request.host);
             }
@@ -273,7 +277,7 @@ impl Entry {
         if let Some((name, _)) = missing.next().or_else(|| excluded.next()) {
             return Some(Mismatch::Header(name.as_str().into()));
         }
-        let has_param = |(name, of): &&(ArcStr, Value)| {
+        let has_param = |(name, of): &&(ArcStr, ValueCondition)| {
             // The first of several parameters counts.
             let value = query_parameters(request.query, name).next();
             value.is_some_and(|value| of.matches(&value))
@@ -284,7 +288,7 @@ impl Entry {
     }
 }
 
-impl Value {
+impl ValueCondition {
     fn matches(&self, text: &str) -> bool {
         match self {
             Self::Exact(exact) => text == exact,

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 pub(super) struct Departures {
     pools: Mutex<Vec<WeakPool>>,
     /// Counter of update batches that removed, moved or changed the health of workloads.
-    gone: watch::Sender<u64>,
+    removal_batches: watch::Sender<u64>,
 }
 
 /// Workloads of one batch that were removed, moved or changed their health, by uid; the value is whether another
@@ -71,7 +71,7 @@ impl Departures {
             let is_replaced = departed.0.get(&key.workload)?;
             let ip = key.destination.ip();
             Some(match is_replaced {
-                true => Liveness::Gone,
+                true => Liveness::Removed,
                 false => liveness(&table.read(), &key.workload, ip),
             })
         };
@@ -83,15 +83,15 @@ impl Departures {
         for pool in pools {
             pool.update_liveness(review);
         }
-        self.gone.send_modify(|count| *count += 1);
+        self.removal_batches.send_modify(|count| *count += 1);
     }
 
     /// Completes when the workload with this uid is no longer in the table, or no longer at this address.
     pub(super) async fn wait_until_gone(&self, table: &RwLock<MeshTable>, uid: &str, ip: IpAddr) {
-        let mut changes = self.gone.subscribe();
+        let mut changes = self.removal_batches.subscribe();
         loop {
             changes.mark_unchanged();
-            if liveness(&table.read(), uid, ip) == Liveness::Gone {
+            if liveness(&table.read(), uid, ip) == Liveness::Removed {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -104,14 +104,14 @@ impl Departures {
 /// Returns the liveness of the workload with this uid: whether the table has it at this address, and its health.
 fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
     let Some(workload) = table.workload(uid) else {
-        return Liveness::Gone;
+        return Liveness::Removed;
     };
     // Addresses of names are not in the record.
     if !workload.ips().is_empty() && !workload.ips().contains(&ip) {
-        return Liveness::Gone;
+        return Liveness::Removed;
     }
     match workload.status() {
-        WorkloadStatus::Healthy => Liveness::Expected,
-        WorkloadStatus::Unhealthy => Liveness::Doubtful,
+        WorkloadStatus::Healthy => Liveness::Healthy,
+        WorkloadStatus::Unhealthy => Liveness::Unhealthy,
     }
 }

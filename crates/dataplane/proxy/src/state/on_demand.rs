@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_model::{NetworkAddress, Workload, canonical_socket};
+use ambit_model::{NetworkAddress, Workload, canonical_socket_address};
 use ambit_route::{InboundError, InboundRequest, InboundRoute, MeshTable, Route, RouteError};
 use tokio::{
     sync::oneshot,
@@ -36,7 +36,7 @@ impl SharedState {
             demands
                 .send(AddressDemand {
                     name,
-                    resolved: done,
+                    resolved_sender: done,
                 })
                 .await
                 .map_err(|_| DemandTimeout)?;
@@ -52,7 +52,8 @@ impl SharedState {
         look: impl Fn(&MeshTable) -> Result<Route, RouteError> + Sync,
     ) -> Result<Route, RouteError> {
         let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
-        let address = NetworkAddress::new(source.network.clone(), canonical_socket(dst).ip());
+        let address =
+            NetworkAddress::new(source.network.clone(), canonical_socket_address(dst).ip());
         if !self.table().has_address(&address) {
             self.subscribe_once(address.to_string(), deadline).await?;
         }
@@ -115,7 +116,7 @@ impl SharedState {
         let Err(InboundError::IpMismatch { asked, .. }) = &route else {
             return route;
         };
-        let address = NetworkAddress::new(request.local.network.clone(), *asked);
+        let address = NetworkAddress::new(request.local_workload.network.clone(), *asked);
         if self.0.demands.is_none() || self.table().has_address(&address) {
             return route;
         }

@@ -22,7 +22,7 @@ pub struct FamilyOverrides {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RelabeledValues {
     /// Configured metric overrides that apply to the request or connection.
-    pub relabel: std::sync::Arc<MetricOverrides>,
+    pub overrides: std::sync::Arc<MetricOverrides>,
     /// Values of added or changed labels, by the index that [`FamilyOverrides::labels`] refers to.
     pub values: Vec<String>,
 }
@@ -48,7 +48,7 @@ impl RelabeledValues {
         of: TelemetryFamily,
         mut labels: Vec<(String, String)>,
     ) -> Option<Vec<(String, String)>> {
-        let rule = self.relabel.families.get(family_index(of))?;
+        let rule = self.overrides.families.get(family_index(of))?;
         if rule.disabled {
             return None;
         }

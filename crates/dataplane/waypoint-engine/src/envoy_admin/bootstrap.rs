@@ -4,7 +4,7 @@
 use http::Uri;
 use serde_json::{Value, json};
 
-use super::shape::{any_message, duration, remove_empty_fields, socket_address};
+use super::proto_json::{any_message, duration, remove_empty_fields, socket_address};
 use crate::config::Config;
 
 /// Name of the control plane's cluster, as in Istio's proxies.

@@ -73,7 +73,7 @@ impl ClusterNames {
 
 /// Returns the name of the route configuration of a service port. With `clients`, it is the configuration for clients
 /// of a namespace with consumer routes, otherwise the one for all other clients.
-pub(super) fn route_configuration(host: &str, port: u16, clients: Option<&str>) -> String {
+pub(super) fn route_configuration_name(host: &str, port: u16, clients: Option<&str>) -> String {
     let name = format!("inbound-vip|{port}|http|{host}");
     match clients {
         None => name,

@@ -51,8 +51,8 @@ impl MirrorCancellation {
 }
 
 /// Completes when the original request is cancelled before it has a response.
-async fn wait_for_cancellation(mut is_over: watch::Receiver<bool>) {
-    if is_over.wait_for(|is_over| *is_over).await.is_ok() {
+async fn wait_for_cancellation(mut original_ended: watch::Receiver<bool>) {
+    if original_ended.wait_for(|is_over| *is_over).await.is_ok() {
         std::future::pending().await
     }
 }
@@ -104,7 +104,7 @@ pub(super) fn mirror(
     for to in mirrors {
         match state.acquire() {
             Some(slot) => begun.push((to, slot)),
-            None => metrics.count_mirrored_request(MirrorOutcome::Busy),
+            None => metrics.count_mirrored_request(MirrorOutcome::LimitReached),
         }
     }
     let (body, copies) = tee::tee(body, begun.len(), &state.buffered, &session.memory);
@@ -122,8 +122,8 @@ pub(super) fn mirror(
         };
         // The copy's headers are charged while it is in flight.
         let bytes = headers::header_memory_bytes(request.headers());
-        let Ok(held) = session.memory.take(ChargePurpose::Headers, bytes) else {
-            metrics.count_mirrored_request(MirrorOutcome::Busy);
+        let Ok(held) = session.memory.charge_request(ChargePurpose::Headers, bytes) else {
+            metrics.count_mirrored_request(MirrorOutcome::LimitReached);
             continue;
         };
         let there = destination_attachments::find(session, &destination, source.route_owner);
@@ -136,7 +136,7 @@ pub(super) fn mirror(
             continue;
         }
         let counted = there.map(|there| MirroredRequest {
-            there,
+            attachments: there,
             host: source.normalized.host.clone(),
             target: source.normalized.target.clone(),
             headers: request.headers().clone(),
@@ -161,9 +161,9 @@ pub(super) fn mirror(
         let sending = SendOptions {
             hops: source.hops.for_mirror(),
             attempt_timeout: None,
-            again: RetryPolicy::Never,
+            retry_policy: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
-            sticky: None,
+            session_endpoint: None,
         };
         let (session, hops, is_over) = (session.clone(), source.hops, is_over.clone());
         ambit_rt::spawn("mirror", async move {
@@ -171,7 +171,10 @@ pub(super) fn mirror(
             let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
             let answering = async {
                 if let Some(counted) = &counted
-                    && counted.limit(&session, &admission, hops).await.is_err()
+                    && counted
+                        .enforce_limits(&session, &admission, hops)
+                        .await
+                        .is_err()
                 {
                     return MirrorOutcome::Denied;
                 }
@@ -198,7 +201,7 @@ pub(super) fn mirror(
 /// Mirrored request of a consumer route, which counts against the rate limits of the mirror's service like a client's
 /// request.
 struct MirroredRequest {
-    there: Arc<Attachments>,
+    attachments: Arc<Attachments>,
     host: String,
     target: PathAndQuery,
     headers: HeaderMap,
@@ -206,7 +209,7 @@ struct MirroredRequest {
 }
 
 impl MirroredRequest {
-    async fn limit(
+    async fn enforce_limits(
         &self,
         session: &Session,
         admission: &Admission,
@@ -220,7 +223,7 @@ impl MirroredRequest {
             headers: &self.headers,
         };
         let counted = CountedRequest {
-            services: self.there.services(),
+            services: self.attachments.services(),
             request,
         };
         limits::enforce(
@@ -240,10 +243,10 @@ async fn send_mirrored_request(
     session: &Session,
     destination: &Destination,
     version: Version,
-    sending: SendOptions<'_>,
+    options: SendOptions<'_>,
     request: Request<Body>,
 ) -> MirrorOutcome {
-    match send::send(session, destination, version, sending, request).await {
+    match send::send(session, destination, version, options, request).await {
         Ok(sent) => {
             let mut body = sent.response.into_body();
             while !body.is_end_stream() {
@@ -264,9 +267,9 @@ async fn send_mirrored_request(
 
 /// Completes when the mirror is too slow: it lags too far behind the body, or has not responded [`RESPONSE_TIMEOUT`]
 /// after the end of the body.
-async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
-    if let Ok(CopyOutcome::TooSlow) = copied.await {
-        return MirrorOutcome::TooSlow;
+async fn mirror_timed_out(copy_outcome: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
+    if let Ok(CopyOutcome::TooSlow) = copy_outcome.await {
+        return MirrorOutcome::BodyTimeout;
     }
     tokio::time::sleep(RESPONSE_TIMEOUT).await;
     MirrorOutcome::Late

@@ -37,7 +37,7 @@ impl NormalizedTarget {
         MatchedPath {
             path: &self.path,
             query: self.target.query(),
-            prefix,
+            prefix_len: prefix,
         }
     }
 
@@ -64,7 +64,7 @@ impl NormalizedTarget {
         host: String,
         path: &str,
     ) -> Result<Self, Reply> {
-        check_host(&host).map_err(|error| Reply::refused(error, "host"))?;
+        check_host(&host).map_err(|error| Reply::bad_request(error, "host"))?;
         Self::normalize(session, method, host, path)
     }
 
@@ -72,14 +72,14 @@ impl NormalizedTarget {
     pub(super) fn from_request<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
-            let reply = Reply::refused(text, "connect_protocol");
+            let reply = Reply::bad_request(text, "connect_protocol");
             return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
         }
         if *request.method() == Method::CONNECT {
-            let reply = Reply::refused("CONNECT is not supported", "method");
+            let reply = Reply::bad_request("CONNECT is not supported", "method");
             return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
-        let host = request_host(request).map_err(|error| Reply::refused(error, "host"))?;
+        let host = request_host(request).map_err(|error| Reply::bad_request(error, "host"))?;
         let pass_through = request.uri().path_and_query();
         let pass_through = pass_through.map_or("/", PathAndQuery::as_str);
         Self::normalize(session, request.method(), host, pass_through)
@@ -98,9 +98,10 @@ impl NormalizedTarget {
             .gateway()
             .path_normalization;
         let normal = path::normalize_request_target(method, pass_through, mode);
-        let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
+        let normal =
+            normal.map_err(|error| Reply::bad_request(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
-        let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
+        let target = target.map_err(|error| Reply::bad_request(error.to_string(), "path_form"))?;
         Ok(Self {
             host,
             path: normal.path().to_owned(),

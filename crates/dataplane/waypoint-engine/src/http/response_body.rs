@@ -22,6 +22,6 @@ pub(super) struct ApplicationBody {
     pub(super) incoming: Incoming,
     pub(super) admission: Admission,
     pub(super) deadline: Option<Instant>,
-    pub(super) early: EarlyResponseGuard,
-    pub(super) idle: IdleTimeout,
+    pub(super) early_response: EarlyResponseGuard,
+    pub(super) idle_timeout: IdleTimeout,
 }

@@ -43,8 +43,8 @@ struct AccountNode {
     limit: usize,
     /// Part of the limit that only nested accounts with few charged bytes may use.
     reserve: usize,
-    held: AtomicUsize,
-    above: Option<MemoryAccount>,
+    charged_bytes: AtomicUsize,
+    parent: Option<MemoryAccount>,
 }
 
 impl MemoryAccount {
@@ -64,8 +64,8 @@ impl MemoryAccount {
             scope,
             limit,
             reserve,
-            held: AtomicUsize::new(0),
-            above,
+            charged_bytes: AtomicUsize::new(0),
+            parent: above,
         }))
     }
 
@@ -74,7 +74,7 @@ impl MemoryAccount {
     /// # Errors
     /// When the limit of this account or of an enclosing one is reached.
     pub(crate) fn charge(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
-        self.add(bytes, 0)?;
+        self.add_to_chain(bytes, 0)?;
         Ok(MemoryPermit {
             account: self.clone(),
             bytes,
@@ -83,7 +83,7 @@ impl MemoryAccount {
 
     /// Returns the number of bytes that are currently charged.
     pub(crate) fn charged_bytes(&self) -> usize {
-        self.0.held.load(Relaxed)
+        self.0.charged_bytes.load(Relaxed)
     }
 
     /// Returns the limit of the account in bytes.
@@ -98,7 +98,7 @@ impl MemoryAccount {
 
     /// Returns the number of bytes that may still be charged to the outermost account.
     pub(crate) fn free_bytes_at_root(&self) -> usize {
-        let above = self.0.above.as_ref();
+        let above = self.0.parent.as_ref();
         above.map_or_else(|| self.free_bytes(), Self::free_bytes_at_root)
     }
 
@@ -109,13 +109,13 @@ impl MemoryAccount {
 
     /// Charges bytes to this account and those that enclose it. `below` is the number of bytes charged to the nested
     /// account through which the charge arrives; it decides whether the charge may use the reserve.
-    fn add(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
+    fn add_to_chain(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
         let AccountNode {
             scope,
             limit,
             reserve,
-            held,
-            above,
+            charged_bytes: held,
+            parent: above,
         } = &*self.0;
         let may_use_all = below <= limit / 64;
         let limit = if may_use_all { *limit } else { limit - reserve };
@@ -124,7 +124,9 @@ impl MemoryAccount {
         let added = if sum > limit {
             Err(BudgetExhausted(*scope))
         } else {
-            above.as_ref().map_or(Ok(()), |above| above.add(bytes, sum))
+            above
+                .as_ref()
+                .map_or(Ok(()), |above| above.add_to_chain(bytes, sum))
         };
         if added.is_err() {
             held.fetch_sub(bytes, Relaxed);
@@ -133,8 +135,8 @@ impl MemoryAccount {
     }
 
     fn subtract(&self, bytes: usize) {
-        self.0.held.fetch_sub(bytes, Relaxed);
-        if let Some(above) = &self.0.above {
+        self.0.charged_bytes.fetch_sub(bytes, Relaxed);
+        if let Some(above) = &self.0.parent {
             above.subtract(bytes);
         }
     }
@@ -153,7 +155,7 @@ impl MemoryPermit {
     /// # Errors
     /// When the account has no room; the permit stays unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
-        self.account.add(bytes, 0)?;
+        self.account.add_to_chain(bytes, 0)?;
         self.bytes += bytes;
         Ok(())
     }

@@ -19,9 +19,9 @@ const MIN_SWEPT_CALLERS: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowDivisors {
     /// Divisor of the caller's free budget.
-    pub(crate) of_caller: usize,
+    pub(crate) caller: usize,
     /// Divisor of the process's free budget.
-    pub(crate) of_process: usize,
+    pub(crate) process: usize,
 }
 
 /// Purpose of a memory charge. Metrics of failed charges have it as reason label.
@@ -76,7 +76,7 @@ struct CallerKey {
 /// Memory accounts of one caller.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
-    all: MemoryAccount,
+    total: MemoryAccount,
     connections: MemoryAccount,
 }
 
@@ -84,15 +84,15 @@ impl CallerAccounts {
     /// Whether a connection still uses the accounts, so that they must stay in the table.
     fn is_used(&self) -> bool {
         // The caller's account has the account of its connections as part.
-        self.connections.reference_count() > 1 || self.all.reference_count() > 2
+        self.connections.reference_count() > 1 || self.total.reference_count() > 2
     }
 }
 
 #[derive(Debug, Default)]
 struct CallerTable {
-    known: HashMap<CallerKey, CallerAccounts>,
+    accounts: HashMap<CallerKey, CallerAccounts>,
     /// Number of callers at which unused accounts are removed next.
-    sweep_at: usize,
+    sweep_threshold: usize,
 }
 
 /// Memory accounts of the process and of its callers.
@@ -107,7 +107,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(limits: MemoryLimits, metrics: Arc<HttpMetrics>) -> Self {
         Self {
-            process: MemoryAccount::root(BudgetScope::Process, limits.process),
+            process: MemoryAccount::root(BudgetScope::Process, limits.process_bytes),
             limits,
             callers: Mutex::default(),
             metrics,
@@ -130,9 +130,15 @@ impl Memory {
         identity: Option<&Identity>,
         address: IpAddr,
     ) -> ConnectionMemory {
-        let CallerAccounts { all, connections } = self.caller(identity, address);
+        let CallerAccounts {
+            total: all,
+            connections,
+        } = self.caller(identity, address);
         ConnectionMemory {
-            requests: all.nested(BudgetScope::Connection, self.limits.requests),
+            requests: all.nested(
+                BudgetScope::Connection,
+                self.limits.connection_requests_bytes,
+            ),
             connections,
             metrics: self.metrics.clone(),
         }
@@ -144,18 +150,23 @@ impl Memory {
             address,
         };
         let mut callers = self.callers.lock();
-        if callers.known.len() >= callers.sweep_at.max(MIN_SWEPT_CALLERS) {
-            callers.known.retain(|_, one| one.is_used());
-            callers.sweep_at = callers.known.len() * 2;
+        if callers.accounts.len() >= callers.sweep_threshold.max(MIN_SWEPT_CALLERS) {
+            callers.accounts.retain(|_, one| one.is_used());
+            callers.sweep_threshold = callers.accounts.len() * 2;
         }
         let new = || {
-            let all = self.process.nested(BudgetScope::Caller, self.limits.caller);
+            let all = self
+                .process
+                .nested(BudgetScope::Caller, self.limits.caller_bytes);
             CallerAccounts {
-                connections: all.nested(BudgetScope::Connection, self.limits.connections),
-                all,
+                connections: all.nested(
+                    BudgetScope::Connection,
+                    self.limits.caller_connections_bytes,
+                ),
+                total: all,
             }
         };
-        callers.known.entry(key).or_insert_with(new).clone()
+        callers.accounts.entry(key).or_insert_with(new).clone()
     }
 }
 
@@ -174,7 +185,7 @@ impl ConnectionMemory {
     ///
     /// # Errors
     /// When the budget has no room; metrics count the failure.
-    pub(crate) fn take(
+    pub(crate) fn charge_request(
         &self,
         of: ChargePurpose,
         bytes: usize,
@@ -214,9 +225,9 @@ impl ConnectionMemory {
     /// Returns the number of bytes that the receive windows of a new connection may have together. It is a small part
     /// of the free budgets of the caller and of the process, so that neither many connections of one caller nor many
     /// callers with one connection each exhaust them.
-    pub(crate) fn window_bytes(&self, shares: WindowDivisors) -> usize {
-        let by_caller = self.connections.free_bytes() / shares.of_caller.max(1);
-        let by_process = self.connections.free_bytes_at_root() / shares.of_process.max(1);
+    pub(crate) fn window_bytes(&self, divisors: WindowDivisors) -> usize {
+        let by_caller = self.connections.free_bytes() / divisors.caller.max(1);
+        let by_process = self.connections.free_bytes_at_root() / divisors.process.max(1);
         by_caller.min(by_process)
     }
 
@@ -272,17 +283,28 @@ mod tests {
         let first = memory.connection(Some(&web), ip(1));
         let again = memory.connection(Some(&web), ip(1));
         let held: Vec<_> = [&first, &again]
-            .map(|one| one.take(ChargePurpose::Headers, 64 * MIB).unwrap())
+            .map(|one| {
+                one.charge_request(ChargePurpose::Headers, 64 * MIB)
+                    .unwrap()
+            })
             .into();
         let third = memory.connection(Some(&web), ip(1));
-        let refused = third.take(ChargePurpose::Headers, 1).unwrap_err();
+        let refused = third.charge_request(ChargePurpose::Headers, 1).unwrap_err();
         assert_eq!(refused, BudgetExhausted(BudgetScope::Caller));
         for (identity, address) in [(Some(&web), ip(2)), (Some(&other), ip(1)), (None, ip(1))] {
             let beside = memory.connection(identity, address);
-            assert!(beside.take(ChargePurpose::Headers, 64 * MIB).is_ok());
+            assert!(
+                beside
+                    .charge_request(ChargePurpose::Headers, 64 * MIB)
+                    .is_ok()
+            );
         }
         drop(held);
-        assert!(third.take(ChargePurpose::Headers, 64 * MIB).is_ok());
+        assert!(
+            third
+                .charge_request(ChargePurpose::Headers, 64 * MIB)
+                .is_ok()
+        );
         assert_eq!(memory.charged_bytes(), 0);
     }
 
@@ -307,23 +329,31 @@ mod tests {
         );
         // Connections leave the other half of the budget to requests.
         let requests = memory.connection(None, ip(1));
-        assert!(requests.take(ChargePurpose::Headers, 60 * MIB).is_ok());
+        assert!(
+            requests
+                .charge_request(ChargePurpose::Headers, 60 * MIB)
+                .is_ok()
+        );
     }
 
     #[test]
     fn callers_without_charges_are_forgotten() {
         let memory = memory();
         let stays = memory.connection(None, ip(0));
-        let held = stays.take(ChargePurpose::Headers, 1).unwrap();
+        let held = stays.charge_request(ChargePurpose::Headers, 1).unwrap();
         drop(stays);
         for number in 1..5000 {
             drop(memory.connection(None, ip(number)));
         }
-        assert!(memory.callers.lock().known.len() <= 2 * MIN_SWEPT_CALLERS);
+        assert!(memory.callers.lock().accounts.len() <= 2 * MIN_SWEPT_CALLERS);
         let again = memory.connection(None, ip(0));
-        let taken = again.take(ChargePurpose::Headers, 64 * MIB);
+        let taken = again.charge_request(ChargePurpose::Headers, 64 * MIB);
         let other = memory.connection(None, ip(0));
-        assert!(other.take(ChargePurpose::Headers, 64 * MIB).is_err());
+        assert!(
+            other
+                .charge_request(ChargePurpose::Headers, 64 * MIB)
+                .is_err()
+        );
         drop((held, taken));
     }
 }

@@ -13,7 +13,7 @@ use crate::{upstream::UpstreamError, upstream_lookup, waypoint::Waypoint};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
     #[error(transparent)]
-    Mesh(#[from] UpstreamError),
+    UnknownOwner(#[from] UpstreamError),
     #[error(
         "{ip} is an address of {owner}: add a ReferenceGrant from WasmPlugin of {namespace} in its namespace"
     )]

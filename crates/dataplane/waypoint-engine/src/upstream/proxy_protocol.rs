@@ -34,7 +34,7 @@ impl ProxyProtocolHeader {
             identity: None,
         };
         let bytes = match version {
-            ProxyProtocol::V1 => header.encode_text().into_bytes(),
+            ProxyProtocol::V1 => header.encode_v1().into_bytes(),
             ProxyProtocol::V2 => header.encode(),
         };
         Some(Self(bytes.into()))

@@ -31,7 +31,7 @@ pub(super) const MESH_NAMESPACE: &str = "istio-system";
 pub(super) struct BenchCluster {
     pub(super) client: Client,
     cluster: Cluster,
-    places: ClusterPaths,
+    paths: ClusterPaths,
     slot: Slot,
     /// Whether the cluster outlives the benchmarks, because it was running before they started.
     keep: bool,
@@ -68,13 +68,13 @@ pub(super) struct PodPlan<'a> {
     /// Number of the node to run on, from 1.
     pub(super) node: u8,
     /// Arguments of `ambit-lab-tool`.
-    pub(super) tool: Vec<String>,
+    pub(super) tool_arguments: Vec<String>,
 }
 
 impl PodPlan<'_> {
     fn object(&self, restart: &str) -> Result<Pod> {
         let mut command = vec!["/usr/bin/ambit-lab-tool".to_owned()];
-        command.extend(self.tool.iter().cloned());
+        command.extend(self.tool_arguments.iter().cloned());
         Ok(serde_json::from_value(json!({
             "metadata": {"name": self.name, "namespace": self.namespace, "labels": {"app": self.name}},
             "spec": {
@@ -90,12 +90,12 @@ impl PodPlan<'_> {
 }
 
 /// Splits a text into arguments of `ambit-lab-tool`.
-pub(super) fn words(text: &str) -> Vec<String> {
+pub(super) fn split_arguments(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Returns the time in seconds since 1970, the unit of the load tools' timestamps.
-pub(super) fn unix() -> f64 {
+pub(super) fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64())
@@ -125,7 +125,7 @@ impl BenchCluster {
         Ok(Self {
             client: cluster.client().await?,
             cluster,
-            places,
+            paths: places,
             slot,
             keep,
             ambit: program.with_file_name("ambit"),
@@ -137,7 +137,7 @@ impl BenchCluster {
         if self.keep {
             return Ok(());
         }
-        Cluster::down(self.places, self.slot)
+        Cluster::down(self.paths, self.slot)
     }
 
     pub(super) fn node(&self, number: u8) -> Node<'_> {
@@ -201,7 +201,7 @@ impl BenchCluster {
         };
         let patch = json!({"metadata": {"labels": {DATAPLANE_MODE_LABEL: mode}}});
         let api: Api<Namespace> = Api::all(self.client.clone());
-        let before = unix();
+        let before = unix_seconds();
         api.patch(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
         Ok(before)
@@ -226,7 +226,7 @@ impl BenchCluster {
 
     async fn create_object(&self, plan: &PodPlan<'_>, restart: &str) -> Result<f64> {
         let object = plan.object(restart)?;
-        let before = unix();
+        let before = unix_seconds();
         self.pods(plan.namespace)
             .create(&PostParams::default(), &object)
             .await
@@ -249,12 +249,12 @@ impl BenchCluster {
 
     /// Creates a server with HTTP on port 8080 and an echo on port 9090; returns its address.
     pub(super) async fn server(&self, namespace: &str, name: &str, node: u8) -> Result<String> {
-        let tool = words("serve --port 8080 --echo 9090 --quiet");
+        let tool = split_arguments("serve --port 8080 --echo 9090 --quiet");
         let plan = PodPlan {
             namespace,
             name,
             node,
-            tool,
+            tool_arguments: tool,
         };
         self.create(&plan).await?;
         self.wait_until_running(namespace, name).await
@@ -267,7 +267,12 @@ impl BenchCluster {
     }
 
     /// Waits for a line that contains `part` in a pod's log, and returns it.
-    pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
+    pub(super) async fn wait_for_log_line(
+        &self,
+        namespace: &str,
+        name: &str,
+        part: &str,
+    ) -> Result<String> {
         let what = format!("{namespace}/{name} says {part:?}");
         objects::wait_until(&what, TIMEOUT, async || {
             let log = self.log(namespace, name).await?;
@@ -378,10 +383,14 @@ impl BenchCluster {
     }
 
     /// Captures packets on a node's outer interface that match a filter, until the returned value is dropped.
-    pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::PacketCapture> {
+    pub(super) fn capture_packets(
+        &self,
+        node: u8,
+        filter: &str,
+    ) -> Result<super::packet_capture::PacketCapture> {
         let mut tcpdump = self.node(node).command("tcpdump")?;
         tcpdump.args(["-i", "eth0", "-nn", "-tt", "-l", "-q", filter]);
-        super::wire::PacketCapture::start(tcpdump)
+        super::packet_capture::PacketCapture::start(tcpdump)
     }
 }
 

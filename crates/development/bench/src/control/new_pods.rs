@@ -81,14 +81,19 @@ async fn certificate(target: &ControlPlaneTarget, node: u32, identity: &Identity
     let (mut send, driver) = connected.await?;
     let csr = CertificateRequest::new(identity)?.pem;
     let token = proxies::token(node);
-    let status = ask(&mut send, &request(csr, Some(identity)), &token).await?;
+    let status =
+        send_certificate_request(&mut send, &certificate_request(csr, Some(identity)), &token)
+            .await?;
     drop(driver);
     ensure!(status == "0", "refused with status {status}");
     Ok(())
 }
 
 /// Returns a certificate request, which impersonates `identity` if it is given.
-pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertificateRequest {
+pub(super) fn certificate_request(
+    csr: String,
+    identity: Option<&Identity>,
+) -> IstioCertificateRequest {
     let text = |identity: &Identity| Value {
         kind: Some(Kind::StringValue(identity.to_string())),
     };
@@ -103,7 +108,7 @@ pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertific
 }
 
 /// Sends a certificate request and returns its gRPC status.
-pub(super) async fn ask(
+pub(super) async fn send_certificate_request(
     send: &mut h2::client::SendRequest<bytes::Bytes>,
     request: &IstioCertificateRequest,
     token: &str,

@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     envoy::EnvoyFiles,
     hashing, manifests,
     scenario::{Scenario, ScenarioStep},
-    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     table::{LoadResult, WaypointRow},
 };
 use crate::{
@@ -37,7 +37,7 @@ pub(super) enum Load {
     /// HTTP/1.1 on this number of connections.
     Http1(u32),
     /// Responses of 1 MiB on this number of connections.
-    Large(u32),
+    LargeResponses(u32),
     /// HTTP/2 on this number of connections, with ten concurrent requests on each.
     Http2(u32),
     /// Unary gRPC calls on this number of connections, with ten concurrent calls on each.
@@ -58,7 +58,7 @@ impl WaypointLab {
         let programs = programs(scratch.path(), envoy)?;
         let mut files = vec![(
             "rig.yaml".to_owned(),
-            manifests::of(scratch.path(), &programs, scenario)?,
+            manifests::all_manifests(scratch.path(), &programs, scenario)?,
         )];
         for side in [AMBIT_WAYPOINT, ENVOY_WAYPOINT] {
             files.push((side.gateway(), manifests::gateway(side, 0)));
@@ -105,7 +105,7 @@ impl WaypointLab {
     }
 
     fn pids(&self, side: ComparedProxy) -> Result<Vec<u32>> {
-        process::with_variable(side.program, &format!("GATEWAY_NAME={}", side.name))
+        process::find_by_environment(side.program, &format!("GATEWAY_NAME={}", side.name))
     }
 
     /// Measures the load through both waypoints, alternately.
@@ -115,7 +115,7 @@ impl WaypointLab {
             ours.push(self.measure(AMBIT_WAYPOINT, load)?);
             envoy.push(self.measure(ENVOY_WAYPOINT, load)?);
         }
-        let mut rows = WaypointRow::of(&format!("{what}{load}"), &ours, &envoy);
+        let mut rows = WaypointRow::from_load_results(&format!("{what}{load}"), &ours, &envoy);
         if matches!(load, Load::Http1(1000)) {
             rows.push(self.memory(&load.to_string(), false)?);
         }
@@ -172,12 +172,12 @@ impl WaypointLab {
         let client = format!("{}/client", side.name);
         let log = self.scratch.path().join("requests.log");
         let path = match (load, self.scenario.rules) {
-            (Load::Large(_), _) => "large".to_owned(),
+            (Load::LargeResponses(_), _) => "large".to_owned(),
             (_, 0) => String::new(),
             (_, rules) => format!("route/{}/x", rules - 1),
         };
         let command = match load {
-            Load::Http1(connections) | Load::Large(connections) => {
+            Load::Http1(connections) | Load::LargeResponses(connections) => {
                 let url = match self.scenario.step {
                     Some(ScenarioStep::Hash) => hashing::url(side),
                     _ => format!("http://server.{}/{path}", side.name),
@@ -203,9 +203,9 @@ impl WaypointLab {
         let output = self.rig.exec(&client, &command)?;
         let sent = match load {
             Load::Http2(_) | Load::Grpc(_) => {
-                load::parse_h2load(&output)?.with_times(&fs::read_to_string(&log)?)?
+                load::parse_h2load(&output)?.with_latencies(&fs::read_to_string(&log)?)?
             }
-            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&output)?,
+            Load::Http1(_) | Load::LargeResponses(_) => load::parse_wrk(&output)?,
         };
         Ok(sent)
     }
@@ -248,7 +248,9 @@ impl fmt::Display for Load {
             Self::Grpc(connections) => {
                 write!(f, "gRPC, {connections} connections of 10 calls")
             }
-            Self::Large(connections) => write!(f, "1 MiB answers, {connections} connections"),
+            Self::LargeResponses(connections) => {
+                write!(f, "1 MiB answers, {connections} connections")
+            }
         }
     }
 }

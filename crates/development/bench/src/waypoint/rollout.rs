@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 use anyhow::{Result, anyhow};
 
 use super::{
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     lab::{Load, WaypointLab},
     manifests,
     scenario::Scenario,
-    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     table::{WaypointRow, median},
 };
 use crate::load::HttpLoad;
@@ -36,7 +36,7 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<WaypointRow>> {
     };
     Ok(vec![
         WaypointRow::failed("rollout", failed(&ours), failed(&theirs)),
-        WaypointRow::smaller("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
+        WaypointRow::smaller_is_better("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
     ])
 }
 

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{authorizer, hashing, plugin, side::ComparedProxy, tokens, tracing};
+use super::{authorizer, compared_proxy::ComparedProxy, hashing, plugin, tokens, tracing};
 
 /// Number of rules of each additional service.
-pub(super) const RULES_OF_SERVICE: usize = 1000;
+pub(super) const RULES_PER_SERVICE: usize = 1000;
 
 /// Objects with which the waypoints are configured for a measurement.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,7 +16,7 @@ pub(super) struct Scenario {
     pub(super) policies: usize,
     /// Number of route rules; the load matches the last of them.
     pub(super) rules: usize,
-    /// Number of additional services with [`RULES_OF_SERVICE`] rules each.
+    /// Number of additional services with [`RULES_PER_SERVICE`] rules each.
     pub(super) services: usize,
     /// Additional processing step for each request.
     pub(super) step: Option<ScenarioStep>,

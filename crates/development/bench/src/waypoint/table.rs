@@ -24,9 +24,9 @@ pub(super) struct WaypointRow {
     ours: f64,
     envoy: f64,
     /// Factor by which Ambit's result is better than Envoy's.
-    times: f64,
+    improvement_factor: f64,
     /// Target for the factor: how much better Ambit's result must be.
-    target: f64,
+    target_factor: f64,
 }
 
 impl WaypointRow {
@@ -37,8 +37,8 @@ impl WaypointRow {
             unit: self.unit,
             value: self.ours,
             // Without failures, Envoy's number divided by ours is infinite.
-            score: if self.target.is_finite() {
-                self.times
+            score: if self.target_factor.is_finite() {
+                self.improvement_factor
             } else {
                 1.0 / (1.0 + self.ours)
             },
@@ -47,13 +47,13 @@ impl WaypointRow {
 
     /// Creates a row of resident memory, in megabytes.
     pub(super) fn memory(what: &str, ours: f64, envoy: f64) -> Self {
-        Self::smaller(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
+        Self::smaller_is_better(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
     }
 
     /// Creates a row of the times until changed routes took effect, in milliseconds.
     pub(super) fn change(ours: Vec<f64>, envoy: Vec<f64>) -> Self {
         let middle = |times| median(times).unwrap_or(f64::NAN);
-        Self::smaller("changed route", "ms", middle(ours), middle(envoy), 1.0)
+        Self::smaller_is_better("changed route", "ms", middle(ours), middle(envoy), 1.0)
     }
 
     /// Creates a row with the numbers of failed requests; the target is none.
@@ -65,12 +65,12 @@ impl WaypointRow {
         let (ours, envoy) = (ours as f64, envoy as f64);
         Self {
             // None at all is as many times better as can be wanted.
-            times: if ours > 0.0 {
+            improvement_factor: if ours > 0.0 {
                 envoy / ours
             } else {
                 f64::INFINITY
             },
-            ..Self::smaller(
+            ..Self::smaller_is_better(
                 &format!("{what}: failed"),
                 "requests",
                 ours,
@@ -80,7 +80,7 @@ impl WaypointRow {
         }
     }
 
-    pub(super) fn smaller(
+    pub(super) fn smaller_is_better(
         what: &str,
         unit: &'static str,
         ours: f64,
@@ -93,13 +93,17 @@ impl WaypointRow {
             unit,
             ours,
             envoy,
-            times: envoy / ours,
-            target,
+            improvement_factor: envoy / ours,
+            target_factor: target,
         }
     }
 
     /// Creates the rows with the medians of the rounds.
-    pub(super) fn of(what: &str, ours: &[LoadResult], envoy: &[LoadResult]) -> Vec<Self> {
+    pub(super) fn from_load_results(
+        what: &str,
+        ours: &[LoadResult],
+        envoy: &[LoadResult],
+    ) -> Vec<Self> {
         let both = |figure: &dyn Fn(&LoadResult) -> Option<f64>| {
             let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
             Some((side(ours)?, side(envoy)?))
@@ -114,8 +118,8 @@ impl WaypointRow {
                 unit: "req/s",
                 ours,
                 envoy,
-                times: ours / envoy,
-                target: 1.5,
+                improvement_factor: ours / envoy,
+                target_factor: 1.5,
             });
         }
         if let Some((ours, envoy)) = both(&|f| Some(f.requests_per_second)) {
@@ -126,12 +130,12 @@ impl WaypointRow {
                 unit: "req/s",
                 ours,
                 envoy,
-                times: ours / envoy,
-                target: 1.0,
+                improvement_factor: ours / envoy,
+                target_factor: 1.0,
             });
         }
         if let Some((ours, envoy)) = both(&|f| f.median.map(micros)) {
-            rows.push(Self::smaller(
+            rows.push(Self::smaller_is_better(
                 &format!("{what}: median"),
                 "us",
                 ours,
@@ -140,7 +144,7 @@ impl WaypointRow {
             ));
         }
         if let Some((ours, envoy)) = both(&|f| f.p99.map(micros)) {
-            rows.push(Self::smaller(
+            rows.push(Self::smaller_is_better(
                 &format!("{what}: p99"),
                 "us",
                 ours,
@@ -159,7 +163,7 @@ pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
 }
 
 /// Formats a number with this number of digits, or a dash if the number is not finite.
-fn of_finite(number: f64, digits: usize) -> String {
+fn format_finite(number: f64, digits: usize) -> String {
     if number.is_finite() {
         format!("{number:.digits$}")
     } else {
@@ -185,7 +189,7 @@ pub(super) fn print(rows: &[WaypointRow]) {
             "",
         ]);
     for row in rows {
-        let outcome = if row.times >= row.target {
+        let outcome = if row.improvement_factor >= row.target_factor {
             "reached"
         } else {
             "NOT REACHED"
@@ -195,8 +199,8 @@ pub(super) fn print(rows: &[WaypointRow]) {
             row.unit.to_owned(),
             format!("{:.1}", row.ours),
             format!("{:.1}", row.envoy),
-            of_finite(row.times, 2),
-            of_finite(row.target, 1),
+            format_finite(row.improvement_factor, 2),
+            format_finite(row.target_factor, 1),
             outcome.to_owned(),
         ]);
     }

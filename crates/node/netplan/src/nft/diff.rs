@@ -192,7 +192,7 @@ pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
             Change::DeleteTable => table = None,
             other => {
                 if let Some(table) = &mut table {
-                    apply_inside(table, other);
+                    apply_to_table(table, other);
                 }
             }
         }
@@ -200,7 +200,7 @@ pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
     table
 }
 
-fn apply_inside(table: &mut Table, change: &Change) {
+fn apply_to_table(table: &mut Table, change: &Change) {
     match change {
         Change::AddTable | Change::DeleteTable => {}
         Change::AddChain(name, hook) => {

@@ -262,12 +262,12 @@ pub(crate) fn talk(a: &mut TcpStream, b: &mut TcpStream) {
     for stream in [&*a, &*b] {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
     }
-    say(a, b);
-    say(b, a);
+    assert_delivers(a, b);
+    assert_delivers(b, a);
 }
 
 #[track_caller]
-fn say(from: &mut TcpStream, to: &mut TcpStream) {
+fn assert_delivers(from: &mut TcpStream, to: &mut TcpStream) {
     from.write_all(b"hello").unwrap();
     let mut buffer = [0; 5];
     to.read_exact(&mut buffer).unwrap();

@@ -33,9 +33,9 @@ pub struct CniAdd<N> {
 
 /// Response to a plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum PluginReply {
     /// The pod is captured: redirection, listeners and probe exemption are in place.
-    Done,
+    Captured,
     /// Membership query answered: whether the pod belongs to the mesh.
     Member(bool),
     /// The call failed for a temporary reason; a retry may succeed.

@@ -9,7 +9,7 @@ use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
 
 use super::{
-    call::{CniAdd, PodRef, Reply, RequestId},
+    call::{CniAdd, PluginReply, PodRef, RequestId},
     step::{ProbeTargets, Step, StepId},
 };
 use crate::source::SourceEvent;
@@ -73,9 +73,9 @@ pub enum Effect<N> {
     /// Searches for these pods' namespaces, and reports [`Event::Scanned`] or [`Event::ScanFailed`].
     Scan(Vec<ScanTarget>),
     /// Responds to a call of the plugin.
-    Reply(RequestId, Reply),
+    Reply(RequestId, PluginReply),
     /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
-    Hold(PodUid),
+    HoldPod(PodUid),
     /// Lets node proxies connect, since all existing pods are known.
     OpenZds,
     /// Writes for each namespace whether it may have mesh pods, for the plugin.

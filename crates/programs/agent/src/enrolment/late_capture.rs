@@ -35,7 +35,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
 
     /// Determines which of the pods that existed at the start are captured late, once all namespaces are known.
     pub(super) fn mark_late_captures(&mut self) {
-        let record = self.record.take();
+        let record = self.earlier_objects.take();
         let late: Vec<PodUid> = self
             .pods
             .iter()

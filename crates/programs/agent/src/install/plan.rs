@@ -25,7 +25,7 @@ use super::{action::FileAction, entry::PluginEntry, mode::InstallMode};
 pub const GRACE_WITHOUT_PRIMARY: Duration = Duration::from_secs(30);
 
 /// Names of Ambit's own configuration in order of preference: the first that sorts before the primary's is used.
-const NAMES: [&str; 4] = [
+const OWN_FILE_NAMES: [&str; 4] = [
     "02-ambit-cni.conflist",
     "00-ambit-cni.conflist",
     "0-ambit-cni.conflist",
@@ -87,7 +87,7 @@ pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent_for: Duration) -
     if desired.mode == InstallMode::Standalone {
         return plan_standalone(files, desired);
     }
-    match directory::primary(files, desired.primary.as_deref()) {
+    match directory::find_primary_conf(files, desired.primary.as_deref()) {
         PrimaryConf::Valid(file, network) => plan_with_primary(files, desired, file, &network),
         PrimaryConf::Settling(file, _) => InstallPlan {
             actions: Vec::new(),
@@ -157,7 +157,7 @@ fn plan_with_primary(
             .entry
             .owned_config(&primary.name, text, network, pinned)
     } else {
-        desired.entry.list_of(&primary.name, text)
+        desired.entry.to_plugin_list(&primary.name, text)
     };
     let own = match own {
         Ok(own) => own,
@@ -240,7 +240,7 @@ fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Optio
         .own_name
         .as_deref()
         .filter(|name| name.ends_with(".conflist"));
-    let mut names = chosen.into_iter().chain(NAMES);
+    let mut names = chosen.into_iter().chain(OWN_FILE_NAMES);
     names
         .find(|name| *name < primary && !is_foreign(name))
         .map(ToOwned::to_owned)

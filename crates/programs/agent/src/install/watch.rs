@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use ambit_cni_conf::{PLUGIN, directory::is_candidate};
+use ambit_cni_conf::{PLUGIN_NAME, directory::is_candidate};
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
@@ -44,7 +44,7 @@ fn is_relevant(event: &Event) -> bool {
             || event.paths.iter().any(|path| {
                 let name = path.file_name().and_then(|name| name.to_str());
                 name.is_some_and(|name| {
-                    name == PLUGIN || name == membership::FILE_NAME || is_candidate(name)
+                    name == PLUGIN_NAME || name == membership::FILE_NAME || is_candidate(name)
                 })
             }))
 }

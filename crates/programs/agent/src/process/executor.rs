@@ -114,7 +114,7 @@ impl<A: Actions> Executor<A> {
     }
 
     pub(super) fn prune_status(&self, keep: BTreeSet<PodName>) {
-        if let Err(error) = self.status.prune(&keep) {
+        if let Err(error) = self.status.prune_annotations(&keep) {
             tracing::warn!(error = %ErrorChain(&error), "stale status is left");
         }
     }

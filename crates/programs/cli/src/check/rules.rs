@@ -174,7 +174,7 @@ fn check_gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
     for definition in found {
         let about = format!("definition {}", name(definition));
-        match gateway_api::find_problem(definition) {
+        match gateway_api::find_crd_problem(definition) {
             Some(gateway_api::CrdProblem::NotServed(served)) => findings.push(Finding::new(
                 FindingLevel::Error,
                 about,

@@ -201,7 +201,7 @@ fn chosen_rule(table: &RouteTable, request: &Request) -> Option<usize> {
         host: "reviews",
         headers: &headers,
     }) {
-        RouteDecision::Rule(rule, _) => Some(rule.index),
+        RouteDecision::Rule(rule, _) => Some(rule.rule_index),
         RouteDecision::NoMatchingRule => None,
         RouteDecision::NoRoutes => panic!("there is a route"),
     }

@@ -44,8 +44,8 @@ impl fmt::Display for Proxy {
 }
 
 /// Byte stream to an admin port, over any transport.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+pub(crate) trait AdminStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> AdminStream for T {}
 
 /// Proxies of a lab or cluster, by the transport over which they are reached.
 pub(crate) enum Proxies {
@@ -103,7 +103,7 @@ impl Proxies {
         if let Self::ControlPlane(control_plane) = self {
             return control_plane.request(path).await;
         }
-        let stream = self.dial(proxy).await?;
+        let stream = self.connect_to_admin_port(proxy).await?;
         reader::request(stream, path).await.map_err(|error| {
             let what = format!("{proxy} does not answer");
             CliError::new(ErrorKind::Unreachable, what).with_source(error)
@@ -111,7 +111,7 @@ impl Proxies {
     }
 
     /// Connects to the admin port of a proxy.
-    async fn dial(&self, proxy: &Proxy) -> Result<Box<dyn Stream>, CliError> {
+    async fn connect_to_admin_port(&self, proxy: &Proxy) -> Result<Box<dyn AdminStream>, CliError> {
         let not_there = || {
             let what = format!("{proxy} has no admin port");
             CliError::new(ErrorKind::NotFound, what)
@@ -160,7 +160,7 @@ async fn run_blocking<T: Send + 'static>(
     })?
 }
 
-impl reader::Proxies for Proxies {
+impl reader::ProxyConnector for Proxies {
     type Proxy = Proxy;
 
     async fn list(&self) -> Result<Vec<Proxy>, String> {

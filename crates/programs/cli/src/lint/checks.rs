@@ -19,7 +19,7 @@ pub(super) fn run_checks(
     let applied = || {
         objects.iter().filter_map(|event| match event {
             ObjectEvent::Applied { object, origin } => Some((object, origin)),
-            ObjectEvent::Refused { .. } | ObjectEvent::Deleted(_) => None,
+            ObjectEvent::Invalid { .. } | ObjectEvent::Deleted(_) => None,
         })
     };
     let pods = PodsByNamespace::new(applied().filter_map(|(object, _)| match object {

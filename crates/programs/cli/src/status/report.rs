@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     debug_pages::{AgentStatus, XdsClient},
-    dump::{CertificateEntry, Entries, ProxyDump},
+    dump::{CertificateEntry, DumpEntries, ProxyDump},
     output::format_table,
     problems::Problem,
 };
@@ -302,7 +302,7 @@ fn add_agent_status(
 
 fn summarize_certificates(
     node: &str,
-    entries: &Entries<CertificateEntry>,
+    entries: &DumpEntries<CertificateEntry>,
     problems: &mut Vec<String>,
 ) -> Certificates {
     let mut certificates = Certificates::default();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_flow::{Event, Flow, Peer, ReporterKind, StreamItem};
+use ambit_flow::{Flow, FlowEventKind, Peer, ReporterKind, StreamItem};
 use serde_json::Value;
 
 use crate::dump::{Connection, PodEntry};
@@ -86,8 +86,8 @@ impl Observations {
                 self.lost.1 += refusals;
             }
             StreamItem::Flow(flow) => match (flow.event, flow.reporter.kind) {
-                (Event::Refused, _) => self.add_refusal(flow),
-                (Event::Failed, _) | (_, ReporterKind::Source) => {}
+                (FlowEventKind::Refused, _) => self.add_refusal(flow),
+                (FlowEventKind::Failed, _) | (_, ReporterKind::Source) => {}
                 // The waypoint decides what a pod's proxy passes on to it.
                 (_, ReporterKind::Destination) if flow.waypoint.is_some() => {}
                 (_, ReporterKind::Destination) => {

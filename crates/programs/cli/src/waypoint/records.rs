@@ -15,7 +15,7 @@ use super::{
 use crate::{
     CliError, ErrorKind,
     cluster::block_on,
-    dump::{Entries, ServiceEntry, WorkloadEntry, non_empty_or},
+    dump::{DumpEntries, ServiceEntry, WorkloadEntry, non_empty_or},
     output::{self, format_table},
     source::{CONFIG_DUMP_PATH, require_ok},
 };
@@ -46,8 +46,8 @@ pub(super) enum RecordSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WaypointDump {
-    workloads: Entries<WorkloadEntry>,
-    services: Entries<ServiceEntry>,
+    workloads: DumpEntries<WorkloadEntry>,
+    services: DumpEntries<ServiceEntry>,
     /// Records that the control plane sends to waypoints only.
     workload_state: Records,
 }
@@ -490,7 +490,7 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for service in dump.services.parsed() {
         let name = format!("{}/{}", service.namespace, service.hostname);
-        for endpoint in service.endpoints.iter().flat_map(Entries::parsed) {
+        for endpoint in service.endpoints.iter().flat_map(DumpEntries::parsed) {
             let uid = endpoint.workload_uid.as_str();
             let workload = workloads.get(uid);
             let state = states.get(&(name.as_str(), uid));

@@ -188,9 +188,9 @@ impl Lab {
 
     /// Returns the ids of all processes in the lab's PID namespace.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
-        let ns = namespace(self.init_process()).unwrap();
+        let ns = pid_namespace(self.init_process()).unwrap();
         all_processes()
-            .filter(|pid| namespace(*pid) == Some(ns))
+            .filter(|pid| pid_namespace(*pid) == Some(ns))
             .collect()
     }
 }
@@ -205,7 +205,7 @@ pub(crate) fn ambit() -> &'static str {
     env!("CARGO_BIN_EXE_ambit")
 }
 
-fn namespace(pid: i32) -> Option<u64> {
+fn pid_namespace(pid: i32) -> Option<u64> {
     fs::metadata(format!("/proc/{pid}/ns/pid"))
         .ok()
         .map(|meta| meta.ino())
@@ -250,7 +250,7 @@ pub(crate) fn kill(pid: i32) {
 }
 
 /// Formats the manifest of a pod that runs a command.
-pub(crate) fn pod(name: &str, command: &str) -> String {
+pub(crate) fn pod_manifest(name: &str, command: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: test, labels: {{app: {name}}}}}\n\
          spec:\n  containers: [{{name: c, command: {command}}}]\n---\n"
@@ -258,7 +258,7 @@ pub(crate) fn pod(name: &str, command: &str) -> String {
 }
 
 /// Formats the manifest of a Service for the pod of the same name.
-pub(crate) fn service(name: &str, extra: &str) -> String {
+pub(crate) fn service_manifest(name: &str, extra: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: test}}\n\
          spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: 8080}}]{extra}}}\n---\n"

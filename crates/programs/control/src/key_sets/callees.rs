@@ -41,7 +41,7 @@ pub(crate) enum CalleeError {
         namespace: ArcStr,
     },
     #[error("the control plane is ending")]
-    Ending,
+    ShuttingDown,
 }
 
 /// Sender of address checks to the task that owns the index. Clones share the queue.
@@ -77,8 +77,8 @@ impl CalleeChecker {
             reply,
         };
         let sent = self.0.send(inquiry).await;
-        sent.map_err(|_| CalleeError::Ending)?;
-        let answer = answer.await.map_err(|_| CalleeError::Ending)?;
+        sent.map_err(|_| CalleeError::ShuttingDown)?;
+        let answer = answer.await.map_err(|_| CalleeError::ShuttingDown)?;
         Ok(answer.err())
     }
 }

@@ -7,10 +7,10 @@
     reason = "a test fails by panicking"
 )]
 
+mod connection_ends;
 mod departures;
 mod dns;
 mod double;
-mod endings;
 mod endpoint_waypoint;
 mod enrolment;
 mod fixture;

@@ -24,7 +24,7 @@ impl AddressRecord {
     }
 
     /// Counts the fields of an `istio.workload.Address` that this build does not know, and therefore ignores.
-    pub fn unknown_fields(bytes: &[u8]) -> u64 {
+    pub fn unknown_field_count(bytes: &[u8]) -> u64 {
         let mut count = 0;
         let walked = ISTIO_WORKLOAD_ADDRESS.unknown_fields(bytes, &mut |_| count += 1);
         // Bytes that are not protobuf are refused by `decode`.

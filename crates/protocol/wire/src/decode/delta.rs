@@ -13,12 +13,12 @@ use crate::discovery::DeltaDiscoveryRequest;
 pub const DELTA_PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
-/// gRPC codec that decodes responses as [`LeanDeltaResponse`].
-pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LeanDeltaResponse>;
+/// gRPC codec that decodes responses as [`LazyDeltaResponse`].
+pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LazyDeltaResponse>;
 
 /// `envoy.service.discovery.v3.DeltaDiscoveryResponse` with undecoded resources.
 #[derive(Clone, PartialEq, Message)]
-pub struct LeanDeltaResponse {
+pub struct LazyDeltaResponse {
     /// Encoded `Resource` messages.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub resources: Vec<Bytes>,
@@ -35,12 +35,12 @@ pub struct LeanDeltaResponse {
 
 /// `envoy.service.discovery.v3.Resource` with an undecoded value.
 #[derive(Clone, PartialEq, Message)]
-pub struct LeanResource {
+pub struct LazyResource {
     /// Version of the resource, an opaque text that the client reports when it reconnects.
     #[prost(string, tag = "1")]
     pub version: String,
     #[prost(message, optional, tag = "2")]
-    resource: Option<LeanAny>,
+    resource: Option<LazyAny>,
     /// Name of the resource.
     #[prost(string, tag = "3")]
     pub name: String,
@@ -50,14 +50,14 @@ pub struct LeanResource {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct LeanAny {
+struct LazyAny {
     #[prost(bytes = "bytes", tag = "2")]
     value: Bytes,
 }
 
-impl LeanResource {
+impl LazyResource {
     /// Decodes the envelope of one resource, without its value.
-    pub fn read(bytes: Bytes) -> Result<Self, DecodeError> {
+    pub fn decode_envelope(bytes: Bytes) -> Result<Self, DecodeError> {
         Self::decode(bytes)
             .map_err(|source| DecodeError::new("resource", DecodeErrorReason::Malformed(source)))
     }

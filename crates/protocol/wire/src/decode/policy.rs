@@ -9,13 +9,13 @@ use prost::Message;
 
 use super::{
     error::{DecodeError, DecodeErrorReason},
-    fields::{decode_enum, port, prefix},
+    fields::{decode_enum, decode_port, decode_prefix},
     strict::{RecordDecodeError, Substitute, check_resource_name, decode_strictly},
 };
 use crate::{security as wire, unknown::ISTIO_SECURITY_AUTHORIZATION};
 
 /// Decodes an `istio.security.Authorization` in full: a field that this build does not know is an error.
-pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
+pub fn decode_authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
     let policy: wire::Authorization =
         decode_strictly("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
     policy.try_into()
@@ -26,14 +26,14 @@ pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> 
 /// # Errors
 ///
 /// When the policy cannot be decoded in full; the error contains its deny-all substitute, see
-/// [`model::Authorization::substitute`].
-pub fn policy(
+/// [`model::Authorization::deny_all_substitute`].
+pub fn decode_policy(
     name: &str,
     bytes: &[u8],
 ) -> Result<model::Authorization, RecordDecodeError<model::Authorization>> {
-    let (read, key) = (authorization(bytes), model::Authorization::key);
+    let (read, key) = (decode_authorization(bytes), model::Authorization::key);
     check_resource_name(name, "authorization.name", read, key, |key, why| {
-        let record = Box::new(substitute(key, bytes, why));
+        let record = Box::new(deny_all_substitute(key, bytes, why));
         Substitute {
             effect: match record.dry_run {
                 true => "none, it is a dry run",
@@ -48,7 +48,7 @@ pub fn policy(
 /// Name, scope and dry-run flag of a policy. They are decoded without its rules, to build the substitute of an invalid
 /// policy.
 #[derive(Message)]
-struct Outline {
+struct PolicyOutline {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
@@ -62,12 +62,13 @@ struct Outline {
 /// Builds the fail-closed substitute of a policy. If the scope of the policy cannot be decoded, the substitute applies
 /// to the namespace in the policy's key, or to the whole mesh if the key has no namespace. Contents with another name
 /// than the key's are not used.
-fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
-    let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
-    let outline = Outline::decode(bytes).ok().filter(named);
+fn deny_all_substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
+    let named =
+        |outline: &PolicyOutline| key.name == outline.name && key.namespace == outline.namespace;
+    let outline = PolicyOutline::decode(bytes).ok().filter(named);
     let declared = outline
         .as_ref()
-        .and_then(|outline| scope(outline.scope).ok());
+        .and_then(|outline| decode_scope(outline.scope).ok());
     let scope = match declared.unwrap_or(model::Scope::Namespace) {
         model::Scope::Namespace if key.namespace.is_empty() => model::Scope::Global,
         scope => scope,
@@ -90,7 +91,10 @@ impl TryFrom<wire::Authorization> for model::Authorization {
             .map(|rule| {
                 let clause = |clause: wire::Clause| {
                     if clause.matches.is_empty() {
-                        return Err(DecodeError::new("clause.matches", DecodeErrorReason::Empty));
+                        return Err(DecodeError::new(
+                            "clause.matches",
+                            DecodeErrorReason::EmptyField,
+                        ));
                     }
                     clause.matches.into_iter().map(TryInto::try_into).collect()
                 };
@@ -100,7 +104,7 @@ impl TryFrom<wire::Authorization> for model::Authorization {
         Ok(Self {
             name: from.name.into(),
             namespace: from.namespace.into(),
-            scope: scope(from.scope)?,
+            scope: decode_scope(from.scope)?,
             action: match decode_enum("authorization.action", from.action)? {
                 wire::Action::Allow => model::Action::Allow,
                 wire::Action::Deny => model::Action::Deny,
@@ -112,7 +116,7 @@ impl TryFrom<wire::Authorization> for model::Authorization {
     }
 }
 
-fn scope(value: i32) -> Result<model::Scope, DecodeError> {
+fn decode_scope(value: i32) -> Result<model::Scope, DecodeError> {
     Ok(match decode_enum("authorization.scope", value)? {
         wire::Scope::Global => model::Scope::Global,
         wire::Scope::Namespace => model::Scope::Namespace,
@@ -193,12 +197,14 @@ pub(crate) fn decode_ip_nets(
     from: &[wire::Address],
 ) -> Result<Vec<IpNet>, DecodeError> {
     from.iter()
-        .map(|net| prefix(field, &net.address, net.length))
+        .map(|net| decode_prefix(field, &net.address, net.length))
         .collect()
 }
 
 pub(crate) fn decode_ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
-    from.into_iter().map(|number| port(field, number)).collect()
+    from.into_iter()
+        .map(|number| decode_port(field, number))
+        .collect()
 }
 
 pub(crate) fn decode_service_account_matches(

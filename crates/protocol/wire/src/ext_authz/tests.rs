@@ -16,7 +16,10 @@ fn a_denial_is_read() {
 
 #[test]
 fn ambiguous_check_response_counts_as_none() {
-    assert_eq!(CheckResponse::decode(b""), Err(CheckResponseError::Empty));
+    assert_eq!(
+        CheckResponse::decode(b""),
+        Err(CheckResponseError::NoDecision)
+    );
     // A status of OK, and a denial.
     assert_eq!(
         CheckResponse::decode(b"\x0a\x00\x12\x00"),
@@ -54,7 +57,7 @@ fn headers_are_set_by_the_check_response() {
             append,
             append_action,
         };
-        header(option, unsaid).unwrap().action
+        decode_header_mutation(option, unsaid).unwrap().action
     };
     use HeaderAction as C;
     assert_eq!(of(None, 0, C::Set), C::Set);

@@ -121,7 +121,7 @@ impl<S: Subscriber> Layer<S> for RecordLayer {
         if IS_UNRECORDED.get() || metadata.target().starts_with(RESOLVER_TARGETS) {
             return;
         }
-        let mut fields = Fields::default();
+        let mut fields = RecordFields::default();
         event.record(&mut fields);
         self.0.record(LogRecord {
             time: SystemTime::now(),
@@ -135,12 +135,12 @@ impl<S: Subscriber> Layer<S> for RecordLayer {
 
 /// Collects the fields of an event for a record.
 #[derive(Debug, Default)]
-struct Fields {
+struct RecordFields {
     message: String,
     fields: Vec<(&'static str, FieldValue)>,
 }
 
-impl Fields {
+impl RecordFields {
     fn push(&mut self, field: &Field, value: FieldValue) {
         self.fields
             .push((field.name().trim_start_matches("r#"), value));
@@ -158,7 +158,7 @@ impl Fields {
     }
 }
 
-impl Visit for Fields {
+impl Visit for RecordFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.text(field, format_args!("{}", truncate(value)));
     }

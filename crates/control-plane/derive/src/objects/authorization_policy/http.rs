@@ -53,7 +53,7 @@ pub(crate) fn http_policy(
             unsupported: Vec::new(),
         };
         let at = format!("spec.rules[{index}]");
-        let read = reader.rule(rule, &at)?;
+        let read = reader.convert_rule(rule, &at)?;
         let unsupported = reader.unsupported.join(", ");
         if unsupported.is_empty() {
             rules.push(read);
@@ -75,7 +75,7 @@ pub(crate) fn http_policy(
         action,
         dry_run,
         rules,
-        ..named(policy)
+        ..empty_policy(policy)
     };
     Ok((read, notes))
 }
@@ -105,11 +105,11 @@ pub(crate) fn substitute(policy: &AuthorizationPolicy, why: &str) -> HttpPolicy 
         action: HttpAction::Deny,
         rules: vec![HttpRule::default()],
         not_understood: Some(why.into()),
-        ..named(policy)
+        ..empty_policy(policy)
     }
 }
 
-fn named(policy: &AuthorizationPolicy) -> HttpPolicy {
+fn empty_policy(policy: &AuthorizationPolicy) -> HttpPolicy {
     HttpPolicy {
         key: PolicyKey {
             namespace: namespace_of(policy),
@@ -128,7 +128,7 @@ struct HttpRuleReader<'a> {
 }
 
 impl HttpRuleReader<'_> {
-    fn rule(&mut self, rule: &PolicyRule, at: &str) -> Result<HttpRule, FieldError> {
+    fn convert_rule(&mut self, rule: &PolicyRule, at: &str) -> Result<HttpRule, FieldError> {
         let mut read = HttpRule::default();
         for (index, from) in rule.from.iter().enumerate() {
             let at = format!("{at}.from[{index}].source");
@@ -140,7 +140,7 @@ impl HttpRuleReader<'_> {
                     "must name at least one of principals, namespaces, ipBlocks, …",
                 )
             })?;
-            read.sources.push(self.source(source, &at)?);
+            read.sources.push(self.convert_source(source, &at)?);
         }
         for (index, to) in rule.to.iter().enumerate() {
             let at = format!("{at}.to[{index}].operation");
@@ -152,16 +152,17 @@ impl HttpRuleReader<'_> {
                     "must name at least one of ports, hosts, methods, paths",
                 )
             })?;
-            read.operations.push(self.operation(operation, &at)?);
+            read.operations
+                .push(self.convert_operation(operation, &at)?);
         }
         for (index, condition) in rule.when.iter().enumerate() {
-            let read_one = self.condition(condition, &format!("{at}.when[{index}]"))?;
+            let read_one = self.convert_condition(condition, &format!("{at}.when[{index}]"))?;
             read.conditions.extend(read_one);
         }
         Ok(read)
     }
 
-    fn source(&mut self, s: &Source, at: &str) -> Result<HttpSource, FieldError> {
+    fn convert_source(&mut self, s: &Source, at: &str) -> Result<HttpSource, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         let mut names = |name, values: &[String]| parse_patterns(values, &field(name), self.notes);
         let account = |text: &str| parse_service_account(text, self.namespace);
@@ -186,7 +187,7 @@ impl HttpRuleReader<'_> {
         })
     }
 
-    fn operation(&mut self, o: &Operation, at: &str) -> Result<HttpOperation, FieldError> {
+    fn convert_operation(&mut self, o: &Operation, at: &str) -> Result<HttpOperation, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         let ports = |name, values: &[String]| parse_list(values, &field(name), parse_port);
         let notes = &mut *self.notes;
@@ -222,7 +223,7 @@ impl HttpRuleReader<'_> {
     }
 
     /// Converts a condition of `when`; `None` if its attribute is not supported.
-    fn condition(
+    fn convert_condition(
         &mut self,
         condition: &Condition,
         at: &str,
@@ -239,8 +240,8 @@ impl HttpRuleReader<'_> {
             self.unsupported.push(name);
             return Ok(None);
         };
-        let values = self.values(&attribute, &condition.values, &some)?;
-        let not_values = self.values(&attribute, &condition.not_values, &none)?;
+        let values = self.convert_values(&attribute, &condition.values, &some)?;
+        let not_values = self.convert_values(&attribute, &condition.not_values, &none)?;
         Ok(Some(HttpCondition {
             attribute,
             values,
@@ -248,7 +249,7 @@ impl HttpRuleReader<'_> {
         }))
     }
 
-    fn values(
+    fn convert_values(
         &mut self,
         attribute: &HttpAttribute,
         values: &[String],

@@ -34,7 +34,7 @@ pub(crate) fn parse_patterns(
     notes: &mut Vec<Note>,
 ) -> Result<Vec<StringMatch>, FieldError> {
     let literal = values.iter().enumerate();
-    for (index, value) in literal.filter(|(_, value)| matches_nobody(value)) {
+    for (index, value) in literal.filter(|(_, value)| matches_no_principal(value)) {
         let message = format!(
             "{value:?} is compared as it is written and matches nobody: '*' stands for other text only at the beginning or at the end, and principals are written without spiffe://"
         );
@@ -50,7 +50,7 @@ pub(crate) fn parse_pattern(text: &str) -> Result<StringMatch, String> {
 
 /// Whether a pattern of principals can match none: `*` in the middle is a literal character, which principals do not
 /// contain, and principals are compared without `spiffe://`.
-pub(crate) fn matches_nobody(text: &str) -> bool {
+pub(crate) fn matches_no_principal(text: &str) -> bool {
     let literal = match StringMatch::from_pattern(text) {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
         StringMatch::Presence => return false,

@@ -56,7 +56,7 @@ impl ExtensionProvider {
     /// Returns the host of the provider's service, if it has one.
     pub(crate) fn host(&self) -> Option<ArcStr> {
         let service = self.settings.get("service")?.as_str()?;
-        Some(callee::host(service))
+        Some(callee::host_of_service(service))
     }
 }
 

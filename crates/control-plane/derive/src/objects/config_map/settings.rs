@@ -46,7 +46,7 @@ pub(crate) struct MeshSettings {
 
 impl MeshSettings {
     /// Returns the hosts of the providers' services, which waypoints call.
-    pub(crate) fn hosts(&self) -> Vec<ArcStr> {
+    pub(crate) fn provider_hosts(&self) -> Vec<ArcStr> {
         let providers = self.providers.values();
         providers.filter_map(ExtensionProvider::host).collect()
     }
@@ -189,29 +189,29 @@ fn check_outbound_policy(
 
 fn attachment_setting(config: &MeshConfig) -> &'static str {
     match config.waypoint_attachment {
-        WaypointAttachment::Seed => "seed",
-        WaypointAttachment::Labels => "labels",
+        WaypointAttachment::LabelsAndGateways => "seed",
+        WaypointAttachment::LabelsOnly => "labels",
     }
 }
 
 fn workload_waypoints_setting(config: &MeshConfig) -> &'static str {
     match config.workload_waypoints {
-        WorkloadWaypoints::Enforced => "enforced",
-        WorkloadWaypoints::Istio => "istio",
+        WorkloadWaypoints::AllClients => "enforced",
+        WorkloadWaypoints::CapturedClients => "istio",
     }
 }
 
 fn waypoint_missing_setting(config: &MeshConfig) -> &'static str {
     match config.waypoint_missing {
-        WaypointMissing::Refuse => "refuse",
-        WaypointMissing::Allow => "allow",
+        WaypointMissing::RefuseConnections => "refuse",
+        WaypointMissing::BypassWaypoint => "allow",
     }
 }
 
 fn waypoint_binding_setting(config: &MeshConfig) -> &'static str {
     match config.waypoint_binding {
         WaypointBinding::Strict => "strict",
-        WaypointBinding::Ready => "ready",
+        WaypointBinding::WhenReady => "ready",
     }
 }
 

@@ -62,7 +62,9 @@ pub(crate) fn parse_ca_certificates(
                     "has no certificate in PEM",
                 ));
             }
-            (None, Some(url)) if url.starts_with("https://") => RootSource::Bundle(url.into()),
+            (None, Some(url)) if url.starts_with("https://") => {
+                RootSource::TrustBundleUrl(url.into())
+            }
             (None, Some(url)) => {
                 let message = format!("{url:?} is no address of https");
                 return Err(field_error(&format!("{at}.spiffeBundleUrl"), message));

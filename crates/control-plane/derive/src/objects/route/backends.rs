@@ -11,7 +11,7 @@ use crate::{
 /// Parsed backend of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
-    pub(crate) to: ServiceReference,
+    pub(crate) service: ServiceReference,
     /// Subset of the service's endpoints (DestinationRule); all endpoints if `None`.
     pub(crate) subset: Option<ArcStr>,
     pub(crate) weight: u32,
@@ -29,7 +29,7 @@ pub(crate) enum WeightedTraffic {
 
 impl WeightedTraffic {
     /// Returns the text for notes on what happens to the traffic of an unusable backend.
-    pub(crate) fn refused(self) -> &'static str {
+    pub(crate) fn refusal_text(self) -> &'static str {
         match self {
             Self::Requests => "its share of requests is answered with an error",
             Self::Connections => "its share of connections is refused",
@@ -73,7 +73,13 @@ impl BackendInput {
             subset = Some(ArcStr::from(name));
         }
         Ok(Self {
-            to: ServiceReference::read(&reference, namespace, at, share.refused(), notes)?,
+            service: ServiceReference::read(
+                &reference,
+                namespace,
+                at,
+                share.refusal_text(),
+                notes,
+            )?,
             subset,
             weight,
             filters,

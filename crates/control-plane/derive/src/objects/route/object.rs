@@ -11,7 +11,7 @@ use crate::{
     objects::{
         readable::Parsed,
         route::{
-            input::{Parent, RouteInput, RouteRules},
+            input::{RouteInput, RouteParent, RouteRules},
             references::{self, service_kind},
         },
     },
@@ -60,7 +60,7 @@ pub(crate) fn namespace(metadata: &ObjectMeta) -> &str {
 pub(crate) fn parents(
     references: &[ParentReference],
     namespace: &str,
-) -> Result<Vec<Parent>, FieldError> {
+) -> Result<Vec<RouteParent>, FieldError> {
     let mut parents = Vec::new();
     for (index, reference) in references.iter().enumerate() {
         let group = reference.group.as_deref().unwrap_or(gateway::GROUP);
@@ -68,12 +68,12 @@ pub(crate) fn parents(
         let Some(kind) = service_kind(group, kind) else {
             continue;
         };
-        let port = reference.port.map(references::port).transpose();
+        let port = reference.port.map(references::parse_port).transpose();
         let port = port.map_err(|message| {
             FieldError::new(format!("spec.parentRefs[{index}].port"), message)
         })?;
         let namespace = reference.namespace.as_deref().unwrap_or(namespace);
-        parents.push(Parent {
+        parents.push(RouteParent {
             target: ObjectKey::new(kind, namespace, reference.name.as_str()),
             port,
             reference: reference.clone(),
@@ -84,7 +84,7 @@ pub(crate) fn parents(
 
 pub(crate) fn route<K: RouteObject>(
     from: &K,
-    parents: Vec<Parent>,
+    parents: Vec<RouteParent>,
     rules: RouteRules,
 ) -> RouteInput {
     let metadata = from.metadata();

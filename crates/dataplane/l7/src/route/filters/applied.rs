@@ -1,7 +1,7 @@
 //! Effective filters of a request that a rule forwards to one of its backends: the rule's filters, then the
 //! backend's.
 
-use ambit_model::{HttpFault, HttpMirror, HttpRewrite, Share};
+use ambit_model::{HttpFault, HttpMirror, HttpRewrite, RequestFraction};
 use http::HeaderMap;
 use rand::RngCore;
 
@@ -41,19 +41,25 @@ impl<'a> EffectiveFilters<'a> {
     /// Whether the filters may change the request before it is forwarded.
     pub fn changes_request(self) -> bool {
         self.all()
-            .any(|filters| filters.request.is_some() || filters.rewrite.is_some())
+            .any(|filters| filters.request_header_edits.is_some() || filters.rewrite.is_some())
     }
 
     /// Applies the request-header filters of the rule, and then those of the backend.
     pub fn change_request(self, headers: &mut HeaderMap) {
-        for edits in self.all().filter_map(|filters| filters.request.as_ref()) {
+        for edits in self
+            .all()
+            .filter_map(|filters| filters.request_header_edits.as_ref())
+        {
             edits.apply(headers);
         }
     }
 
     /// Applies the response-header filters of the rule and of the backend.
     pub fn change_response(self, headers: &mut HeaderMap) {
-        for edits in self.all().filter_map(|filters| filters.response.as_ref()) {
+        for edits in self
+            .all()
+            .filter_map(|filters| filters.response_header_edits.as_ref())
+        {
             edits.apply(headers);
         }
     }
@@ -73,7 +79,7 @@ impl<'a> EffectiveFilters<'a> {
                 denominator,
                 ..
             } = **mirror;
-            let share = Share {
+            let share = RequestFraction {
                 numerator,
                 denominator,
             };
@@ -99,11 +105,17 @@ impl<'a> EffectiveFilters<'a> {
         [
             ("CORS", self.cors().is_some()),
             ("RequestRedirect", self.redirect().is_some()),
-            ("RequestHeaderModifier", has(|all| all.request.is_some())),
+            (
+                "RequestHeaderModifier",
+                has(|all| all.request_header_edits.is_some()),
+            ),
             ("URLRewrite", has(|all| all.rewrite.is_some())),
             ("FaultInjection", self.configured_fault().is_some()),
             ("RequestMirror", has(|all| !all.mirrors.is_empty())),
-            ("ResponseHeaderModifier", has(|all| all.response.is_some())),
+            (
+                "ResponseHeaderModifier",
+                has(|all| all.response_header_edits.is_some()),
+            ),
         ]
         .into_iter()
         .filter_map(|(name, is_there)| is_there.then_some(name))

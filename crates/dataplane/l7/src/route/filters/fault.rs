@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_model::{FaultStatus, HttpFault, Share};
+use ambit_model::{FaultStatus, HttpFault, RequestFraction};
 use rand::{Rng as _, RngCore};
 
 /// Fault that is injected into one request.
@@ -15,8 +15,8 @@ pub struct InjectedFault {
 }
 
 /// Returns at random whether one request belongs to the fraction `share`.
-pub(super) fn draw_fraction(share: Share, rng: &mut dyn RngCore) -> bool {
-    let Share {
+pub(super) fn draw_fraction(share: RequestFraction, rng: &mut dyn RngCore) -> bool {
+    let RequestFraction {
         numerator,
         denominator,
     } = share;
@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    fn share(numerator: u32, denominator: u32) -> Share {
-        Share {
+    fn share(numerator: u32, denominator: u32) -> RequestFraction {
+        RequestFraction {
             numerator,
             denominator,
         }

@@ -29,13 +29,13 @@ impl CallCause {
 #[derive(Clone)]
 pub(crate) struct PluginContext {
     /// Data shared by all plugins of the waypoint.
-    pub(crate) shared: SharedState,
+    pub(crate) shared_data: SharedState,
     /// Signal that a plugin has enqueued a message in a shared queue.
-    pub(crate) queues: watch::Sender<()>,
+    pub(crate) queue_signal: watch::Sender<()>,
     /// Function that makes a plugin's calls.
-    pub(crate) calls: Arc<MakeCallFn>,
+    pub(crate) make_call: Arc<MakeCallFn>,
     /// Function that opens a plugin's streams.
-    pub(crate) streams: Arc<OpenStreamFn>,
+    pub(crate) open_stream: Arc<OpenStreamFn>,
 }
 
 /// Function that makes a plugin's HTTP or unary gRPC call and returns the response.

@@ -69,10 +69,10 @@ impl Destination {
     ) -> BackendRequest<'a> {
         BackendRequest {
             waypoint: &own.workload,
-            own: Some(&session.shard.waypoint.address),
-            is_target: self.is_target(session),
-            failed,
-            dialled: session.target.requested_ip(),
+            own_address: Some(&session.shard.waypoint.address),
+            is_called_service: self.is_target(session),
+            failed_workloads: failed,
+            dialed_ip: session.target.requested_ip(),
         }
     }
 
@@ -145,7 +145,7 @@ impl Destination {
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 let request = self.backend_request(session, own, failed);
                 let table = waypoint.state.table();
-                table.backend(&request, name, *port, Some(load), &mut rand::rng())
+                table.route_to_backend(&request, name, *port, Some(load), &mut rand::rng())
             }
         }
     }
@@ -195,7 +195,7 @@ impl Destination {
             Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
             _ => Default::default(),
         };
-        NoUpstream::Subset(service, subset)
+        NoUpstream::UnusableSubset(service, subset)
     }
 
     /// Chooses an endpoint, by the destination's rule or as the less loaded of two random ones. Returns the upstream of

@@ -38,7 +38,7 @@ pub(crate) fn find(
 /// verified.
 pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -> bool {
     let all = session.shard.waypoint.published.authentications();
-    all.were_all_applied(attachments.services(), session.attachments().services())
+    all.were_policies_applied(attachments.services(), session.attachments().services())
 }
 
 /// Whether any plugin applies to requests with these attachments.
@@ -47,7 +47,7 @@ pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool
     chain.is_some_and(|chain| {
         let mut plugins = chain.plugins_for(attachments).into_iter();
         // A plugin's own calls would call the plugin again.
-        plugins.any(|plugin| !session.caller.acts_for(&plugin.config.namespace))
+        plugins.any(|plugin| !session.caller.calls_on_behalf_of(&plugin.config.namespace))
     })
 }
 
@@ -58,8 +58,10 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     };
     let applied = chain.plugins_for(&session.attachments());
     chain.plugins_for(attachments).iter().all(|plugin| {
-        session.caller.acts_for(&plugin.config.namespace)
-            || applied.iter().any(|known| known.number == plugin.number)
+        session.caller.calls_on_behalf_of(&plugin.config.namespace)
+            || applied
+                .iter()
+                .any(|known| known.version_id == plugin.version_id)
     })
 }
 

@@ -27,8 +27,8 @@ pub(in crate::http) struct DestinationDecision {
     hash: Option<u64>,
     /// `Set-Cookie` value for the response, if the load-balancer hash needs a new cookie.
     cookie: Option<HeaderValue>,
-    _request: LimitPermit,
-    _connection: Option<OwnedSemaphorePermit>,
+    _request_permit: LimitPermit,
+    _connection_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl DestinationDecision {
@@ -56,8 +56,8 @@ impl DestinationDecision {
             port,
             hash,
             cookie,
-            _request: active,
-            _connection: connection,
+            _request_permit: active,
+            _connection_permit: connection,
         }))
     }
 
@@ -68,8 +68,8 @@ impl DestinationDecision {
     ) -> PickRequest<'a> {
         PickRequest {
             hash: self.hash,
-            failed,
-            preferred,
+            tried_uids: failed,
+            preferred_uid: preferred,
         }
     }
 
@@ -159,18 +159,18 @@ pub(in crate::http) fn cookie_value<'a>(headers: &'a HeaderMap, name: &str) -> O
 }
 
 /// Generates the load-balancer cookie of a client that has none. Its random value reveals nothing about the endpoints.
-fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
-    let ttl = of.ttl?;
+fn new_cookie(settings: &HashCookie) -> Option<(String, HeaderValue)> {
+    let ttl = settings.ttl?;
     let value = format!("{:016x}", rand::rng().random::<u64>());
-    let mut text = format!("{}=\"{value}\"", of.name);
+    let mut text = format!("{}=\"{value}\"", settings.name);
     let mut add = |part: std::fmt::Arguments<'_>| text.write_fmt(part).is_ok();
     if !ttl.is_zero() {
         add(format_args!("; Max-Age={}", ttl.as_secs().max(1)));
     }
-    if let Some(path) = &of.path {
+    if let Some(path) = &settings.path {
         add(format_args!("; Path={path}"));
     }
-    for (name, value) in &of.attributes {
+    for (name, value) in &settings.attributes {
         if value.is_empty() {
             add(format_args!("; {name}"));
         } else {

@@ -17,7 +17,7 @@ impl Destination {
         mark: u64,
     ) -> SessionEndpoint {
         let waypoint = &session.shard.waypoint;
-        let own = waypoint.local.current(None);
+        let own = waypoint.local.current_pod(None);
         let Some((name, port)) = self.port(session) else {
             return SessionEndpoint::AtOtherWaypoint;
         };

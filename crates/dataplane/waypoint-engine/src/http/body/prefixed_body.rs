@@ -53,7 +53,7 @@ impl BufferedPrefix {
         memory: &ConnectionMemory,
         idle: &IdleTimeout,
     ) -> Result<Self, PrefixError> {
-        let mut permit = memory.take(ChargePurpose::AuthorizationBody, 0)?;
+        let mut permit = memory.charge_request(ChargePurpose::AuthorizationBody, 0)?;
         let mut prefix = Self::default();
         while prefix.bytes <= most && !body.is_end_stream() {
             let Some(frame) = idle.apply(body.frame()).await? else {

@@ -108,7 +108,7 @@ pub(super) async fn check(
     session: &Session,
     namespace: &str,
     global: &GlobalLimit,
-    question: ShouldRateLimitRequest,
+    request: ShouldRateLimitRequest,
     hops: Hops,
 ) -> Result<ShouldRateLimitResponse, LimitError> {
     let (service, port) = match &global.target {
@@ -123,7 +123,7 @@ pub(super) async fn check(
         service,
         port,
         path: SHOULD_RATE_LIMIT_PATH,
-        message: question.encode(),
+        message: request.encode(),
         timeout: global.timeout,
         caller: CallIdentity::Namespace(namespace),
         hops,

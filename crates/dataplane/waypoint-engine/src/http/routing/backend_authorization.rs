@@ -2,7 +2,7 @@
 
 use http::Request;
 
-use super::routed::SelectedRoute;
+use super::route_selection::SelectedRoute;
 use crate::{
     http::{
         admit::admission::{Admission, RequestAttributes},

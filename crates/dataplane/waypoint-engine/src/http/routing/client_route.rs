@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ambit_l7::route::RouteRequest;
 use http::{HeaderMap, HeaderName, Request, uri::PathAndQuery};
 
-use super::routed::SelectedRoute;
+use super::route_selection::SelectedRoute;
 use crate::{
     attachments::Attachments,
     hops::Hops,

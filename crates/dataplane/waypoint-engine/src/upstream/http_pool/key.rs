@@ -7,7 +7,7 @@ use ambit_model::Identity;
 use crate::{
     applied_services::AppliedServices,
     message::Version,
-    origination::TlsKey,
+    tls_origination::TlsKey,
     upstream::{next_hop::Upstream, proxy_protocol::ProxyProtocolHeader},
 };
 
@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HttpKey {
     /// Address of the TCP connection, or of the tunnel's next hop.
-    peer: SocketAddr,
+    peer_address: SocketAddr,
     /// Authority of the CONNECT and accepted identities of the next hop; `None` in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     pub(super) version: Version,
@@ -26,7 +26,7 @@ pub(crate) struct HttpKey {
     /// Identity under which the connection was opened; `None` for the waypoint's own.
     identity: Option<Identity>,
     /// Services whose attachments this waypoint has applied, named in the CONNECT of the connection.
-    applied: AppliedServices,
+    applied_services: AppliedServices,
     /// PROXY protocol header at the start of the connection.
     preamble: Option<ProxyProtocolHeader>,
 }
@@ -36,25 +36,28 @@ impl HttpKey {
         let (peer, tunnel) = match upstream {
             Upstream::Plain(peer, _) => (*peer, None),
             Upstream::Tunnel(route) => {
-                let tunnel = (route.authority.clone(), route.expected.to_vec());
+                let tunnel = (route.authority.clone(), route.expected_identities.to_vec());
                 (route.addr, Some(tunnel))
             }
         };
         Self {
-            peer,
+            peer_address: peer,
             tunnel,
             version,
             tls: None,
             caller: None,
             identity: None,
-            applied: AppliedServices::default(),
+            applied_services: AppliedServices::default(),
             preamble: None,
         }
     }
 
     /// Sets the services whose attachments this waypoint has applied, named in the CONNECT of the connection.
-    pub(crate) fn with_applied(self, applied: AppliedServices) -> Self {
-        Self { applied, ..self }
+    pub(crate) fn with_applied_services(self, applied: AppliedServices) -> Self {
+        Self {
+            applied_services: applied,
+            ..self
+        }
     }
 
     /// Restricts the pooled connection to one caller, if it is HTTP/2.

@@ -41,7 +41,7 @@ pub(super) fn close_connections<A: Actions>(
     let count = |result, number: usize| {
         let number = u64::try_from(number).unwrap_or(u64::MAX);
         let outcome = PreCaptureOutcome { result };
-        let counter = metrics.earlier_connections.get_or_create(&outcome);
+        let counter = metrics.pre_capture_connections.get_or_create(&outcome);
         counter.inc_by(number);
     };
     count("closed", closed.len());

@@ -90,7 +90,7 @@ fn perform_job<A: Actions>(actions: &A, job: ProbeJob) {
                 tracing::warn!(error = %ErrorChain(&error), "probes may fail");
             }
         }
-        ProbeJob::RemoveRules(done) => drop(done.send(actions.remove_host())),
+        ProbeJob::RemoveRules(done) => drop(done.send(actions.remove_host_rules())),
     }
 }
 
@@ -98,13 +98,16 @@ fn perform_job<A: Actions>(actions: &A, job: ProbeJob) {
 struct ExemptionCounter {
     metrics: Metrics,
     /// Kernel counter as read last; `None` before the first reading.
-    last: Mutex<Option<u64>>,
+    last_reading: Mutex<Option<u64>>,
 }
 
 impl ExemptionCounter {
     fn new(metrics: Metrics) -> Self {
         let last = Mutex::new(None);
-        Self { metrics, last }
+        Self {
+            metrics,
+            last_reading: last,
+        }
     }
 
     /// Adds to the metric the connections that were exempted since the last call.
@@ -114,7 +117,10 @@ impl ExemptionCounter {
         }) else {
             return;
         };
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self
+            .last_reading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let last = last.replace(now);
         // What an agent before this one exempted is none of this one's count.
         let more = last.map_or(0, |last| now.checked_sub(last).unwrap_or(now));

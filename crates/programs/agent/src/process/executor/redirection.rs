@@ -26,7 +26,7 @@ enum ApplyOutcome {
     /// The redirection had drifted, as the text describes, and was repaired.
     Repaired(String),
     /// No redirection was in place and the pod was captured late: its pre-capture connections are being closed.
-    Closing,
+    ClosingPreCapture,
 }
 
 impl<A: Actions> RedirectionExecutor<A> {
@@ -48,7 +48,7 @@ impl<A: Actions> RedirectionExecutor<A> {
                 RedirectionStep::Release { netns } => {
                     let work = move || actions.release_rules(&netns);
                     let released = spawn_blocking(report.name, work).await;
-                    report.send(flatten(released));
+                    report.send(flatten_errors(released));
                 }
             }
         });
@@ -74,15 +74,15 @@ async fn apply_rules<A: Actions>(
         let uid = of.clone();
         events.send(Event::Warned { uid, warnings }).ok();
         Ok(match before {
-            PriorRedirection::All => ApplyOutcome::InPlace,
-            PriorRedirection::Nothing if close_pre_capture => {
+            PriorRedirection::Complete => ApplyOutcome::InPlace,
+            PriorRedirection::Absent if close_pre_capture => {
                 match pre_capture::close_connections(&*by, &metrics, &of, &at, &spec.probe_ports) {
-                    true => ApplyOutcome::Closing,
+                    true => ApplyOutcome::ClosingPreCapture,
                     false => ApplyOutcome::InPlace,
                 }
             }
-            PriorRedirection::Nothing => ApplyOutcome::Repaired("all of it was missing".to_owned()),
-            PriorRedirection::InPart(what) => ApplyOutcome::Repaired(what),
+            PriorRedirection::Absent => ApplyOutcome::Repaired("all of it was missing".to_owned()),
+            PriorRedirection::Drifted(what) => ApplyOutcome::Repaired(what),
         })
     };
     let applied = spawn_blocking(report.name, work).await;
@@ -91,7 +91,7 @@ async fn apply_rules<A: Actions>(
             let what = what.clone();
             report.events.send(Event::Repaired { uid, what }).ok();
         }
-        Ok(Ok(ApplyOutcome::Closing)) => {
+        Ok(Ok(ApplyOutcome::ClosingPreCapture)) => {
             pre_capture::recheck_connections(
                 actions,
                 report.metrics.clone(),
@@ -102,11 +102,11 @@ async fn apply_rules<A: Actions>(
         }
         Ok(Ok(ApplyOutcome::InPlace) | Err(_)) | Err(_) => {}
     }
-    report.send(flatten(applied));
+    report.send(flatten_errors(applied));
 }
 
 /// Merges the error of a blocking task and the error of the task's work into one text.
-fn flatten<T, E: std::error::Error>(
+fn flatten_errors<T, E: std::error::Error>(
     outcome: Result<Result<T, ActionError>, E>,
 ) -> Result<(), String> {
     match outcome {
